@@ -1,0 +1,60 @@
+# Two commands do everything: `make demo` and `make test`. Each target makes .venv and installs what it
+# needs; stamps inside .venv make the second run instant.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow lint format bench docs clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+$(VENV)/.made:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rollgym needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+install: $(VENV)/.installed ## Make .venv with rollgym in it
+	@echo "rollgym is installed: try $(BIN)/rollgym envs"
+
+demo: $(VENV)/.installed ## Evaluate random and expert on Sokoban and FrozenLake and compare them
+	@$(BIN)/python examples/demo.py
+
+lint: $(VENV)/.dev ## ruff, mypy --strict and the import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint ## Lint, then the test suite (slow tests in their small form)
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(VENV)/.dev ## The slow tests, in full
+	$(BIN)/python -m pytest -m slow
+
+format: $(VENV)/.dev ## Rewrite the code as ruff wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed ## Env steps per second of our pool against gymnasium's vector envs
+	$(BIN)/python benchmarks/env_steps.py
+
+docs: $(VENV)/.docs ## Build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+clean: ## Remove .venv, caches and built files (not runs/)
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

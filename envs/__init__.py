@@ -1,0 +1,85 @@
+"""The environments that come with rollgym, one package each.
+
+Importing this registers nothing and loads none of them; ``import rollgym`` calls `register_all`.
+"""
+
+from rollgym.registry import register
+
+_HERE = "rollgym.envs"
+
+
+def register_all() -> None:
+    """Register every environment of this package, each as strings only."""
+    for preset, size in (("", "6x6, 1 box"), ("8x8", "8x8, 2 boxes"), ("10x10", "10x10, 4 boxes")):
+        register(
+            f"rollgym/Sokoban{preset}-v0",
+            f"{_HERE}.sokoban.env:SokobanEnv",
+            summary=f"Push every box onto a target ({size})",
+            expert=f"{_HERE}.sokoban.expert:SokobanExpert",
+            kwargs={"preset": preset or "6x6"},
+        )
+    register(
+        "rollgym/FrozenLake-v0",
+        f"{_HERE}.frozen_lake.env:FrozenLakeEnv",
+        summary="Walk over a frozen lake to the goal without falling into a hole",
+        max_turns=20,
+        expert=f"{_HERE}.frozen_lake.expert:FrozenLakeExpert",
+    )
+    register(
+        "rollgym/Bandit-v0",
+        f"{_HERE}.bandit.env:BanditEnv",
+        summary="Find the best of several slot machines by pulling them",
+        expert=f"{_HERE}.bandit.expert:BanditExpert",
+        expert_is="baseline",
+    )
+    register(
+        "rollgym/Countdown-v0",
+        f"{_HERE}.countdown.env:CountdownEnv",
+        summary="Reach a target number from given numbers with + - * /",
+        expert=f"{_HERE}.countdown.expert:CountdownExpert",
+    )
+    register(
+        "rollgym/GuessTheNumber-v0",
+        f"{_HERE}.guess_the_number.env:GuessTheNumberEnv",
+        summary="Find a hidden number from higher/lower answers",
+        expert=f"{_HERE}.guess_the_number.expert:GuessTheNumberExpert",
+    )
+    register(
+        "rollgym/Wordle-v0",
+        f"{_HERE}.wordle.env:WordleEnv",
+        summary="Find a hidden five-letter word from marked guesses",
+        expert=f"{_HERE}.wordle.expert:WordleExpert",
+        expert_is="baseline",
+    )
+    register(
+        "rollgym/Mastermind-v0",
+        f"{_HERE}.mastermind.env:MastermindEnv",
+        summary="Break a code of digits from black and white pegs",
+        expert=f"{_HERE}.mastermind.expert:MastermindExpert",
+    )
+    register(
+        "rollgym/Minesweeper-v0",
+        f"{_HERE}.minesweeper.env:MinesweeperEnv",
+        summary="Uncover every cell that hides no mine",
+        expert=f"{_HERE}.minesweeper.expert:MinesweeperExpert",
+        expert_is="baseline",
+    )
+    register(
+        "rollgym/TowerOfHanoi-v0",
+        f"{_HERE}.tower_of_hanoi.env:TowerOfHanoiEnv",
+        summary="Move a tower of disks to another peg, never a larger disk on a smaller",
+        expert=f"{_HERE}.tower_of_hanoi.expert:TowerOfHanoiExpert",
+    )
+    register(
+        "rollgym/Sudoku-v0",
+        f"{_HERE}.sudoku.env:SudokuEnv",
+        summary="Fill a Sudoku grid with exactly one solution",
+        expert=f"{_HERE}.sudoku.expert:SudokuExpert",
+    )
+    register(
+        "rollgym/TwentyFortyEight-v0",
+        f"{_HERE}.twenty_forty_eight.env:TwentyFortyEightEnv",
+        summary="Slide and merge tiles until one reaches the goal",
+        expert=f"{_HERE}.twenty_forty_eight.expert:TwentyFortyEightExpert",
+        expert_is="baseline",
+    )

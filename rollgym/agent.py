@@ -1,0 +1,211 @@
+"""Who plays: the agent protocol and the names of agents.
+
+An `Agent` lives as long as a run and makes one `Player` for each episode, so that many episodes go on
+at once without sharing state. A custom agent can be as small as a function::
+
+    def always_up(observation: str, info: dict) -> str:
+        return "Up"
+
+and be named ``my_module:always_up`` wherever an agent is asked for, or register under a short name with
+`register_agent` (in a module given by ``--agent-module``, or a package with the entry-point group
+``rollgym.agents``).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import warnings
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, Protocol, runtime_checkable
+
+from rollgym.errors import AgentError, RollgymError, UnknownName, UsageError, one_line
+from rollgym.registry import load_object
+from rollgym.types import EpisodeSpec, Usage
+
+AGENT_GROUP = "rollgym.agents"
+BUILT_IN = "rollgym.agents"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What an agent does in one turn, with whatever is known of how it came about."""
+
+    action: str
+    response: str | None = None
+    """The whole reply, where the action was taken out of a longer one."""
+    prompt_ids: tuple[int, ...] = ()
+    action_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    policy_version: int | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Briefing:
+    """What a player knows before the first observation."""
+
+    spec: EpisodeSpec
+    instructions: str
+
+
+class Player(Protocol):
+    """One agent in one episode."""
+
+    async def act(self, observation: str, info: Mapping[str, Any]) -> Move | str:
+        """The next move."""
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Makes a player for each episode."""
+
+    def player(self, briefing: Briefing) -> Player:
+        """A player for one episode; it must not share state with another."""
+
+    async def close(self) -> None:
+        """Give back what the agent holds (connections, models)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSetup:
+    """What an agent's factory is told: the environment it will play."""
+
+    env_id: str
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class FunctionAgent:
+    """An agent made from a function of (observation, info), plain or async."""
+
+    def __init__(self, function: Callable[..., str | Move | Awaitable[str | Move]]) -> None:
+        self._function = function
+
+    def player(self, briefing: Briefing) -> FunctionAgent:
+        """Functions keep no state, so one player serves all."""
+        return self
+
+    async def act(self, observation: str, info: Mapping[str, Any]) -> Move | str:
+        """Call the function."""
+        result = self._function(observation, info)
+        return await result if inspect.isawaitable(result) else result
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+
+class SoloAgent:
+    """Base for agents that decide alone: each episode is played by a fresh copy.
+
+    Override `choose`, and `start` to forget the last episode.
+    """
+
+    def __init__(self, setup: AgentSetup) -> None:
+        self.setup = setup
+
+    def player(self, briefing: Briefing) -> SoloAgent:
+        """A copy of this agent, started on the episode."""
+        player = copy.copy(self)
+        player.start(briefing)
+        return player
+
+    def start(self, briefing: Briefing) -> None:
+        """Called once per episode, before the first observation."""
+
+    def choose(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The next action."""
+        raise NotImplementedError(f"{type(self).__name__} must define choose(observation, info)")
+
+    async def act(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The next action, as the protocol asks for it."""
+        return self.choose(observation, info)
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCard:
+    """What is known of an agent without importing it."""
+
+    name: str
+    factory: str
+    summary: str = ""
+
+
+_cards: dict[str, AgentCard] = {}
+_loaded = False
+
+
+def register_agent(name: str, factory: str, *, summary: str = "") -> None:
+    """Give an agent a short name. ``factory`` is ``module:callable`` taking an `AgentSetup` and options."""
+    _cards[name] = AgentCard(name=name, factory=factory, summary=summary)
+
+
+def load_agents() -> None:
+    """Let this package and installed ones register their agents, once. A broken one is a warning."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    importlib.import_module(BUILT_IN).register_all()
+    for plugin in entry_points(group=AGENT_GROUP):
+        try:
+            plugin.load()()
+        except Exception as error:
+            warnings.warn(
+                f"the plugin {plugin.name!r} ({plugin.value}) could not register its agents: "
+                f"{one_line(error)}",
+                stacklevel=2,
+            )
+
+
+def agent_cards() -> list[AgentCard]:
+    """All registered agents, in order of their names."""
+    load_agents()
+    return [_cards[name] for name in sorted(_cards)]
+
+
+def make_agent(name: str, setup: AgentSetup, **options: Any) -> Agent:
+    """Make an agent from its name, ``module:function`` or ``module:Class``."""
+    load_agents()
+    if name in _cards:
+        path = _cards[name].factory
+    elif ":" in name:
+        path = name
+    else:
+        raise UnknownName("agent", name, _cards, f"Agents: {', '.join(sorted(_cards))}.")
+    return build_agent(load_object(path, "agent"), name, setup, options)
+
+
+def build_agent(
+    factory: Any, name: str, setup: AgentSetup, options: Mapping[str, Any] | None = None
+) -> Agent:
+    """An agent from a factory, or straight from a function of (observation, info)."""
+    options = dict(options or {})
+    parameters = inspect.signature(factory).parameters
+    if not inspect.isclass(factory) and list(parameters)[:2] == ["observation", "info"]:
+        return FunctionAgent(factory)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = [key for key in options if key not in parameters]
+    if unknown and not takes_any:
+        known = list(parameters)[1:]
+        raise UnknownName(f"option of agent {name!r}", unknown[0], known)
+    try:
+        agent = factory(setup, **options)
+    except RollgymError:
+        raise
+    except TypeError as error:
+        raise UsageError(f"Agent {name!r} cannot be made: {one_line(error)}") from error
+    except Exception as error:
+        raise AgentError(f"Agent {name!r} cannot be made: {one_line(error)}") from error
+    if not isinstance(agent, Agent):
+        raise UsageError(
+            f"{name!r} makes a {type(agent).__name__}, which is no agent: it needs player(briefing) "
+            "and async close()."
+        )
+    return agent

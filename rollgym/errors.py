@@ -1,0 +1,96 @@
+"""Every error a user can meet, in one tree.
+
+    RollgymError                the base: its message is one clear sentence for a person
+    ├── UsageError              the call was wrong; exit code 2
+    │   ├── UnknownName         no such environment, agent or split (suggests the nearest)
+    │   └── MissingExtra        an optional package is not installed (says the pip command)
+    └── RunError                the call was right, the work failed; exit code 1
+        ├── EnvError            an environment raised or broke its contract
+        ├── WorkerLost          the process that hosted an environment died or was killed
+        ├── AgentError          the agent (or the engine behind it) could not act
+        └── ResultsError        a results file is broken or of a newer schema
+
+Environment and agent authors raise plain Python errors; `boundary` names them once, where they cross
+into rollgym.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+
+class RollgymError(Exception):
+    """Base of all rollgym errors; ``str(error)`` is a sentence meant for a person."""
+
+    exit_code = 1
+
+
+class UsageError(RollgymError):
+    """The request itself was wrong: a bad flag, value, name or file."""
+
+    exit_code = 2
+
+
+class UnknownName(UsageError):
+    """A name nobody registered, with the nearest ones that exist."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        near = nearest(name, known)
+        ask = f" Did you mean {' or '.join(near)}?" if near else ""
+        super().__init__(f"There is no {kind} called {name!r}.{ask}{' ' + hint if hint else ''}")
+        self.suggestions = near
+
+
+class MissingExtra(UsageError):
+    """An optional dependency is needed but not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional part of rollgym: pip install 'rollgym[{extra}]'")
+
+
+class RunError(RollgymError):
+    """The request was fine, but the work failed."""
+
+
+class EnvError(RunError):
+    """An environment raised, or returned something that breaks its contract."""
+
+
+class WorkerLost(RunError):
+    """The worker process that hosted an environment died or had to be killed."""
+
+
+class AgentError(RunError):
+    """The agent, or the engine or endpoint behind it, could not produce an action."""
+
+
+class ResultsError(RunError):
+    """A results file cannot be read: broken, incomplete or written by a newer rollgym."""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known names closest to a misspelt one, best first, blind to case."""
+    by_key = {k.lower(): k for k in known}
+    short = {k.rsplit("/", 1)[-1]: full for k, full in by_key.items()}
+    found = difflib.get_close_matches(name.lower(), [*by_key, *short], n=count * 2, cutoff=0.6)
+    names = [by_key.get(k) or short[k] for k in found]
+    return list(dict.fromkeys(names))[:count]
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as ``Type: message`` on one line, for messages and logs."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def boundary(kind: type[RollgymError], where: str) -> Iterator[None]:
+    """Name whatever goes wrong inside as ``kind``, saying where it happened."""
+    try:
+        yield
+    except RollgymError:
+        raise
+    except Exception as error:
+        raise kind(f"{where}: {one_line(error)}") from error

@@ -1,0 +1,227 @@
+"""Names for environments, on Gymnasium's own registry.
+
+After ``import rollgym`` both ``rollgym.make`` and ``gymnasium.make`` know every environment registered here.
+Names that work everywhere an environment is asked for:
+
+- an id, ``rollgym/Sokoban-v0`` or any of Gymnasium's (``Taxi-v3``);
+- ``module:Class``, a class that nobody registered;
+- ids of other packages: installed ones are found by the entry-point group ``rollgym.envs``, others by
+  importing a module that registers them (``--env-module`` on the command line).
+
+Registering is a string, so that a long list of environments costs nothing until one is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import registry as gym_registry
+
+from rollgym.errors import EnvError, MissingExtra, RollgymError, UnknownName, UsageError, one_line
+from rollgym.text import TextFace
+
+ENV_GROUP = "rollgym.envs"
+BUILT_IN = "rollgym.envs"
+"""The module of our own environments: found by name, since the core imports none of the rooms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvCard:
+    """What is known of an environment without importing it."""
+
+    env_id: str
+    summary: str = ""
+    expert: str | None = None
+    """``module:factory`` of an agent that plays it well."""
+    expert_is: str = "expert"
+    """``expert`` (solves every task) or ``baseline`` (sound, but no promise)."""
+    needs: tuple[str, ...] = ()
+    """Extras of rollgym that must be installed."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+_cards: dict[str, EnvCard] = {}
+_plugins_loaded = False
+
+
+def register(
+    env_id: str,
+    entry_point: str | Callable[..., gym.Env[Any, Any]],
+    *,
+    summary: str = "",
+    max_turns: int | None = None,
+    expert: str | None = None,
+    expert_is: str = "expert",
+    needs: Iterable[str] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    reward_threshold: float | None = None,
+) -> None:
+    """Give an environment an id, here and in Gymnasium's registry.
+
+    Args:
+        env_id: ``namespace/Name-vN``; raise N whenever results stop being comparable.
+        entry_point: ``module:Class`` (imported only when made) or a callable.
+        summary: One line for tables.
+        max_turns: After how many steps Gymnasium's TimeLimit truncates an episode.
+        expert: ``module:factory`` of an agent for ``--agent expert``.
+        expert_is: ``"expert"`` if it solves every task, ``"baseline"`` if it is merely sound.
+        needs: Extras of rollgym the environment cannot run without.
+        kwargs: Arguments for the constructor.
+        reward_threshold: Gymnasium's field of that name.
+    """
+    if expert_is not in ("expert", "baseline"):
+        raise ValueError(f"expert_is must be 'expert' or 'baseline', not {expert_is!r}")
+    arguments = dict(kwargs or {})
+    known = gym_registry.get(env_id)
+    same = known is not None and (known.entry_point, known.kwargs) == (entry_point, arguments)
+    if not same:
+        gym.register(
+            env_id,
+            entry_point,
+            max_episode_steps=max_turns,
+            kwargs=arguments,
+            reward_threshold=reward_threshold,
+        )
+    _cards[env_id] = EnvCard(
+        env_id=env_id,
+        summary=summary,
+        expert=expert,
+        expert_is=expert_is,
+        needs=tuple(needs),
+        kwargs=arguments,
+    )
+
+
+def register_built_in() -> None:
+    """Register the environments of this package; ``import rollgym`` calls it."""
+    importlib.import_module(BUILT_IN).register_all()
+
+
+def load_plugins() -> None:
+    """Let installed packages register their environments, once. A broken one is a warning."""
+    global _plugins_loaded
+    if _plugins_loaded:
+        return
+    _plugins_loaded = True
+    for plugin in entry_points(group=ENV_GROUP):
+        try:
+            plugin.load()()
+        except Exception as error:
+            warnings.warn(
+                f"the plugin {plugin.name!r} ({plugin.value}) could not register its environments: "
+                f"{one_line(error)}",
+                stacklevel=2,
+            )
+
+
+def import_module(name: str, flag: str = "--env-module") -> None:
+    """Import a module that registers environments or agents; a clear error where it cannot be."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise UsageError(
+                f"{flag} {name}: there is no module of that name on the Python path "
+                "(the current folder is on it)."
+            ) from error
+        raise UsageError(f"{flag} {name}: it imports {error.name!r}, which is missing.") from error
+    except Exception as error:
+        raise UsageError(f"{flag} {name}: importing it failed with {one_line(error)}.") from error
+
+
+def load_object(path: str, what: str) -> Any:
+    """What ``module:name`` points at."""
+    module, _, name = path.partition(":")
+    import_module(module, what)
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [n for n in vars(found) if not n.startswith("_")]
+            raise UnknownName(f"object in {module}", part, names)
+        found = getattr(found, part)
+    return found
+
+
+def find_spec(name: str) -> EnvSpec:
+    """Gymnasium's spec for a name, in any of the forms that name an environment."""
+    load_plugins()
+    if name in gym_registry:
+        return gym_registry[name]
+    module, colon, rest = name.partition(":")
+    if colon and "/" not in module and rest not in gym_registry:
+        import_module(module, "environment")
+        if rest not in gym_registry:
+            load_object(name, "environment")
+            # An id of its own; Gymnasium's ids have no room for dots and colons in a namespace.
+            return EnvSpec(id=f"{rest.replace('.', '-')}-v0", entry_point=name)
+    try:
+        return gym.spec(rest if colon and rest in gym_registry else name)
+    except gym.error.Error as error:
+        if isinstance(error, gym.error.DeprecatedEnv):
+            raise UsageError(" ".join(str(error).split())) from error
+        raise UnknownName("environment", name, gym_registry, "`rollgym envs` lists what there is.") from error
+
+
+def card(name: str) -> EnvCard:
+    """What is known of an environment, for any name that `make` takes."""
+    load_plugins()
+    if name in _cards:
+        return _cards[name]
+    return _cards.get(find_spec(name).id) or EnvCard(env_id=name)
+
+
+def cards() -> list[EnvCard]:
+    """All environments registered through rollgym, in order of their ids."""
+    load_plugins()
+    return [_cards[env_id] for env_id in sorted(_cards)]
+
+
+def make(name: str, **kwargs: Any) -> gym.Env[str, str]:
+    """Make an environment that speaks text; one that does not is adapted (see `rollgym.adapt`).
+
+    ``kwargs`` go to its constructor; ``max_episode_steps`` replaces the registered turn limit.
+    """
+    spec = find_spec(name)
+    for extra in card(name).needs:
+        _require_extra(name, extra)
+    try:
+        env = gym.make(spec, **kwargs)
+    except RollgymError:
+        raise
+    except gym.error.DependencyNotInstalled as error:
+        raise UsageError(f"{name} cannot be made: {one_line(error)}") from error
+    except TypeError as error:
+        if "unexpected keyword" in str(error):
+            raise UsageError(f"{name}: {' '.join(str(error).split())}.") from error
+        raise EnvError(f"{name} cannot be made: {one_line(error)}") from error
+    except Exception as error:
+        raise EnvError(f"{name} cannot be made: {one_line(error)}") from error
+    if _speaks_text(env):
+        return env
+    from rollgym.adapt import adapt
+
+    return adapt(env)
+
+
+def _speaks_text(env: gym.Env[Any, Any]) -> bool:
+    layer: Any = env
+    while isinstance(layer, gym.Wrapper) and not isinstance(layer, TextFace):
+        layer = layer.env
+    return isinstance(layer, TextFace)
+
+
+_EXTRA_MODULES = {"train": "torch", "browser": "playwright", "docker": "docker"}
+
+
+def _require_extra(name: str, extra: str) -> None:
+    module = _EXTRA_MODULES.get(extra, extra)
+    if importlib.util.find_spec(module) is None:
+        raise MissingExtra(name, extra)

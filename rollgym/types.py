@@ -1,0 +1,251 @@
+"""The values that flow through rollgym: frozen, validated on construction, JSON-able.
+
+A value that exists is a valid value; nothing downstream checks it again. An episode is one line of JSON
+(`rollgym.records` writes and reads it).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+SCHEMA_VERSION = 1
+"""Version of the episode line. A reader refuses a newer one."""
+
+
+class Outcome(StrEnum):
+    """How an episode ended."""
+
+    TERMINATED = "terminated"
+    TRUNCATED = "truncated"
+    TURN_LIMIT = "turn_limit"
+    TOKEN_LIMIT = "token_limit"
+    TIME_LIMIT = "time_limit"
+    ENV_ERROR = "env_error"
+    WORKER_LOST = "worker_lost"
+    ENGINE_ERROR = "engine_error"
+    CANCELLED = "cancelled"
+
+    @property
+    def failed(self) -> bool:
+        """True where infrastructure, not the policy, ended the episode: it has no score."""
+        return self in _FAILED
+
+    @property
+    def trainable(self) -> bool:
+        """True where the episode may enter a training batch (a policy can still refuse it)."""
+        return self in _TRAINABLE
+
+    @property
+    def cut_short(self) -> bool:
+        """True where the task could have gone on: a limit, not the task, ended the episode."""
+        return self in _LIMITS
+
+
+_FAILED = frozenset({"env_error", "worker_lost", "engine_error", "cancelled"})
+_TRAINABLE = frozenset({"terminated", "truncated", "turn_limit", "token_limit"})
+_LIMITS = frozenset({"truncated", "turn_limit", "token_limit", "time_limit"})
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What may end an episode from outside the environment. ``None`` means no such limit."""
+
+    turns: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "tokens", "seconds"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"limits.{name} must be positive, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSpec:
+    """Everything that decides how an episode starts: who plays what, from which seeds."""
+
+    episode_id: str
+    env_id: str
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    env_version: str = ""
+    task: int | None = None
+    """Index into the split; ``None`` where the environment has no task set."""
+    split: str = "train"
+    env_seed: int = 0
+    """Seed of the environment's own randomness: equal for the members of a group."""
+    sampling_seed: int = 0
+    """Seed of the agent's randomness: different for each member."""
+    group_id: str = ""
+    member: int = 0
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        _require(bool(self.episode_id), "episode_id must not be empty")
+        _require(bool(self.env_id), "env_id must not be empty")
+        _require(self.task is None or self.task >= 0, f"task must be >= 0, not {self.task}")
+        _require(self.env_seed >= 0, f"env_seed must be >= 0, not {self.env_seed}")
+        _require(self.sampling_seed >= 0, f"sampling_seed must be >= 0, not {self.sampling_seed}")
+        _require(self.member >= 0, f"member must be >= 0, not {self.member}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Where a turn's time went."""
+
+    queue: float = 0.0
+    generate: float = 0.0
+    step: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.queue + self.generate + self.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a turn cost at a language-model endpoint."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    """In the currency of the prices that were given; 0 where none were."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One exchange: what the agent saw, what it did, what came of it.
+
+    ``prompt_ids`` are the token ids this turn *added* to the conversation before the agent spoke;
+    ``action_ids`` are the ids it sampled, with one behaviour log-prob each. Both are empty for agents
+    that are not token models.
+    """
+
+    observation: str
+    action: str
+    """What the environment was given."""
+    response: str | None = None
+    """The agent's whole reply, where it differs from the action taken out of it."""
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    """What the environment said about the step."""
+    prompt_ids: tuple[int, ...] = ()
+    action_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    policy_version: int | None = None
+    finish_reason: str | None = None
+    seconds: Seconds = field(default_factory=Seconds)
+    usage: Usage | None = None
+
+    def __post_init__(self) -> None:
+        _require(math.isfinite(self.reward), f"a reward must be finite, not {self.reward}")
+        _require(
+            not self.logprobs or len(self.logprobs) == len(self.action_ids),
+            f"{len(self.action_ids)} action_ids but {len(self.logprobs)} logprobs",
+        )
+        _require(all(math.isfinite(x) for x in self.logprobs), "a log-prob must be finite")
+
+    @property
+    def ends(self) -> bool:
+        """True where the environment ended the episode with this turn, by either flag."""
+        return self.terminated or self.truncated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What went wrong, as data: the error's type, its message, its traceback as text."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One finished episode, however it finished."""
+
+    spec: EpisodeSpec
+    outcome: Outcome
+    turns: tuple[Turn, ...] = ()
+    instructions: str = ""
+    """What the agent was told once, before the first observation."""
+    reset_info: dict[str, Any] = field(default_factory=dict)
+    final_observation: str = ""
+    success: bool | None = None
+    """As the environment defines it; ``None`` where it defines none, or the episode failed."""
+    error: Failure | None = None
+    attempts: int = 1
+    started: float = 0.0
+    """Unix time."""
+    seconds: float = 0.0
+    """Wall time from start to end."""
+
+    def __post_init__(self) -> None:
+        _require(self.attempts >= 1, f"attempts must be >= 1, not {self.attempts}")
+        for number, turn in enumerate(self.turns[:-1]):
+            _require(not turn.ends, f"turn {number} ended the episode but is not the last turn")
+        flags = self.turns[-1] if self.turns else None
+        if self.outcome is Outcome.TERMINATED:
+            _require(
+                flags is not None and flags.terminated,
+                "outcome 'terminated' needs a last turn with terminated=true",
+            )
+        if self.outcome is Outcome.TRUNCATED:
+            _require(
+                flags is not None and flags.truncated and not flags.terminated,
+                "outcome 'truncated' needs a last turn with truncated=true, terminated=false",
+            )
+        if self.outcome.failed:
+            _require(self.success is None, f"a failed episode ({self.outcome}) has no success")
+        _require(
+            self.error is None or self.outcome.failed,
+            f"an episode with an error cannot have the outcome '{self.outcome}'",
+        )
+
+    @property
+    def total_reward(self) -> float:
+        """The undiscounted return: the sum of the turns' rewards."""
+        return math.fsum(turn.reward for turn in self.turns)
+
+    @property
+    def length(self) -> int:
+        """How many turns were played."""
+        return len(self.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The episodes of one task that are compared with one another, by id and never by position."""
+
+    group_id: str
+    size: int
+    episodes: tuple[Episode, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(self.size >= 1, f"a group has at least one member, not {self.size}")
+        members = [episode.spec.member for episode in self.episodes]
+        _require(len(set(members)) == len(members), f"group {self.group_id} holds a member twice")
+        starts = set()
+        for episode in self.episodes:
+            spec = episode.spec
+            _require(
+                spec.group_id == self.group_id,
+                f"episode {spec.episode_id} is of group {spec.group_id!r}, not {self.group_id!r}",
+            )
+            starts.add((spec.env_id, spec.split, spec.task, spec.env_seed))
+        _require(len(starts) <= 1, f"members of group {self.group_id} start from different states")
+
+    @property
+    def complete(self) -> bool:
+        """True once every member is there."""
+        return len(self.episodes) >= self.size

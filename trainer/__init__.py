@@ -1,0 +1,1 @@
+"""The trainer: credit, losses, batches, learners and the training loop."""
