@@ -1,12 +1,334 @@
-"""Any gymnasium.Env as a text environment."""
+"""Any ``gymnasium.Env``, unchanged, as a text environment.
+
+``rollgym.make`` does this by itself for environments that do not speak text; ``docs/adapt.md`` says what
+each space looks like as text.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import gymnasium as gym
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.wrappers import TimeLimit
+
+from rollgym.errors import UsageError
+from rollgym.records import clean_text, jsonable
+from rollgym.spaces_text import (
+    MAX_NUMBERS,
+    AnySpace,
+    BadAction,
+    Names,
+    action_text,
+    describe,
+    folded,
+    observation_text,
+    parse_action,
+)
+from rollgym.tasks import TaskSet
+from rollgym.text import MAX_ACTION_CHARS, MAX_OBSERVATION_CHARS, TextSpace, text_face
+
+Success: TypeAlias = Callable[[float, bool, dict[str, Any]], bool]
+"""Judges an episode so far: (sum of rewards, whether it terminated, the environment's own info)."""
+
+MAX_LISTED_ACTIONS = 64
+"""``info["actions"]`` lists the actions where there are no more than this."""
+
+_MAX_ABOUT_CHARS = 600
+_MAX_EXAMPLE_CHARS = 300
+_OURS = ("success", "valid", "actions")
+
+_KNOWN: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "CliffWalkingEnv": (
+        ("up", "right", "down", "left"),
+        "It is where you are: row * 12 + column, both counted from 0 at the top left. You start at 36; the "
+        "goal is 47. The cliff, 37 to 46, costs 100 and puts you back at the start; other moves cost 1.",
+    ),
+    "FrozenLakeEnv": (
+        ("left", "down", "right", "up"),
+        "It is where you are: row * (number of columns) + column, both counted from 0 at the top left. "
+        "The goal is the greatest number.",
+    ),
+    "TaxiEnv": (
+        ("south", "north", "east", "west", "pickup", "dropoff"),
+        "It is ((row * 5 + column) * 5 + passenger) * 4 + destination, all counted from 0. Row and column "
+        "are the taxi's; passenger and destination are 0 red (row 0, column 0), 1 green (row 0, column 4), "
+        "2 yellow (row 4, column 0), 3 blue (row 4, column 3); passenger 4 is in the taxi.",
+    ),
+    "BlackjackEnv": (
+        ("stick", "hit"),
+        "Item 1 is the sum of your cards, item 2 the card the dealer shows (1 is an ace), item 3 is 1 if "
+        "you hold an ace that counts 11.",
+    ),
+    "CartPoleEnv": (
+        ("left", "right"),
+        "It is the cart's position and speed, then the pole's angle (radians) and angular speed.",
+    ),
+    "MountainCarEnv": (("left", "wait", "right"), "It is the car's position and its speed."),
+}
+"""Gymnasium's own environments, by class: names of their actions, what an observation means."""
 
 
-def adapt(env: gym.Env[Any, Any]) -> gym.Env[str, str]:
-    """Wrap an environment so that it speaks text."""
-    raise NotImplementedError
+def adapt(
+    env: gym.Env[Any, Any],
+    *,
+    names: Names | None = None,
+    instructions: str | None = None,
+    success: Success | None = None,
+) -> gym.Env[str, str]:
+    """Make an environment speak text; one that does already is returned as it is.
+
+    Args:
+        env: Any Gymnasium environment, with any wrappers.
+        names: Names for the numbers of a Discrete action space, such as ``{0: "left", 1: "right"}``.
+        instructions: What to tell an agent once, in the place of the generated text.
+        success: Decides ``info["success"]`` after every step from the sum of rewards so far, whether
+            the episode terminated, and the environment's own info.
+    """
+    if not isinstance(env, gym.Env):
+        raise UsageError(f"adapt() takes a gymnasium.Env, not a {type(env).__name__}.")
+    if not _speaks_text(env):
+        return TextAdapter(env, names=names, instructions=instructions, success=success)
+    if (names, instructions, success) != (None, None, None):
+        raise UsageError(
+            f"{type(env.unwrapped).__name__} speaks text already: adapt() cannot change its names, "
+            "instructions or success."
+        )
+    return env
+
+
+def _speaks_text(env: gym.Env[Any, Any]) -> bool:
+    try:
+        text_face(env)
+    except UsageError:
+        return False
+    return True
+
+
+class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorArgs):
+    """An environment that speaks text, around one that does not; see `adapt`.
+
+    Observation: the inner observation as text. Actions: text that stands for an action of the inner space.
+    A text that does not is answered with the reason and the last observation: the inner environment is not
+    stepped, the reward is 0, ``info["valid"]`` is False, and a turn is used up.
+    Reward and ends: the inner environment's. Besides, the episode is truncated once valid and invalid turns
+    together reach the inner time limit. Success: `success_means` says it.
+    """
+
+    tasks: TaskSet | None = None
+    reward_range: tuple[float, float] = (-float("inf"), float("inf"))
+    palette: Mapping[str, str] = {}
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        *,
+        names: Names | None = None,
+        instructions: str | None = None,
+        success: Success | None = None,
+    ) -> None:
+        gym.utils.RecordConstructorArgs.__init__(
+            self, names=names, instructions=instructions, success=success
+        )
+        gym.Wrapper.__init__(self, env)
+        self.observation_space = TextSpace(MAX_OBSERVATION_CHARS)
+        self.action_space = TextSpace(MAX_ACTION_CHARS)
+        self._inner_actions: AnySpace = env.action_space
+        self._names = _known_names(env) if names is None else _checked_names(names, env.action_space)
+        self._limit = _turn_limit(env)
+        self._success = success
+        self._threshold = env.spec.reward_threshold if env.spec is not None else None
+        self.success_means = _success_means(success, self._threshold)
+        self.instructions = instructions if instructions is not None else self._explain()
+        self._running = self._closed = False
+        self._turns, self._total, self._observation = 0, 0.0, ""
+        self._inner_info: dict[str, Any] = {}
+
+    def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """A random action by ``rng`` alone; of a Discrete space one that ``info["action_mask"]`` allows."""
+        actions = self._listed(info.get("action_mask"))
+        if actions:
+            return actions[int(rng.integers(len(actions)))]
+        return _random_text(self._inner_actions, rng)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Start an episode of the inner environment."""
+        self._running = False
+        observation, self._inner_info = self.env.reset(seed=seed, options=options)
+        self._observe(observation)
+        self._turns, self._total, self._running = 0, 0.0, True
+        return self._observation, self._info(valid=True, success=False)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play one action, or say why the text is none."""
+        if not self._running:
+            raise ResetNeeded("This episode is over (or never began): call reset() before step().")
+        text = clean_text((action if isinstance(action, str) else str(action))[:MAX_ACTION_CHARS])
+        reward, terminated, truncated, problem = 0.0, False, False, ""
+        try:
+            inner = parse_action(self._inner_actions, text, self._names)
+        except BadAction as error:
+            problem = f"Invalid action, nothing happened: {error}\n"
+        else:
+            observation, inner_reward, terminated, truncated, self._inner_info = self.env.step(inner)
+            self._observe(observation)
+            reward = float(inner_reward)
+        self._turns += 1
+        self._total += reward
+        terminated, truncated = bool(terminated), bool(truncated) or self._turns == self._limit
+        self._running = not (terminated or truncated)
+        info = self._info(valid=not problem, success=self._judge(terminated))
+        shown = (problem + self._observation)[:MAX_OBSERVATION_CHARS]
+        return shown, reward, terminated, truncated, info
+
+    def close(self) -> None:
+        """Close the inner environment, once."""
+        if not self._closed:
+            self._closed = True
+            self.env.close()
+
+    def _observe(self, observation: Any) -> None:
+        text = clean_text(observation_text(self.env.observation_space, observation))
+        self._observation = text[:MAX_OBSERVATION_CHARS]
+
+    def _info(self, *, valid: bool, success: bool) -> dict[str, Any]:
+        inner = jsonable(self._inner_info, lenient=True)
+        info = {f"inner_{key}" if key in _OURS else key: value for key, value in inner.items()}
+        if isinstance(info.get("episode"), dict):
+            # RecordEpisodeStatistics: the time an episode took is not the same twice.
+            info["episode"].pop("t", None)
+        if actions := self._listed(info.get("action_mask")):
+            info["actions"] = actions
+        defined = self._success is not None or self._threshold is not None
+        return {"success": success if defined else None, "valid": valid, **info}
+
+    def _judge(self, terminated: bool) -> bool:
+        if self._success is not None:
+            return bool(self._success(self._total, terminated, self._inner_info))
+        return self._threshold is not None and not self._running and self._total >= self._threshold
+
+    def _listed(self, mask: Any) -> list[str]:
+        """The actions of a small Discrete space, without those that a mask rules out."""
+        space = self._inner_actions
+        if not isinstance(space, gym.spaces.Discrete):
+            return []
+        allowed = range(int(space.start), int(space.start + space.n))
+        if isinstance(mask, list) and len(mask) == space.n and any(mask):
+            allowed = [number for number, fine in zip(allowed, mask, strict=True) if fine]
+        elif space.n > MAX_LISTED_ACTIONS:
+            return []
+        return [self._names.get(number, str(number)) for number in allowed]
+
+    def _explain(self) -> str:
+        limit = f"An episode has at most {self._limit} turns. " if self._limit else ""
+        parts = (
+            _about(self.env),
+            _observation_help(self.env),
+            _action_help(self._inner_actions, self._names),
+            f"{limit}An answer that cannot be understood changes nothing but uses up a turn.",
+        )
+        return "\n".join(part for part in parts if part)
+
+
+def _random_text(space: AnySpace, rng: np.random.Generator) -> str:
+    sampler = copy.deepcopy(space)
+    sampler.seed(int(rng.integers(2**31)))
+    value = sampler.sample()
+    rounded = action_text(space, value, brief=True)
+    try:
+        parse_action(space, rounded)
+    except BadAction:
+        # Rounding took it out of the space, or it is too large to be written briefly.
+        return action_text(space, value)
+    return rounded
+
+
+def _known(env: gym.Env[Any, Any]) -> tuple[tuple[str, ...], str]:
+    kind = type(env.unwrapped)
+    ours = kind.__module__.startswith("gymnasium.envs.")
+    return _KNOWN.get(kind.__name__, ((), "")) if ours else ((), "")
+
+
+def _known_names(env: gym.Env[Any, Any]) -> Names:
+    names, _ = _known(env)
+    same = env.action_space == env.unwrapped.action_space
+    return dict(enumerate(names)) if same else {}
+
+
+def _checked_names(names: Names, space: AnySpace) -> Names:
+    if not isinstance(space, gym.spaces.Discrete):
+        raise UsageError(f"names are for Discrete actions, but the actions here are {describe(space)}.")
+    # A spec that went through JSON has text for keys.
+    checked = {int(number): " ".join(str(name).split()) for number, name in names.items()}
+    if len({folded(name) for name in checked.values()}) < len(checked):
+        raise UsageError("names must differ from one another, whatever the case of their letters.")
+    for number, name in checked.items():
+        if not space.contains(number):
+            raise UsageError(f"names has {number}, but an action is {describe(space)}.")
+        if not name or name[0] in "0123456789+-.":
+            raise UsageError(f"The name {name!r} could be taken for a number or for nothing at all.")
+    return checked
+
+
+def _turn_limit(env: gym.Env[Any, Any]) -> int | None:
+    if env.spec is not None:
+        return env.spec.max_episode_steps
+    layer: Any = env
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, TimeLimit):
+            return layer._max_episode_steps
+        layer = layer.env
+    return None
+
+
+def _success_means(success: Success | None, threshold: float | None) -> str:
+    if success is not None:
+        return inspect.getdoc(success) or "the success function given to adapt() says so"
+    if threshold is not None:
+        return f"the rewards of the whole episode add up to at least {threshold:g}, its reward threshold"
+    return "not defined: the environment has no reward threshold, and adapt() was given no success"
+
+
+def _about(env: gym.Env[Any, Any]) -> str:
+    """The environment's id, and the first paragraph of its documentation unless that is long."""
+    kind = type(env.unwrapped)
+    name = env.spec.id if env.spec is not None else kind.__name__
+    paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    prose = next((text for text in paragraphs if text and not text.startswith("#")), "")
+    about = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(prose.split()))
+    return f"{name}: {about}" if 0 < len(about) <= _MAX_ABOUT_CHARS else f"This is {name}."
+
+
+def _observation_help(env: gym.Env[Any, Any]) -> str:
+    space = env.observation_space
+    if isinstance(space, gym.spaces.Dict):
+        lines = [f"{key}: <{describe(sub)}>" for key, sub in space.spaces.items()]
+    elif isinstance(space, gym.spaces.Tuple):
+        lines = [f"item {i}: <{describe(sub)}>" for i, sub in enumerate(space.spaces, 1)]
+    else:
+        lines = [f"Each observation is {describe(space)}."]
+    if len(lines) > 1 or isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
+        lines.insert(0, "Each observation has these lines:")
+    if space == env.unwrapped.observation_space and _known(env)[1]:
+        lines.append(_known(env)[1])
+    return "\n".join(lines)
+
+
+def _action_help(space: AnySpace, names: Names) -> str:
+    example = _random_text(space, np.random.default_rng(0))
+    if isinstance(space, gym.spaces.Discrete) and names:
+        numbered = ", ".join(f"{number} {name}" for number, name in sorted(names.items()))
+        example = names.get(int(example), example)
+        help_text = f"Answer with one action, by its name or as {describe(space)}: {numbered}."
+    else:
+        many = isinstance(space, gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary)
+        how = " (separated by spaces)" if many and " " in example else ""
+        help_text = f"Answer with {describe(space)}{how}."
+    return f"{help_text} Example: {example}" if len(example) <= _MAX_EXAMPLE_CHARS else help_text

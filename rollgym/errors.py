@@ -19,12 +19,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollgym.types import Failure
 
 
 class RollgymError(Exception):
     """Base of all rollgym errors; ``str(error)`` is a sentence meant for a person."""
 
     exit_code = 1
+    failure: Failure | None = None
+    """Where the error came from another process: what it said there, traceback included."""
 
 
 class UsageError(RollgymError):

@@ -65,6 +65,10 @@ class TaskSet:
             yield from map(int, derive_rng("order", split, seed, epoch).permutation(size))
             epoch += 1
 
+    def fingerprint(self, split: str) -> str:
+        """A hash that differs whenever the split may hold different tasks."""
+        return stable_digest("task set", self.name, split, self.size(split)).hex()[:16]
+
     def home(self, key: str) -> str:
         """The split that content with this key belongs to (a tenth for each split but the first)."""
         first, *others = self.splits

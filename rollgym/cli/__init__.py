@@ -1,1 +1,78 @@
-"""Placeholder."""
+"""The ``rollgym`` command. Each subcommand is a file; heavy imports wait until one runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from rollgym.cli import check, compare, envs, evaluate, new, play
+from rollgym.errors import RollgymError, one_line
+
+EPILOG = "Start with: rollgym envs, then rollgym play rollgym/Sokoban-v0."
+
+app = typer.Typer(
+    name="rollgym",
+    help="Play, check and evaluate multi-turn text environments, and train agents on them.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich would double the time until it shows
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("envs", epilog=envs.EPILOG)(envs.envs)
+app.command("agents", epilog=envs.AGENTS_EPILOG)(envs.agents)
+app.command("play", epilog=play.EPILOG)(play.play)
+app.command("eval", epilog=evaluate.EPILOG)(evaluate.evaluate)
+app.command("compare", epilog=compare.EPILOG)(compare.compare)
+app.command("check", epilog=check.EPILOG)(check.check)
+app.command("new", epilog=new.EPILOG)(new.new)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from rollgym import __version__
+
+        typer.echo(f"rollgym {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks (goes with every command).")
+    ] = False,
+) -> None:
+    """Hold the options that go with every command."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line: a user's mistake is one sentence and exit code 2, a failure exit code 1."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    # Modules in the current folder can be named in --env-module and module:Class, as with `python -m`.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        app([word for word in words if word != "--debug"])
+    except RollgymError as error:
+        _leave(error, str(error), error.exit_code, debug)
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone; that is no error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        _leave(error, f"Unexpected error: {one_line(error)} (--debug shows where)", 1, debug)
+
+
+def _leave(error: Exception, sentence: str, code: int, debug: bool) -> Any:
+    if debug:
+        raise error
+    typer.echo(f"rollgym: {sentence}", err=True)
+    sys.exit(code)

@@ -1,0 +1,83 @@
+"""Options that several commands share, and how values are read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollgym.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EnvName = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV", help="An id (rollgym/Sokoban-v0, Taxi-v3) or module:Class.", show_default=False
+    ),
+]
+EnvModules = Annotated[
+    list[str] | None,
+    typer.Option("--env-module", metavar="MODULE", help="Import a module that registers environments."),
+]
+EnvArgs = Annotated[
+    list[str] | None,
+    typer.Option("--env-arg", metavar="KEY=VALUE", help="An argument for the environment (repeatable)."),
+]
+AgentModules = Annotated[
+    list[str] | None,
+    typer.Option("--agent-module", metavar="MODULE", help="Import a module that registers agents."),
+]
+AgentArgs = Annotated[
+    list[str] | None,
+    typer.Option("--agent-arg", metavar="KEY=VALUE", help="An option for the agent (repeatable)."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def parse_pairs(pairs: Iterable[str] | None, flag: str) -> dict[str, Any]:
+    """``key=value`` words as a dict; a value is read as JSON where it is JSON, else as text."""
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, text = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"{flag} {pair!r} is not of the form key=value.")
+        try:
+            found[key] = json.loads(text)
+        except ValueError:
+            found[key] = text
+    return found
+
+
+def import_modules(modules: Iterable[str] | None, flag: str = "--env-module") -> tuple[str, ...]:
+    """Import what the user named, and give it back for the worker processes."""
+    from rollgym.registry import import_module
+
+    names = tuple(modules or ())
+    for name in names:
+        import_module(name, flag)
+    return names
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console; plain text where the output is not a terminal."""
+    from rich.console import Console
+
+    if not (sys.stderr if stderr else sys.stdout).isatty():
+        # A table cut to a guessed width helps nobody who reads it from a file.
+        return Console(stderr=stderr, width=140, soft_wrap=False)
+    return Console(stderr=stderr)
+
+
+def interval(low_high: list[float] | tuple[float, float] | None, digits: int = 3) -> str:
+    """An interval for a table."""
+    return "" if low_high is None else f"[{low_high[0]:.{digits}f}, {low_high[1]:.{digits}f}]"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number for a table; a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}f}"

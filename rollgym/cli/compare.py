@@ -1,0 +1,60 @@
+"""``rollgym compare``: two evaluations on the same tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rollgym.cli.common import AsJson, console, number
+
+EPILOG = "Example: rollgym compare runs/random runs/expert"
+
+Folder = Annotated[Path, typer.Argument(help="A results folder of `rollgym eval`.", show_default=False)]
+
+
+def compare(a: Folder, b: Folder, as_json: AsJson = False) -> None:
+    """Compare two evaluations task by task.
+
+    Shows the difference with its 95 % interval and p-value.
+    Only tasks that both played from the same seed count, so luck of the draw cancels out.
+    """
+    from rollgym.comparison import compare_runs
+
+    result = compare_runs(a, b)
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        _print(result)
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(
+        "", "A", "B", "A - B", "95 % interval", "p-value", "A better", "B better", "equal", box=None
+    )
+    for name in ("success", "return"):
+        row: dict[str, Any] | None = result[name]
+        if row is None:
+            continue
+        table.add_row(
+            name,
+            number(row["mean_a"]),
+            number(row["mean_b"]),
+            f"[bold]{row['difference']:+.3f}[/]",
+            f"[{row['low']:+.3f}, {row['high']:+.3f}]",
+            f"{row['p_value']:.4f}",
+            str(row["a_better"]),
+            str(row["b_better"]),
+            str(row["equal"]),
+        )
+    screen = console()
+    screen.print(f"A: {result['a']['agent']} ({result['a']['out']})", highlight=False)
+    screen.print(f"B: {result['b']['agent']} ({result['b']['out']})", highlight=False)
+    screen.print(f"{result['env']}, {result['tasks']} tasks in both\n", highlight=False)
+    screen.print(table)
+    for warning in result["warnings"]:
+        screen.print(f"note: {warning}", style="yellow", highlight=False)

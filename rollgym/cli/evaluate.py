@@ -1,0 +1,173 @@
+"""``rollgym eval``: measure an agent on an environment."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollgym.cli.common import (
+    AgentArgs,
+    AgentModules,
+    AsJson,
+    EnvArgs,
+    EnvModules,
+    EnvName,
+    console,
+    import_modules,
+    parse_pairs,
+)
+from rollgym.errors import UsageError
+
+if TYPE_CHECKING:
+    from rollgym.evaluate import Evaluation
+
+EPILOG = "Example: rollgym eval rollgym/Sokoban-v0 --agent expert --episodes 200 --seed 1 --workers 2"
+
+
+def evaluate(
+    env: EnvName,
+    agent: Annotated[
+        str, typer.Option(help="Who plays: a name from `rollgym agents`, or module:name.")
+    ] = "random",
+    episodes: Annotated[int, typer.Option(help="How many episodes.")] = 100,
+    seed: Annotated[int, typer.Option(help="Chooses tasks and all randomness.")] = 0,
+    split: Annotated[str, typer.Option(help="Which tasks.")] = "test",
+    per_task: Annotated[int, typer.Option(help="Episodes per task, for pass@k.")] = 1,
+    workers: Annotated[int, typer.Option(help="Worker processes; 0 plays in this one.")] = 0,
+    concurrency: Annotated[int, typer.Option(help="Episodes in flight; 0 chooses.")] = 0,
+    max_turns: Annotated[int | None, typer.Option(help="End an episode after this many turns.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="End an episode after this many seconds.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results.", show_default="runs/<time>-<env>-<agent>")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish what is missing in --out.")] = False,
+    as_json: AsJson = False,
+    env_arg: EnvArgs = None,
+    env_module: EnvModules = None,
+    agent_arg: AgentArgs = None,
+    agent_module: AgentModules = None,
+) -> None:
+    """Measure an agent on an environment.
+
+    Plays episodes and reports success, return, length and time, with intervals.
+    Every episode is written as it ends. Ctrl-C keeps what is done; --resume plays the rest and nothing twice.
+    The same seed plays the same tasks with the same randomness, whatever the number of workers.
+    """
+    from rollgym.evaluate import Evaluation, Request, open_folder, plan
+    from rollgym.types import Limits
+
+    if resume and out is None:
+        raise UsageError("--resume needs --out DIR, the folder to finish.")
+    import_modules(agent_module, "--agent-module")
+    try:
+        limits = Limits(turns=max_turns, seconds=max_seconds)
+    except ValueError as error:
+        raise UsageError(f"--max-turns and --max-seconds: {error}.") from None
+    request = Request(
+        env_id=env,
+        agent=agent,
+        episodes=episodes,
+        seed=seed,
+        split=split,
+        per_task=per_task,
+        workers=workers,
+        concurrency=1 if agent == "human" else concurrency,
+        env_kwargs=parse_pairs(env_arg, "--env-arg"),
+        agent_options=parse_pairs(agent_arg, "--agent-arg"),
+        modules=import_modules(env_module),
+        limits=limits,
+    )
+    todo = plan(request)
+    _check_agent(request)
+    folder = open_folder(todo, out or _default_folder(env, agent), resume)
+    evaluation = Evaluation(todo, folder)
+    try:
+        _run(evaluation, quiet=agent == "human")
+    finally:
+        summary = _close(evaluation)
+    _report(evaluation, summary, as_json)
+
+
+def _default_folder(env: str, agent: str) -> Path:
+    def word(text: str) -> str:
+        return "".join(c if c.isalnum() else "-" for c in text.removeprefix("rollgym/")).strip("-")
+
+    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{word(env)}-{word(agent)}"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def _check_agent(request: Any) -> None:
+    """Find out that an agent cannot be made before a folder is."""
+    import asyncio
+
+    from rollgym.agent import AgentSetup, make_agent
+
+    setup = AgentSetup(env_id=request.env_id, env_kwargs=request.env_kwargs)
+    asyncio.run(make_agent(request.agent, setup, **request.agent_options).close())
+
+
+def _run(evaluation: Evaluation, quiet: bool) -> None:
+    import asyncio
+
+    from rollgym.cli.progress import EpisodeProgress
+
+    progress = EpisodeProgress(console(stderr=True), evaluation, quiet=quiet)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, evaluation.stop)
+        try:
+            await evaluation.run()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    with progress:
+        asyncio.run(run())
+
+
+def _close(evaluation: Evaluation) -> dict[str, Any]:
+    from rollgym.summary import summarise
+
+    folder = evaluation.folder
+    try:
+        summary = summarise(evaluation.plan.manifest, folder.done) | {
+            "agent_notes": evaluation.agent_notes,
+            "out": str(folder.path),
+        }
+        folder.finish(summary)
+    finally:
+        folder.close()
+    return summary
+
+
+def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> None:
+    from rollgym.cli.tables import print_summary
+    from rollgym.evaluate import first_error
+
+    if as_json:
+        print(json.dumps(summary, ensure_ascii=False))
+    else:
+        print_summary(console(), summary)
+    done, wanted = summary["episodes"], summary["requested"]
+    if done < wanted:
+        typer.echo(
+            f"rollgym: Stopped with {done} of {wanted} episodes, kept in {evaluation.folder.path}; the same "
+            f"command with --out {evaluation.folder.path} --resume plays the rest.",
+            err=True,
+        )
+        raise typer.Exit(130)
+    if summary["failed"]:
+        sentence = first_error(evaluation.folder.done)
+        typer.echo(f"rollgym: {summary['failed']} of {done} episodes failed: {sentence}", err=True)
+        raise typer.Exit(1)

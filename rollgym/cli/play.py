@@ -1,0 +1,180 @@
+"""``rollgym play``: be the agent yourself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollgym.cli.common import EnvArgs, EnvModules, EnvName, console, import_modules, parse_pairs
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    from rich.console import Console, RenderableType
+
+    from rollgym.agent import Player
+
+EPILOG = "Example: rollgym play rollgym/Sokoban-v0 --split test --task 3"
+HELP = "/hint what the expert would do   /rules the instructions   /new another task   /quit leave"
+
+
+def play(
+    env: EnvName,
+    task: Annotated[int | None, typer.Option(help="Which task; a random one by default.")] = None,
+    split: Annotated[str | None, typer.Option(help="Which split the task is of.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the episode.")] = None,
+    env_arg: EnvArgs = None,
+    env_module: EnvModules = None,
+) -> None:
+    """Play an environment in the terminal.
+
+    Type an action, or its first letters where they are clear. /help shows the other commands.
+    """
+    from rollgym.registry import make
+
+    import_modules(env_module)
+    kwargs = parse_pairs(env_arg, "--env-arg")
+    table = Table(console(), make(env, **kwargs), env, kwargs)
+    try:
+        table.play(_options(task, split), seed)
+    except (EOFError, KeyboardInterrupt):
+        table.screen.print("\nBye.", style="dim")
+    finally:
+        table.env.close()
+
+
+def _options(task: int | None, split: str | None) -> dict[str, Any]:
+    given = {"task": task, "split": split}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+class Table:
+    """A person, an environment and a screen."""
+
+    def __init__(
+        self, screen: Console, env: gym.Env[str, str], env_id: str, kwargs: Mapping[str, Any]
+    ) -> None:
+        from rollgym.text import text_face
+
+        self.screen = screen
+        self.env = env
+        self.env_id = env_id
+        self.kwargs = kwargs
+        self.face = text_face(env)
+        self.hints: Player | None = None
+
+    def play(self, options: dict[str, Any], seed: int | None) -> None:
+        """Episodes until the person has had enough."""
+        from rich.panel import Panel
+        from rich.text import Text
+
+        self.screen.print(Panel(Text(self.face.instructions), title=self.env_id, border_style="cyan"))
+        self.screen.print(HELP, style="dim", highlight=False)
+        while self._episode(options, seed):
+            options.pop("task", None)
+            seed = None
+
+    def _episode(self, options: dict[str, Any], seed: int | None) -> bool:
+        """One episode; True where another is wanted."""
+        from rollgym.errors import EnvError, boundary
+
+        with boundary(EnvError, f"{self.env_id} raised in reset()"):
+            observation, info = self.env.reset(seed=seed, options=options or None)
+        self.hints = self._expert(info)
+        total, turn, over = 0.0, 0, False
+        self._show(observation, info)
+        while not over:
+            word = self._ask(observation, info)
+            if word == "/new":
+                return True
+            if word == "/quit":
+                return False
+            with boundary(EnvError, f"{self.env_id} raised in step()"):
+                observation, reward, terminated, truncated, info = self.env.step(word)
+            over, turn, total = terminated or truncated, turn + 1, total + float(reward)
+            self._show(observation, info)
+            self.screen.print(f"turn {turn}   reward {reward:+g}   return {total:+g}", style="dim")
+        self._show_end(info, total, turn)
+        return self._again()
+
+    def _ask(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The next action, after whatever commands come before it."""
+        while True:
+            word = self.screen.input("[bold cyan]>[/] ").strip()
+            if word in ("/quit", "/new", "/q"):
+                return "/quit" if word == "/q" else word
+            if word == "/rules":
+                self.screen.print(self.face.instructions, markup=False, highlight=False)
+            elif word == "/hint":
+                self.screen.print(self._hint(observation, info), style="green", markup=False)
+            elif word.startswith("/"):
+                self.screen.print(HELP, style="dim", highlight=False)
+            elif word:
+                return complete(word, info.get("actions"))
+
+    def _expert(self, info: Mapping[str, Any]) -> Player | None:
+        from rollgym.agent import AgentSetup, Briefing, make_agent
+        from rollgym.errors import RollgymError
+        from rollgym.types import EpisodeSpec
+
+        try:
+            agent = make_agent("expert", AgentSetup(env_id=self.env_id, env_kwargs=self.kwargs))
+            spec = EpisodeSpec(episode_id="play", env_id=self.env_id, env_kwargs=dict(self.kwargs))
+            return agent.player(Briefing(spec=spec, instructions=self.face.instructions))
+        except RollgymError:
+            return None
+
+    def _hint(self, observation: str, info: Mapping[str, Any]) -> str:
+        import asyncio
+
+        if self.hints is None:
+            return "This environment has no expert to ask."
+        try:
+            answer = asyncio.run(_first(self.hints, observation, info))
+        except Exception as error:
+            # Experts follow their own plan; one that lost the thread is no reason to end a game.
+            return f"The expert does not know either ({type(error).__name__})."
+        return answer if isinstance(answer, str) else answer.action
+
+    def _show(self, observation: str, info: Mapping[str, Any]) -> None:
+        from rich.panel import Panel
+
+        style = "white" if info.get("valid", True) else "yellow"
+        self.screen.print(Panel(colour(observation, self.face.palette), expand=False, border_style=style))
+        actions = info.get("actions")
+        if actions:
+            words = ", ".join(actions[:12]) + (f", … ({len(actions)} in all)" if len(actions) > 12 else "")
+            self.screen.print(words, style="dim", markup=False, highlight=False)
+
+    def _show_end(self, info: Mapping[str, Any], total: float, turns: int) -> None:
+        success = info.get("success")
+        word, style = ("The end.", "bold")
+        if success is not None:
+            word, style = ("You did it!", "bold green") if success else ("Not this time.", "bold red")
+        self.screen.print(f"{word} Return {total:g} in {turns} turns.", style=style)
+
+    def _again(self) -> bool:
+        return self.screen.input("Another one? [y/N] ", markup=False).strip().lower() in ("y", "yes", "/new")
+
+
+async def _first(player: Player, observation: str, info: Mapping[str, Any]) -> Any:
+    return await player.act(observation, info)
+
+
+def complete(word: str, actions: Any) -> str:
+    """The one action that begins with what was typed, or what was typed."""
+    if not isinstance(actions, list):
+        return word
+    found = [a for a in actions if str(a).lower().startswith(word.lower())]
+    return str(found[0]) if len(found) == 1 else word
+
+
+def colour(text: str, palette: Mapping[str, str]) -> RenderableType:
+    """Text with each character in the environment's colour for it."""
+    from rich.text import Text
+
+    painted = Text()
+    for character in text:
+        painted.append(character, style=palette.get(character))
+    return painted

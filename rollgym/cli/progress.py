@@ -1,0 +1,86 @@
+"""The live line of a running evaluation."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rollgym.evaluate import Evaluation
+    from rollgym.types import Episode
+
+PLAIN_EVERY = 10.0
+"""Seconds between lines where the output is not a terminal."""
+
+
+class EpisodeProgress:
+    """A bar in a terminal; a line every ten seconds elsewhere; nothing where a person plays."""
+
+    def __init__(self, console: Console, evaluation: Evaluation, *, quiet: bool = False) -> None:
+        self._live = console.is_terminal and not quiet
+        self._plain = not console.is_terminal and not quiet
+        self._console = console
+        self._evaluation = evaluation
+        self._total = len(evaluation.plan.specs)
+        self._wins = self._scored = self._failed = 0
+        self._last = time.monotonic()
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not self._live,
+        )
+        evaluation._on_episode = self.add
+
+    def __enter__(self) -> EpisodeProgress:
+        folder = self._evaluation.folder
+        if folder.repaired:
+            self._console.print(
+                "The last line was cut off in the middle and has been removed.", style="yellow"
+            )
+        if folder.done and not self._plain:
+            self._console.print(f"{len(folder.done)} episodes are already there.", style="dim")
+        for episode in folder.done:
+            self._count(episode)
+        self._bar.start()
+        self._task = self._bar.add_task(
+            self._evaluation.plan.request.env_id,
+            total=self._total,
+            completed=len(folder.done),
+            numbers=self._numbers(),
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def add(self, episode: Episode) -> None:
+        """Count a finished episode and show it."""
+        self._count(episode)
+        self._bar.update(self._task, advance=1, numbers=self._numbers())
+        if self._plain and time.monotonic() - self._last > PLAIN_EVERY:
+            self._last = time.monotonic()
+            self._console.print(f"{len(self._evaluation.folder.done)}/{self._total} {self._numbers()}")
+
+    def _count(self, episode: Episode) -> None:
+        self._failed += episode.outcome.failed
+        if episode.success is not None:
+            self._scored += 1
+            self._wins += episode.success
+
+    def _numbers(self) -> str:
+        words = [f"success {self._wins / self._scored:.1%}"] if self._scored else []
+        if self._failed:
+            words.append(f"[red]failed {self._failed}[/]")
+        return "  ".join(words)

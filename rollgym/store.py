@@ -1,0 +1,152 @@
+"""A run's folder: a manifest, one line per episode, a summary. Whole files are replaced, never half written.
+
+DIR/manifest.json    what was asked for, with everything needed to check or repeat it
+DIR/episodes.jsonl   one episode per line, appended as it ends
+DIR/summary.json     the numbers, written last
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+from rollgym.errors import ResultsError, UsageError
+from rollgym.records import decode_episode, encode_episode, read_episodes
+from rollgym.types import SCHEMA_VERSION, Episode
+
+MANIFEST, EPISODES, SUMMARY = "manifest.json", "episodes.jsonl", "summary.json"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file so that readers see the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, or a `ResultsError` that says what is wrong with it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultsError(f"Cannot read {path}: {error.strerror}.") from None
+    except ValueError as error:
+        raise ResultsError(f"{path} is not valid JSON ({error}).") from None
+    if not isinstance(value, dict):
+        raise ResultsError(f"{path} holds no JSON object.")
+    return value
+
+
+class RunFolder:
+    """An open run folder: one process at a time writes to it."""
+
+    def __init__(self, path: Path, lock: IO[bytes]) -> None:
+        self.path = path
+        self.done: list[Episode] = []
+        self.repaired = False
+        """True where the last line was cut off by a crash and has been removed."""
+        self._file = lock
+
+    @classmethod
+    def create(cls, path: Path, manifest: dict[str, Any]) -> RunFolder:
+        """A new folder, or an empty one; anything already in it is left alone and refused."""
+        if (path / EPISODES).exists() or (path / MANIFEST).exists():
+            raise UsageError(f"{path} already holds results: give --resume to finish them, or another --out.")
+        folder = cls._open(path)
+        write_json(path / MANIFEST, manifest)
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path, manifest: dict[str, Any], identity: tuple[str, ...]) -> RunFolder:
+        """An existing folder whose manifest agrees in the fields that make episodes comparable."""
+        if not (path / MANIFEST).exists():
+            raise UsageError(f"There is nothing to resume in {path}: it has no {MANIFEST}.")
+        before = read_json(path / MANIFEST)
+        if before.get("schema", 0) > SCHEMA_VERSION:
+            raise ResultsError(
+                f"{path / MANIFEST} was written with schema {before['schema']}, but this rollgym reads up to "
+                f"{SCHEMA_VERSION}: upgrade rollgym to read it."
+            )
+        for field in identity:
+            if before.get(field) != manifest.get(field):
+                raise UsageError(
+                    f"{path} was made with {field} = {_short(before.get(field))}, but now it is "
+                    f"{_short(manifest.get(field))}: resume with the same settings, or use another --out."
+                )
+        folder = cls._open(path)
+        folder._load()
+        write_json(path / MANIFEST, manifest)
+        return folder
+
+    @classmethod
+    def _open(cls, path: Path) -> RunFolder:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            file = open(path / EPISODES, "a+b")  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(f"Cannot write results to {path}: {error.strerror}.") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise UsageError(f"Another process is writing to {path} right now.") from None
+        return cls(path, file)
+
+    def append(self, episode: Episode) -> None:
+        """Add a finished episode; it is on its way to the disk when this returns."""
+        self._file.write(encode_episode(episode) + b"\n")
+        self._file.flush()
+        self.done.append(episode)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write the summary."""
+        write_json(self.path / SUMMARY, summary)
+
+    def close(self) -> None:
+        """Flush to the disk and let the folder go."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def _load(self) -> None:
+        path = self.path / EPISODES
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            try:
+                decode_episode(data[whole:])
+            except ResultsError:
+                # The process died in the middle of this line: the episode was never finished being written.
+                self._file.truncate(whole)
+                self.repaired = True
+            else:
+                self._file.write(b"\n")
+                self._file.flush()
+        self.done = read_episodes(path)
+        ids = [episode.spec.episode_id for episode in self.done]
+        if len(set(ids)) != len(ids):
+            raise ResultsError(f"{path} holds an episode twice: it cannot be resumed.")
+
+
+def load_run(path: Path) -> tuple[dict[str, Any], list[Episode]]:
+    """The manifest and the episodes of a finished or unfinished run."""
+    if not path.is_dir():
+        raise UsageError(f"There is no results folder {path}.")
+    if not (path / MANIFEST).exists():
+        raise UsageError(f"{path} is no results folder: it has no {MANIFEST}.")
+    return read_json(path / MANIFEST), read_episodes(path / EPISODES)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."

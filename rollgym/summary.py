@@ -1,0 +1,114 @@
+"""What an evaluation found, from its episodes alone: rates and means with intervals, outcomes by kind."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from rollgym.seeding import stable_digest
+from rollgym.stats import bootstrap_mean, pass_at_k, percentiles, wilson
+from rollgym.types import Episode, Outcome
+
+
+def summarise(manifest: dict[str, Any], episodes: Sequence[Episode]) -> dict[str, Any]:
+    """One JSON-able object. Failed episodes are counted and named, but have no score."""
+    episodes = sorted(episodes, key=lambda episode: episode.spec.episode_id)
+    scored = [episode for episode in episodes if not episode.outcome.failed]
+    groups: dict[str, list[Episode]] = defaultdict(list)
+    for episode in scored:
+        groups[episode.spec.group_id].append(episode)
+    clusters = list(groups.values())
+    outcomes = Counter(episode.outcome for episode in episodes)
+    return {
+        "env": manifest["env"]["id"],
+        "env_version": manifest["env"]["version"],
+        "env_kwargs": manifest["env"]["kwargs"],
+        "agent": manifest["agent"]["name"],
+        "agent_options": manifest["agent"]["options"],
+        "split": manifest["split"],
+        "seed": manifest["seed"],
+        "episodes": len(episodes),
+        "requested": manifest["episodes"],
+        "complete": len(episodes) == manifest["episodes"],
+        "scored": len(scored),
+        "failed": len(episodes) - len(scored),
+        "per_task": manifest["per_task"],
+        **_success(clusters),
+        **_returns(clusters),
+        "pass_at_k": _pass_at_k(clusters),
+        "outcomes": {kind.value: outcomes[kind] for kind in Outcome if outcomes[kind]},
+        "length": percentiles([float(episode.length) for episode in scored]),
+        "valid_actions": _valid_share(scored),
+        "seconds": percentiles([episode.seconds for episode in scored]),
+        "usage": _usage(episodes),
+        "errors": _errors(episodes),
+        "success_means": manifest["success_means"],
+        "task_set": manifest["task_set"],
+        "content_hash": content_hash(episodes),
+        "versions": manifest["versions"],
+    }
+
+
+def _success(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
+    values = [[float(e.success) for e in cluster if e.success is not None] for cluster in clusters]
+    values = [cluster for cluster in values if cluster]
+    count = sum(map(len, values))
+    if not count:
+        return {"success_rate": None, "success_ci": None, "success_ci_method": None}
+    wins = int(sum(map(sum, values)))
+    # Episodes of one task are alike, so Wilson's interval over all of them would be too narrow.
+    alone = all(len(cluster) == 1 for cluster in values)
+    interval = wilson(wins, count) if alone else bootstrap_mean(values)
+    method = "wilson" if alone else "bootstrap over tasks"
+    return {"success_rate": wins / count, "success_ci": list(interval), "success_ci_method": method}
+
+
+def _returns(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
+    if not clusters:
+        return {"mean_return": None, "return_ci": None}
+    values = [[episode.total_reward for episode in cluster] for cluster in clusters]
+    mean = sum(map(sum, values)) / sum(map(len, values))
+    return {"mean_return": mean, "return_ci": list(bootstrap_mean(values))}
+
+
+def _pass_at_k(clusters: Sequence[Sequence[Episode]]) -> dict[str, float]:
+    tries = [(len(c), sum(bool(e.success) for e in c)) for c in clusters if c[0].success is not None]
+    if not tries:
+        return {}
+    most = min(n for n, _ in tries)
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k < most] + [most]
+    return {str(k): sum(pass_at_k(n, wins, k) for n, wins in tries) / len(tries) for k in ks}
+
+
+def _valid_share(episodes: Sequence[Episode]) -> float | None:
+    flags = [bool(turn.info.get("valid", True)) for episode in episodes for turn in episode.turns]
+    return sum(flags) / len(flags) if flags else None
+
+
+def _usage(episodes: Sequence[Episode]) -> dict[str, float]:
+    used = [turn.usage for episode in episodes for turn in episode.turns if turn.usage is not None]
+    if not used:
+        return {}
+    return {
+        "prompt_tokens": sum(usage.prompt_tokens for usage in used),
+        "completion_tokens": sum(usage.completion_tokens for usage in used),
+        "cost": sum(usage.cost for usage in used),
+    }
+
+
+def _errors(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+    counts = Counter((e.outcome.value, e.error.message) for e in episodes if e.error is not None)
+    return [
+        {"outcome": outcome, "message": message, "count": count}
+        for (outcome, message), count in counts.most_common(5)
+    ]
+
+
+def content_hash(episodes: Sequence[Episode]) -> str:
+    """A hash over what the tasks really were: each episode's seed and first observation."""
+    parts: list[object] = []
+    for episode in sorted(episodes, key=lambda e: e.spec.episode_id):
+        first = episode.turns[0].observation if episode.turns else episode.final_observation
+        parts += [episode.spec.episode_id, episode.spec.env_seed, first]
+    return stable_digest(*parts).hex()[:16]
