@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -20,7 +20,6 @@ from gymnasium.wrappers import TimeLimit
 from rollgym.errors import UsageError
 from rollgym.records import clean_text, jsonable
 from rollgym.spaces_text import (
-    MAX_NUMBERS,
     AnySpace,
     BadAction,
     Names,
@@ -51,8 +50,7 @@ _KNOWN: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "FrozenLakeEnv": (
         ("left", "down", "right", "up"),
-        "It is where you are: row * (number of columns) + column, both counted from 0 at the top left. "
-        "The goal is the greatest number.",
+        "It is where you are: row * (number of columns) + column, both counted from 0 at the top left.",
     ),
     "TaxiEnv": (
         ("south", "north", "east", "west", "pickup", "dropoff"),
@@ -138,6 +136,7 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
         gym.Wrapper.__init__(self, env)
         self.observation_space = TextSpace(MAX_OBSERVATION_CHARS)
         self.action_space = TextSpace(MAX_ACTION_CHARS)
+        self._inner_observations: AnySpace = env.observation_space
         self._inner_actions: AnySpace = env.action_space
         self._names = _known_names(env) if names is None else _checked_names(names, env.action_space)
         self._limit = _turn_limit(env)
@@ -195,7 +194,7 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
             self.env.close()
 
     def _observe(self, observation: Any) -> None:
-        text = clean_text(observation_text(self.env.observation_space, observation))
+        text = clean_text(observation_text(self._inner_observations, observation))
         self._observation = text[:MAX_OBSERVATION_CHARS]
 
     def _info(self, *, valid: bool, success: bool) -> dict[str, Any]:
@@ -219,7 +218,7 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
         space = self._inner_actions
         if not isinstance(space, gym.spaces.Discrete):
             return []
-        allowed = range(int(space.start), int(space.start + space.n))
+        allowed: Sequence[int] = range(int(space.start), int(space.start + space.n))
         if isinstance(mask, list) and len(mask) == space.n and any(mask):
             allowed = [number for number, fine in zip(allowed, mask, strict=True) if fine]
         elif space.n > MAX_LISTED_ACTIONS:
@@ -290,7 +289,8 @@ def _turn_limit(env: gym.Env[Any, Any]) -> int | None:
 
 def _success_means(success: Success | None, threshold: float | None) -> str:
     if success is not None:
-        return inspect.getdoc(success) or "the success function given to adapt() says so"
+        written = success.__doc__ if inspect.isfunction(success) or inspect.ismethod(success) else None
+        return (written or "the success function given to adapt() says so").strip().split("\n")[0]
     if threshold is not None:
         return f"the rewards of the whole episode add up to at least {threshold:g}, its reward threshold"
     return "not defined: the environment has no reward threshold, and adapt() was given no success"
@@ -308,17 +308,14 @@ def _about(env: gym.Env[Any, Any]) -> str:
 
 def _observation_help(env: gym.Env[Any, Any]) -> str:
     space = env.observation_space
+    note = _known(env)[1] if space == env.unwrapped.observation_space else ""
     if isinstance(space, gym.spaces.Dict):
         lines = [f"{key}: <{describe(sub)}>" for key, sub in space.spaces.items()]
     elif isinstance(space, gym.spaces.Tuple):
         lines = [f"item {i}: <{describe(sub)}>" for i, sub in enumerate(space.spaces, 1)]
     else:
-        lines = [f"Each observation is {describe(space)}."]
-    if len(lines) > 1 or isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
-        lines.insert(0, "Each observation has these lines:")
-    if space == env.unwrapped.observation_space and _known(env)[1]:
-        lines.append(_known(env)[1])
-    return "\n".join(lines)
+        return f"Each observation is {describe(space)}. {note}".strip()
+    return "\n".join(["Each observation has these lines:", *lines, note]).strip()
 
 
 def _action_help(space: AnySpace, names: Names) -> str:

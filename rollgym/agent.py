@@ -187,8 +187,16 @@ def build_agent(
 ) -> Agent:
     """An agent from a factory, or straight from a function of (observation, info)."""
     options = dict(options or {})
+    if not callable(factory):
+        raise UsageError(
+            f"{name!r} is a {type(factory).__name__}, which is no agent: name a function or a class."
+        )
     parameters = inspect.signature(factory).parameters
-    if not inspect.isclass(factory) and list(parameters)[:2] == ["observation", "info"]:
+    if not inspect.isclass(factory) and _plays_itself(parameters):
+        if options:
+            raise UsageError(
+                f"Agent {name!r} is a plain function and takes no options ({next(iter(options))!r})."
+            )
         return FunctionAgent(factory)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [key for key in options if key not in parameters]
@@ -209,3 +217,11 @@ def build_agent(
             "and async close()."
         )
     return agent
+
+
+def _plays_itself(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """True for a function of an observation and an info, whatever it calls them; a factory takes a setup."""
+    needed = [
+        p.name for p in parameters.values() if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD
+    ]
+    return len(needed) == 2 and needed[0] != "setup"

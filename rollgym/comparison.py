@@ -11,6 +11,7 @@ from typing import Any
 from rollgym.errors import UsageError
 from rollgym.stats import paired
 from rollgym.store import load_run
+from rollgym.summary import first_observation
 from rollgym.types import Episode
 
 Key = tuple[str, int | None, int]
@@ -98,4 +99,4 @@ def _warnings(
 
 
 def _first_texts(groups: dict[Key, list[Episode]], shared: Sequence[Key]) -> list[str]:
-    return [groups[key][0].turns[0].observation if groups[key][0].turns else "" for key in shared]
+    return [first_observation(groups[key][0]) for key in shared]

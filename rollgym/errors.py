@@ -17,7 +17,7 @@ into rollgym.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,13 @@ class UsageError(RollgymError):
 class UnknownName(UsageError):
     """A name nobody registered, with the nearest ones that exist."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    suggestions: Sequence[str] = ()
+
+    def __init__(self, kind: str, name: str | None = None, known: Iterable[str] = (), hint: str = "") -> None:
+        # A lone argument is the finished message: so pickle and Gymnasium's vector environments remake it.
+        if name is None:
+            super().__init__(kind)
+            return
         near = nearest(name, known)
         ask = f" Did you mean {' or '.join(near)}?" if near else ""
         super().__init__(f"There is no {kind} called {name!r}.{ask}{' ' + hint if hint else ''}")
@@ -52,8 +58,13 @@ class UnknownName(UsageError):
 class MissingExtra(UsageError):
     """An optional dependency is needed but not installed."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an optional part of rollgym: pip install 'rollgym[{extra}]'")
+    def __init__(self, what: str, extra: str | None = None) -> None:
+        # A lone argument is the finished message, as above.
+        super().__init__(
+            what
+            if extra is None
+            else f"{what} needs an optional part of rollgym: pip install 'rollgym[{extra}]'"
+        )
 
 
 class RunError(RollgymError):

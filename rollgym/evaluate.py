@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rollgym.registry import find_spec, import_module, make
 from rollgym.scheduler.episode import play_episode
 from rollgym.seeding import derive_seed
 from rollgym.store import RunFolder
+from rollgym.summary import summarise
 from rollgym.tasks import TaskSet
 from rollgym.text import text_face
 from rollgym.types import SCHEMA_VERSION, Episode, EpisodeSpec, Limits, Outcome
@@ -34,6 +35,9 @@ IDENTITY = ("env", "agent", "split", "seed", "per_task", "limits", "task_set")
 GIVE_UP_AFTER = 10
 """When this many episodes have ended and every one of them failed, the rest would too."""
 ATTEMPTS = 3
+"""How often an episode is started anew when its worker dies."""
+TURN_LIMIT = 2_000
+"""For environments that register no limit of their own, so that an evaluation always ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +98,11 @@ def plan(request: Request) -> Plan:
     finally:
         env.close()
     split = request.split if tasks is not None else ""
-    version = find_spec(request.env_id).version
-    specs = tuple(_specs(request, tasks, split, "" if version is None else f"v{version}"))
+    registered = find_spec(request.env_id)
+    if request.limits.turns is None and registered.max_episode_steps is None:
+        request = replace(request, limits=replace(request.limits, turns=TURN_LIMIT))
+    version = "" if registered.version is None else f"v{registered.version}"
+    specs = tuple(_specs(request, tasks, split, version))
     manifest = {
         "schema": SCHEMA_VERSION,
         "kind": "eval",
@@ -199,6 +206,16 @@ class Evaluation:
                 if callable(say):
                     self.agent_notes[name] = jsonable(say(), f"agent.{name}()", lenient=True)
 
+    def close(self) -> dict[str, Any]:
+        """Sum up what is there, write the summary and let the folder go."""
+        try:
+            summary = summarise(self.plan.manifest, self.folder.done)
+            summary |= {"agent_notes": self.agent_notes, "out": str(self.folder.path)}
+            self.folder.finish(summary)
+        finally:
+            self.folder.close()
+        return summary
+
     def stop(self) -> None:
         """Ask for an early end: no new episodes, those under way are given up."""
         self.stopped = True
@@ -209,34 +226,63 @@ class Evaluation:
         request = self.plan.request
         # A little more than one episode per worker keeps each busy while an answer is on its way.
         lanes = request.concurrency or max(1, 2 * request.workers)
-        queue = iter(self.missing)
-        self._tasks = [asyncio.create_task(self._lane(queue, pool, agent)) for _ in range(lanes)]
-        results = await asyncio.gather(*self._tasks, return_exceptions=True)
-        for result in results:
+        lost = await self._in_lanes(self.missing, lanes, pool, agent, attempts=1)
+        # Second chances are played alone: whatever killed a worker takes nobody else with it.
+        for attempt in range(2, ATTEMPTS + 1):
+            lost = await self._in_lanes(lost, 1, pool, agent, attempts=attempt)
+
+    async def _in_lanes(
+        self, specs: list[EpisodeSpec], lanes: int, pool: EnvPool, agent: Agent, attempts: int
+    ) -> list[EpisodeSpec]:
+        """Play the episodes and return those that lost their worker and have a chance left."""
+        lost: list[EpisodeSpec] = []
+        queue = iter(specs)
+
+        async def lane() -> None:
+            for spec in queue:
+                if self.stopped or (len(lost) >= GIVE_UP_AFTER and not self.folder.done):
+                    return
+                episode = await play_episode(spec, pool, agent, attempts=attempts)
+                if episode.outcome is Outcome.WORKER_LOST and attempts < ATTEMPTS:
+                    lost.append(spec)
+                else:
+                    self._keep(episode)
+
+        self._tasks = [asyncio.create_task(lane()) for _ in range(lanes)]
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
+        return lost
 
-    async def _lane(self, queue: Iterable[EpisodeSpec], pool: EnvPool, agent: Agent) -> None:
-        for spec in queue:
-            if self.stopped:
-                return
-            episode = await self._play(spec, pool, agent)
-            self.folder.append(episode)
-            self._on_episode(episode)
-            self._give_up_if_hopeless()
-
-    async def _play(self, spec: EpisodeSpec, pool: EnvPool, agent: Agent) -> Episode:
-        for attempt in range(1, ATTEMPTS + 1):
-            episode = await play_episode(spec, pool, agent, attempts=attempt)
-            if episode.outcome is not Outcome.WORKER_LOST:
-                break
-        return episode
-
-    def _give_up_if_hopeless(self) -> None:
+    def _keep(self, episode: Episode) -> None:
+        self.folder.append(episode)
+        self._on_episode(episode)
         done = self.folder.done
         if len(done) >= GIVE_UP_AFTER and all(episode.outcome.failed for episode in done):
             self.stop()
             raise RunError(f"All of the first {len(done)} episodes failed: {first_error(done)}")
+
+
+def evaluate(request: Request, out: Path, *, resume: bool = False) -> dict[str, Any]:
+    """Evaluate and return the summary: the whole of ``rollgym eval`` as one call.
+
+    Each episode is in ``out`` as soon as it has ended.
+    """
+    todo = plan(request)
+    check_agent(request)
+    folder = open_folder(todo, out, resume)
+    evaluation = Evaluation(todo, folder)
+    try:
+        asyncio.run(evaluation.run())
+    finally:
+        summary = evaluation.close()
+    return summary
+
+
+def check_agent(request: Request) -> None:
+    """Find out that an agent cannot be made, or has options it must not have, before anything is written."""
+    setup = AgentSetup(env_id=request.env_id, env_kwargs=request.env_kwargs)
+    asyncio.run(make_agent(request.agent, setup, **request.agent_options).close())
 
 
 def first_error(episodes: Iterable[Episode]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,17 @@ _header = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def clean_text(text: str) -> str:
     """Text that UTF-8 can hold: lone surrogates (which JSON allows) become replacement marks."""
+    if text.isascii():
+        return text
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+class _NotPlain(TypeError):
+    """A value JSON cannot hold, and the way to it (innermost step first)."""
+
+    def __init__(self, value: Any) -> None:
+        self.kind = type(value).__name__
+        self.way: list[object] = []
 
 
 def jsonable(value: Any, where: str = "info", *, lenient: bool = False) -> Any:
@@ -28,31 +38,55 @@ def jsonable(value: Any, where: str = "info", *, lenient: bool = False) -> Any:
     numpy values become Python ones, tuples and sets lists, not-a-number ``None``. Anything else is a
     TypeError that names the place, or with ``lenient`` the name of its type.
     """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
+    try:
+        return _plain(value, lenient)
+    except _NotPlain as error:
+        place = where + "".join(f"[{step!r}]" for step in reversed(error.way))
+        raise TypeError(f"{place} is a {error.kind}, which JSON cannot hold") from None
+
+
+def _plain(value: Any, lenient: bool) -> Any:
+    # Every step of every environment comes through here, so the common types are told apart first.
+    kind = type(value)
+    if kind is str:
         return clean_text(value)
-    if isinstance(value, (int, np.integer)):
-        number = int(value)
-        return number if -(2**63) <= number < 2**63 else str(number)
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, np.bool_):
-        return bool(value)
-    if isinstance(value, np.ndarray):
-        return jsonable(value.tolist(), where, lenient=lenient)
+    if kind is bool or value is None:
+        return value
+    if kind is int:
+        return value if -(2**63) <= value < 2**63 else str(value)
+    if kind is float:
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {
-            clean_text(str(key)): jsonable(item, f"{where}[{key!r}]", lenient=lenient)
-            for key, item in value.items()
-        }
+        return _plain_items(((clean_text(str(key)), item) for key, item in value.items()), lenient)
     if isinstance(value, (list, tuple)):
-        return [jsonable(item, f"{where}[{i}]", lenient=lenient) for i, item in enumerate(value)]
+        return list(_plain_items(enumerate(value), lenient).values())
     if isinstance(value, Set):
-        return sorted((jsonable(item, where, lenient=lenient) for item in value), key=repr)
+        return sorted((_plain(item, lenient) for item in value), key=repr)
+    if isinstance(value, np.floating):
+        return _plain(float(value), lenient)  # a long double's tolist() gives a long double again
+    if isinstance(value, (np.ndarray, np.generic)):
+        python = value.tolist()
+        if not isinstance(python, np.generic):
+            return _plain(python, lenient)
+    if isinstance(value, str):
+        return clean_text(str.__str__(value))  # str() of a mixed-in Enum would be its name
+    for base in (int, float):
+        if isinstance(value, base):
+            return _plain(base(value), lenient)
     if lenient:
-        return f"<{type(value).__name__}>"
-    raise TypeError(f"{where} is a {type(value).__name__}, which JSON cannot hold")
+        return f"<{kind.__name__}>"
+    raise _NotPlain(value)
+
+
+def _plain_items(items: Iterable[tuple[Any, Any]], lenient: bool) -> dict[Any, Any]:
+    result = {}
+    for key, item in items:
+        try:
+            result[key] = _plain(item, lenient)
+        except _NotPlain as error:
+            error.way.append(key)
+            raise
+    return result
 
 
 def encode_episode(episode: Episode) -> bytes:
@@ -62,7 +96,10 @@ def encode_episode(episode: Episode) -> bytes:
         "return": episode.total_reward,
         "length": episode.length,
     }
-    body = msgspec.json.encode(episode)
+    try:
+        body = msgspec.json.encode(episode)
+    except UnicodeEncodeError:
+        body = msgspec.json.encode(jsonable(msgspec.to_builtins(episode)))
     return msgspec.json.encode(head)[:-1] + b"," + body[1:]
 
 
@@ -70,12 +107,12 @@ def decode_episode(line: bytes | str) -> Episode:
     """An episode from its line; a `ResultsError` says what is wrong with a bad one."""
     try:
         head = _header.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        schema = msgspec.json.decode(head.get("schema", b"null"))
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ResultsError(f"not a line of JSON ({error})") from None
-    if "schema" not in head:
+    if schema is None:
         raise ResultsError("not an episode: it has no schema version")
-    schema = msgspec.json.decode(head["schema"])
-    if not isinstance(schema, int) or schema < 1:
+    if type(schema) is not int or schema < 1:
         raise ResultsError(f"{schema!r} is not a schema version")
     if schema > SCHEMA_VERSION:
         raise ResultsError(
@@ -84,7 +121,7 @@ def decode_episode(line: bytes | str) -> Episode:
         )
     try:
         return _decoder.decode(line)
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ResultsError(f"not a valid episode ({error})") from None
 
 

@@ -19,10 +19,10 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 from gymnasium.envs.registration import registry as gym_registry
 
 from rollgym.errors import EnvError, MissingExtra, RollgymError, UnknownName, UsageError, one_line
@@ -50,6 +50,8 @@ class EnvCard:
 
 _cards: dict[str, EnvCard] = {}
 _plugins_loaded = False
+_retired: set[str] = set()
+"""Names that a warning was given for: once is enough."""
 
 
 def register(
@@ -81,8 +83,13 @@ def register(
         raise ValueError(f"expert_is must be 'expert' or 'baseline', not {expert_is!r}")
     arguments = dict(kwargs or {})
     known = gym_registry.get(env_id)
-    same = known is not None and (known.entry_point, known.kwargs) == (entry_point, arguments)
-    if not same:
+    wanted = (entry_point, arguments, max_turns, reward_threshold)
+    if known is None or wanted != (
+        known.entry_point,
+        known.kwargs,
+        known.max_episode_steps,
+        known.reward_threshold,
+    ):
         gym.register(
             env_id,
             entry_point,
@@ -159,15 +166,33 @@ def find_spec(name: str) -> EnvSpec:
     if colon and "/" not in module and rest not in gym_registry:
         import_module(module, "environment")
         if rest not in gym_registry:
-            load_object(name, "environment")
+            found = load_object(name, "environment")
             # An id of its own; Gymnasium's ids have no room for dots and colons in a namespace.
-            return EnvSpec(id=f"{rest.replace('.', '-')}-v0", entry_point=name)
+            # Gymnasium finds names at the top of a module only, so a nested class goes in as it is.
+            return EnvSpec(id=f"{rest.replace('.', '-')}-v0", entry_point=found if "." in rest else name)
+    if colon and rest in gym_registry:
+        return gym_registry[rest]
+    return _newer_version(name) or _unknown(name)
+
+
+def _newer_version(name: str) -> EnvSpec | None:
+    """The newest version of an environment whose named version Gymnasium has retired."""
     try:
-        return gym.spec(rest if colon and rest in gym_registry else name)
-    except gym.error.Error as error:
-        if isinstance(error, gym.error.DeprecatedEnv):
-            raise UsageError(" ".join(str(error).split())) from error
-        raise UnknownName("environment", name, gym_registry, "`rollgym envs` lists what there is.") from error
+        namespace, base, version = parse_env_id(name)
+    except gym.error.Error:
+        return None
+    newest = find_highest_version(namespace, base)
+    if newest is None or (version is not None and version > newest):
+        return None
+    spec = gym_registry[get_env_id(namespace, base, newest)]
+    if version is not None and name not in _retired:
+        _retired.add(name)
+        warnings.warn(f"{name} is retired in this Gymnasium: {spec.id} takes its place", stacklevel=4)
+    return spec
+
+
+def _unknown(name: str) -> NoReturn:
+    raise UnknownName("environment", name, gym_registry, "`rollgym envs` lists what there is.")
 
 
 def card(name: str) -> EnvCard:
@@ -192,6 +217,8 @@ def make(name: str, **kwargs: Any) -> gym.Env[str, str]:
     spec = find_spec(name)
     for extra in card(name).needs:
         _require_extra(name, extra)
+    # Gymnasium's passive checker warns step by step; `rollgym check` says it once and says more.
+    kwargs.setdefault("disable_env_checker", True)
     try:
         env = gym.make(spec, **kwargs)
     except RollgymError:

@@ -2,7 +2,7 @@
 
 A value has three forms: the *value* an environment takes or gives (numpy), its *plain* form (JSON types)
 and its *text*. Observations are written to be read (rounded, large arrays summed up), actions to be parsed
-again without loss.
+again without loss. In this order below: values to plain data and back, writing, reading, describing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from rollgym.records import clean_text, jsonable
@@ -26,7 +26,7 @@ MAX_NUMBERS = 1000
 
 Names: TypeAlias = Mapping[int, str]
 AnySpace: TypeAlias = spaces.Space[Any]
-ArraySpace: TypeAlias = spaces.Box[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary
+ArraySpace: TypeAlias = "spaces.Box[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary"
 
 _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 _NESTED = (spaces.Dict, spaces.Tuple, spaces.OneOf, spaces.Sequence, spaces.Graph)
@@ -39,9 +39,6 @@ _UNBOUNDED = 1e18  # A bound beyond this is how environments say that there is n
 
 class BadAction(ValueError):
     """A text is no action of the space; the message is a sentence for the agent."""
-
-
-# Values as plain data.
 
 
 def to_plain(space: AnySpace, value: Any, *, brief: bool = False) -> Any:
@@ -71,7 +68,9 @@ def _plain_array(array: NDArray[Any], brief: bool) -> Any:
         array = array.astype(np.int8)
     if brief and array.size > MAX_NUMBERS:
         least, most, mean = (short_number(float(f(array))) for f in (np.min, np.max, np.mean))
-        return f"array of {_shape(array.shape)} numbers, least {least}, greatest {most}, mean {mean}"
+        return (
+            f"array of {'x'.join(map(str, array.shape))} numbers, least {least}, greatest {most}, mean {mean}"
+        )
     if array.dtype.kind == "f" and not brief:
         # Through text, so that a 32-bit 0.1 is 0.1 and not 0.10000000149011612.
         array = array.astype(str).astype(np.float64)
@@ -79,16 +78,13 @@ def _plain_array(array: NDArray[Any], brief: bool) -> Any:
 
 
 def _plain_graph(space: spaces.Graph, graph: Any, brief: bool) -> dict[str, Any]:
-    nodes = iterate(space.batch_node_space, graph.nodes)
+    nodes = iterate(batch_space(space.node_space, 1), graph.nodes)
     plain: dict[str, Any] = {"nodes": [to_plain(space.node_space, node, brief=brief) for node in nodes]}
     if space.edge_space is not None:
-        edges = [] if graph.edges is None else iterate(space.batch_edge_space, graph.edges)
+        edges = [] if graph.edges is None else iterate(batch_space(space.edge_space, 1), graph.edges)
         plain["edges"] = [to_plain(space.edge_space, edge, brief=brief) for edge in edges]
         plain["edge_links"] = [] if graph.edge_links is None else np.asarray(graph.edge_links).tolist()
     return plain
-
-
-# Plain data as values.
 
 
 def from_plain(space: AnySpace, data: Any, where: str = "The action") -> Any:
@@ -117,11 +113,19 @@ def from_plain(space: AnySpace, data: Any, where: str = "The action") -> Any:
             return _stack(space.feature_space, items) if space.stack else tuple(items)
         case spaces.Graph():
             return _graph(space, data, where)
-    with suppress(Exception):  # Whatever a space of somebody else's raises, the data is not in it.
-        value = data if space.contains(data) else space.from_jsonable([data])[0]
-        if space.contains(value):
+    if _contains(space, data):
+        return data
+    with suppress(Exception):
+        if _contains(space, value := space.from_jsonable([data])[0]):
             return value
     raise _refusal(space, data, where)
+
+
+def _contains(space: AnySpace, value: Any) -> bool:
+    try:
+        return bool(space.contains(value))
+    except Exception:  # Whatever a space of somebody else's raises, the value is not in it.
+        return False
 
 
 def _refusal(space: AnySpace, data: Any, where: str) -> BadAction:
@@ -229,9 +233,6 @@ def bounds(space: ArraySpace) -> tuple[NDArray[Any], NDArray[Any]]:
             return np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8)
 
 
-# Writing.
-
-
 def observation_text(space: AnySpace, value: Any) -> str:
     """An observation to be read: ``key: value`` lines for a Dict, ``item 1: ...`` for a Tuple."""
     match space:
@@ -281,16 +282,13 @@ def action_text(space: AnySpace, value: Any, names: Names | None = None, *, brie
     return _write(plain, number)
 
 
-# Reading.
-
-
 def parse_action(space: AnySpace, text: str, names: Names | None = None) -> Any:
     """The action that a text stands for. Anything else is a `BadAction`, never another exception."""
     try:
         value = _parse(space, text, names or {})
     except RecursionError:
         raise BadAction("The action is nested too deeply.") from None
-    if not space.contains(value):
+    if not _contains(space, value):
         raise _refusal(space, text, "The action")
     return value
 
@@ -300,13 +298,16 @@ def _parse(space: AnySpace, text: str, names: Names) -> Any:
     fenced = _FENCE.fullmatch(stripped)
     bare = (fenced.group(1) if fenced else stripped).strip("`'\" \t\r\n")
     if isinstance(space, spaces.Discrete):
-        named = [number for number, name in names.items() if folded(name) == folded(bare)]
-        return from_plain(space, named[0] if named else _number(bare))
+        numbers = {folded(name): number for number, name in names.items()}
+        with suppress(BadAction):
+            return from_plain(space, numbers.get(folded(bare), _number(bare)))
+        named = f"one of {', '.join(names.values())} or " if names else ""
+        raise BadAction(f"The action must be {named}{describe(space)}, not {_excerpt(bare)}.")
     if isinstance(space, _ARRAYS):
         return from_plain(space, _numbers(bare))
     if not isinstance(space, _NESTED):
         for candidate in (text, stripped, bare):
-            if space.contains(candidate):
+            if _contains(space, candidate):
                 return candidate
     return from_plain(space, _load(bare))
 
@@ -320,10 +321,7 @@ def _number(text: str) -> Any:
     """A number, or the text itself where it is none."""
     if len(text) > _MAX_DIGITS or not _NUMBER.fullmatch(text):
         return text
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+    return float(text) if set(text) & set(".eE") else int(text)
 
 
 def _numbers(text: str) -> Any:
@@ -331,7 +329,8 @@ def _numbers(text: str) -> Any:
     if not isinstance(data, str):
         return data
     inside = text[1:-1] if text[:1] + text[-1:] in ("[]", "()") else text
-    return [_number(part) for part in re.split(r"[\s,;]+", inside) if part]
+    numbers = [_number(part) for part in re.split(r"[\s,;]+", inside) if part]
+    return text if any(isinstance(number, str) for number in numbers) else numbers
 
 
 def _load(text: str) -> Any:
@@ -342,9 +341,6 @@ def _load(text: str) -> Any:
         return text
 
 
-# Describing.
-
-
 def describe(space: AnySpace) -> str:
     """What a value of the space looks like, as a noun phrase."""
     match space:
@@ -353,7 +349,9 @@ def describe(space: AnySpace) -> str:
         case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
             return _describe_array(space)
         case spaces.Text():
-            return f"text of {space.min_length} to {space.max_length} characters{_charset(space)}"
+            plain = space.character_set == spaces.text.alphanumeric
+            allowed = "letters and digits" if plain else f"out of {space.characters[:100]}"
+            return f"text of {space.min_length} to {space.max_length} characters ({allowed})"
         case spaces.Dict():
             parts = (f"{json.dumps(str(key))}: <{describe(sub)}>" for key, sub in space.spaces.items())
             return "a JSON object {" + ", ".join(parts) + "}"
@@ -376,7 +374,8 @@ def _describe_array(space: ArraySpace) -> str:
     kind = "number" if np.dtype(space.dtype).kind == "f" else "whole number"
     if low.size < 2:
         return f"a {kind} {_range(low.flat[0], high.flat[0])}" if low.size else "an empty list"
-    amount = f"{low.size} {kind}s" if low.ndim == 1 else f"{_shape(low.shape)} {kind}s in nested lists"
+    shape = "x".join(map(str, low.shape))
+    amount = f"{low.size} {kind}s" if low.ndim == 1 else f"{shape} {kind}s in nested lists"
     if np.all(low == low.flat[0]) and np.all(high == high.flat[0]):
         return f"{amount}, each {_range(low.flat[0], high.flat[0])}"
     if low.size <= _MAX_RANGES:
@@ -387,17 +386,7 @@ def _describe_array(space: ArraySpace) -> str:
 
 def _range(low: Any, high: Any) -> str:
     ends = (np.asarray(bound) + 0 for bound in (low, high))
-    least, most = ("" if abs(end) >= _UNBOUNDED else str(end).removesuffix(".0") for end in ends)
+    least, most = ("" if abs(float(end)) >= _UNBOUNDED else str(end).removesuffix(".0") for end in ends)
     if least and most:
         return f"from {least} to {most}"
     return f"of at least {least}" if least else f"of at most {most}" if most else "of any size"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
-
-
-def _charset(space: spaces.Text) -> str:
-    if space.character_set == spaces.text.alphanumeric:
-        return " (letters and digits)"
-    return f" out of {space.characters}" if len(space.characters) <= 40 else ""

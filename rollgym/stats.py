@@ -118,7 +118,7 @@ def _sign_flip(differences: np.ndarray, seed: int) -> float:
     changed = differences[np.abs(differences) > 1e-12]
     if not len(changed):
         return 1.0
-    observed = abs(changed.sum()) - 1e-9
+    observed = abs(changed.sum()) - 1e-9 * np.abs(changed).sum()
     if len(changed) <= 16:
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(changed))))
         return float((np.abs(signs @ changed) >= observed).mean())

@@ -10,11 +10,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from rollgym.errors import ResultsError, UsageError
-from rollgym.records import decode_episode, encode_episode, read_episodes
+from rollgym.records import encode_episode, read_episodes
 from rollgym.types import SCHEMA_VERSION, Episode
 
 MANIFEST, EPISODES, SUMMARY = "manifest.json", "episodes.jsonl", "summary.json"
@@ -60,10 +64,12 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, manifest: dict[str, Any]) -> RunFolder:
         """A new folder, or an empty one; anything already in it is left alone and refused."""
-        if (path / EPISODES).exists() or (path / MANIFEST).exists():
+        # An empty episodes file alone is what a crash between the two files leaves.
+        if (path / MANIFEST).exists() or _size(path / EPISODES):
             raise UsageError(f"{path} already holds results: give --resume to finish them, or another --out.")
         folder = cls._open(path)
-        write_json(path / MANIFEST, manifest)
+        with folder._closed_on_error():
+            write_json(path / MANIFEST, manifest)
         return folder
 
     @classmethod
@@ -71,21 +77,18 @@ class RunFolder:
         """An existing folder whose manifest agrees in the fields that make episodes comparable."""
         if not (path / MANIFEST).exists():
             raise UsageError(f"There is nothing to resume in {path}: it has no {MANIFEST}.")
-        before = read_json(path / MANIFEST)
-        if before.get("schema", 0) > SCHEMA_VERSION:
-            raise ResultsError(
-                f"{path / MANIFEST} was written with schema {before['schema']}, but this rollgym reads up to "
-                f"{SCHEMA_VERSION}: upgrade rollgym to read it."
-            )
+        before = _read_manifest(path)
+        now = json.loads(json.dumps(manifest))  # as it would be read back: tuples are lists
         for field in identity:
-            if before.get(field) != manifest.get(field):
+            if before.get(field) != now.get(field):
                 raise UsageError(
                     f"{path} was made with {field} = {_short(before.get(field))}, but now it is "
-                    f"{_short(manifest.get(field))}: resume with the same settings, or use another --out."
+                    f"{_short(now.get(field))}: resume with the same settings, or use another --out."
                 )
         folder = cls._open(path)
-        folder._load()
-        write_json(path / MANIFEST, manifest)
+        with folder._closed_on_error():
+            folder._load()
+            write_json(path / MANIFEST, manifest)
         return folder
 
     @classmethod
@@ -118,14 +121,22 @@ class RunFolder:
             os.fsync(self._file.fileno())
             self._file.close()
 
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._file.close()
+            raise
+
     def _load(self) -> None:
         path = self.path / EPISODES
         data = path.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             try:
-                decode_episode(data[whole:])
-            except ResultsError:
+                msgspec.json.decode(data[whole:])
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 # The process died in the middle of this line: the episode was never finished being written.
                 self._file.truncate(whole)
                 self.repaired = True
@@ -144,7 +155,24 @@ def load_run(path: Path) -> tuple[dict[str, Any], list[Episode]]:
         raise UsageError(f"There is no results folder {path}.")
     if not (path / MANIFEST).exists():
         raise UsageError(f"{path} is no results folder: it has no {MANIFEST}.")
-    return read_json(path / MANIFEST), read_episodes(path / EPISODES)
+    return _read_manifest(path), read_episodes(path / EPISODES)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = read_json(path / MANIFEST)
+    schema = manifest.get("schema")
+    if type(schema) is not int:
+        raise ResultsError(f"{path / MANIFEST} has no schema version.")
+    if schema > SCHEMA_VERSION:
+        raise ResultsError(
+            f"{path / MANIFEST} was written with schema {schema}, but this rollgym reads up to "
+            f"{SCHEMA_VERSION}: upgrade rollgym to read it."
+        )
+    return manifest
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _short(value: Any) -> str:

@@ -17,7 +17,7 @@ def summarise(manifest: dict[str, Any], episodes: Sequence[Episode]) -> dict[str
     scored = [episode for episode in episodes if not episode.outcome.failed]
     groups: dict[str, list[Episode]] = defaultdict(list)
     for episode in scored:
-        groups[episode.spec.group_id].append(episode)
+        groups[episode.spec.group_id or episode.spec.episode_id].append(episode)
     clusters = list(groups.values())
     outcomes = Counter(episode.outcome for episode in episodes)
     return {
@@ -73,7 +73,8 @@ def _returns(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
 
 
 def _pass_at_k(clusters: Sequence[Sequence[Episode]]) -> dict[str, float]:
-    tries = [(len(c), sum(bool(e.success) for e in c)) for c in clusters if c[0].success is not None]
+    known = [[e.success for e in cluster if e.success is not None] for cluster in clusters]
+    tries = [(len(cluster), sum(cluster)) for cluster in known if cluster]
     if not tries:
         return {}
     most = min(n for n, _ in tries)
@@ -105,10 +106,14 @@ def _errors(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
     ]
 
 
+def first_observation(episode: Episode) -> str:
+    """What the agent saw first, whether or not it came to act."""
+    return episode.turns[0].observation if episode.turns else episode.final_observation
+
+
 def content_hash(episodes: Sequence[Episode]) -> str:
     """A hash over what the tasks really were: each episode's seed and first observation."""
     parts: list[object] = []
     for episode in sorted(episodes, key=lambda e: e.spec.episode_id):
-        first = episode.turns[0].observation if episode.turns else episode.final_observation
-        parts += [episode.spec.episode_id, episode.spec.env_seed, first]
+        parts += [episode.spec.episode_id, episode.spec.env_seed, first_observation(episode)]
     return stable_digest(*parts).hex()[:16]

@@ -66,8 +66,8 @@ class TaskSet:
             epoch += 1
 
     def fingerprint(self, split: str) -> str:
-        """A hash that differs whenever the split may hold different tasks."""
-        return stable_digest("task set", self.name, split, self.size(split)).hex()[:16]
+        """A hash that differs whenever the split may hold different tasks (`home` goes by all splits)."""
+        return stable_digest("task set", self.name, split, self.size(split), *self.splits).hex()[:16]
 
     def home(self, key: str) -> str:
         """The split that content with this key belongs to (a tenth for each split but the first)."""

@@ -21,6 +21,7 @@ The base class does the rest of Gymnasium's contract: seeds, tasks, flags, space
 
 from __future__ import annotations
 
+import operator
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -212,13 +213,17 @@ class TextEnv(gym.Env[str, str]):
         index = options.get("task")
         if index is None:
             index = self.np_random.integers(self.tasks.size(split))
-        return self.tasks.task(split, int(index))
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise UsageError(f"The option task must be a whole number, not {index!r}.") from None
+        return self.tasks.task(split, number)
 
 
 def text_face(env: gym.Env[Any, Any]) -> TextFace:
     """The text environment (or adapter) inside however many wrappers."""
     layer: Any = env
-    while not isinstance(layer, TextFace):
+    while not isinstance(layer, (TextEnv, TextFace)):
         if not isinstance(layer, gym.Wrapper):
             raise UsageError(
                 f"{type(env.unwrapped).__name__} does not speak text: use rollgym.make() or adapt()."

@@ -65,7 +65,10 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("turns", "tokens", "seconds"):
             value = getattr(self, name)
-            _require(value is None or value > 0, f"limits.{name} must be positive, not {value}")
+            _require(
+                value is None or 0 < value < math.inf,
+                f"limits.{name} must be positive and finite, not {value}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,9 @@ class Seconds:
     generate: float = 0.0
     step: float = 0.0
 
+    def __post_init__(self) -> None:
+        _require(math.isfinite(self.total), f"a turn's seconds must be finite, not {self}")
+
     @property
     def total(self) -> float:
         """All of it."""
@@ -118,6 +124,9 @@ class Usage:
     completion_tokens: int = 0
     cost: float = 0.0
     """In the currency of the prices that were given; 0 where none were."""
+
+    def __post_init__(self) -> None:
+        _require(math.isfinite(self.cost), f"a cost must be finite, not {self.cost}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +201,10 @@ class Episode:
 
     def __post_init__(self) -> None:
         _require(self.attempts >= 1, f"attempts must be >= 1, not {self.attempts}")
+        _require(
+            math.isfinite(self.started) and math.isfinite(self.seconds),
+            f"an episode's times must be finite, not {self.started} and {self.seconds}",
+        )
         for number, turn in enumerate(self.turns[:-1]):
             _require(not turn.ends, f"turn {number} ended the episode but is not the last turn")
         flags = self.turns[-1] if self.turns else None
@@ -214,8 +227,11 @@ class Episode:
 
     @property
     def total_reward(self) -> float:
-        """The undiscounted return: the sum of the turns' rewards."""
-        return math.fsum(turn.reward for turn in self.turns)
+        """The undiscounted return: the sum of the turns' rewards (infinite beyond a float's range)."""
+        try:
+            return math.fsum(turn.reward for turn in self.turns)
+        except OverflowError:
+            return sum(turn.reward for turn in self.turns)
 
     @property
     def length(self) -> int:
@@ -235,17 +251,26 @@ class Group:
         _require(self.size >= 1, f"a group has at least one member, not {self.size}")
         members = [episode.spec.member for episode in self.episodes]
         _require(len(set(members)) == len(members), f"group {self.group_id} holds a member twice")
-        starts = set()
+        _require(
+            all(member < self.size for member in members),
+            f"group {self.group_id} has {self.size} members, numbered from 0, not {members}",
+        )
         for episode in self.episodes:
             spec = episode.spec
             _require(
                 spec.group_id == self.group_id,
                 f"episode {spec.episode_id} is of group {spec.group_id!r}, not {self.group_id!r}",
             )
-            starts.add((spec.env_id, spec.split, spec.task, spec.env_seed))
-        _require(len(starts) <= 1, f"members of group {self.group_id} start from different states")
+            _require(
+                _start(spec) == _start(self.episodes[0].spec),
+                f"members of group {self.group_id} start from different states",
+            )
 
     @property
     def complete(self) -> bool:
         """True once every member is there."""
         return len(self.episodes) >= self.size
+
+
+def _start(spec: EpisodeSpec) -> tuple[object, ...]:
+    return spec.env_id, spec.env_kwargs, spec.env_version, spec.split, spec.task, spec.env_seed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -59,6 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Modules in the current folder can be named in --env-module and module:Class, as with `python -m`.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    warnings.showwarning = _show_warning
     try:
         app([word for word in words if word != "--debug"])
     except RollgymError as error:
@@ -69,6 +71,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     except Exception as error:
         _leave(error, f"Unexpected error: {one_line(error)} (--debug shows where)", 1, debug)
+
+
+def _show_warning(message: Warning | str, *rest: Any, **more: Any) -> None:
+    """Warnings are for a person here: a sentence, without the line of code that gave it."""
+    typer.echo(f"rollgym: note: {' '.join(str(message).split())}", err=True)
 
 
 def _leave(error: Exception, sentence: str, code: int, debug: bool) -> Any:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollgym.cli.common import AsJson, EnvArgs, EnvModules, EnvName, console, import_modules, parse_pairs
+
+if TYPE_CHECKING:
+    from rollgym.check import Report
 
 EPILOG = "Example: rollgym check rollgym/Sokoban-v0"
 
@@ -36,8 +39,42 @@ def check(
             rules=rule or None,
             quick=quick,
             modules=modules,
-            progress=lambda name: status.update(f"checking {env}: {name}"),
+            progress=lambda rule, result: status.update(f"checking {env}: {rule.title}"),
         )
     if as_json:
         print(json.dumps(report.to_json(), ensure_ascii=False))
+    else:
+        _print(report)
     raise typer.Exit(0 if report.ok else 1)
+
+
+_MARKS = {
+    "passed": "[green]✓ passed[/]",
+    "failed": "[bold red]✗ failed[/]",
+    "warning": "[yellow]! look[/]",
+    "skipped": "[dim]– skipped[/]",
+}
+
+
+def _print(report: Report) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from rollgym.check import RULES
+
+    table = Table("rule", "", "what was seen", box=None, pad_edge=False)
+    for result in report.results:
+        table.add_row(f"[bold]{result.rule}[/]", _MARKS[result.status], escape(result.detail))
+    screen = console()
+    screen.print(table)
+    broken = {result.rule for result in report.results if result.status == "failed"}
+    if broken:
+        screen.print()
+        for rule in RULES:
+            if rule.name in broken:
+                screen.print(f"[bold]{rule.name}[/]: {escape(rule.why)}", highlight=False)
+    passed = sum(result.status == "passed" for result in report.results)
+    verdict = "keeps the contract" if report.ok else f"breaks {len(broken)} of the rules"
+    screen.print(
+        f"\n{escape(report.env_id)} {verdict} ({passed} passed in {report.seconds:.1f} s).", style="bold"
+    )

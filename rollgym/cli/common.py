@@ -45,7 +45,8 @@ def parse_pairs(pairs: Iterable[str] | None, flag: str) -> dict[str, Any]:
     for pair in pairs or ():
         key, equals, text = pair.partition("=")
         if not equals or not key.isidentifier():
-            raise UsageError(f"{flag} {pair!r} is not of the form key=value.")
+            # Without the value: it may be something that belongs in no log.
+            raise UsageError(f"{flag} {key!r} is not of the form key=value.")
         try:
             found[key] = json.loads(text)
         except ValueError:

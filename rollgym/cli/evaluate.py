@@ -58,7 +58,7 @@ def evaluate(
     Every episode is written as it ends. Ctrl-C keeps what is done; --resume plays the rest and nothing twice.
     The same seed plays the same tasks with the same randomness, whatever the number of workers.
     """
-    from rollgym.evaluate import Evaluation, Request, open_folder, plan
+    from rollgym.evaluate import Evaluation, Request, check_agent, open_folder, plan
     from rollgym.types import Limits
 
     if resume and out is None:
@@ -83,13 +83,13 @@ def evaluate(
         limits=limits,
     )
     todo = plan(request)
-    _check_agent(request)
+    check_agent(request)
     folder = open_folder(todo, out or _default_folder(env, agent), resume)
     evaluation = Evaluation(todo, folder)
     try:
         _run(evaluation, quiet=agent == "human")
     finally:
-        summary = _close(evaluation)
+        summary = evaluation.close()
     _report(evaluation, summary, as_json)
 
 
@@ -103,16 +103,6 @@ def _default_folder(env: str, agent: str) -> Path:
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
-
-
-def _check_agent(request: Any) -> None:
-    """Find out that an agent cannot be made before a folder is."""
-    import asyncio
-
-    from rollgym.agent import AgentSetup, make_agent
-
-    setup = AgentSetup(env_id=request.env_id, env_kwargs=request.env_kwargs)
-    asyncio.run(make_agent(request.agent, setup, **request.agent_options).close())
 
 
 def _run(evaluation: Evaluation, quiet: bool) -> None:
@@ -134,21 +124,6 @@ def _run(evaluation: Evaluation, quiet: bool) -> None:
 
     with progress:
         asyncio.run(run())
-
-
-def _close(evaluation: Evaluation) -> dict[str, Any]:
-    from rollgym.summary import summarise
-
-    folder = evaluation.folder
-    try:
-        summary = summarise(evaluation.plan.manifest, folder.done) | {
-            "agent_notes": evaluation.agent_notes,
-            "out": str(folder.path),
-        }
-        folder.finish(summary)
-    finally:
-        folder.close()
-    return summary
 
 
 def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> None:

@@ -6,6 +6,8 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import gymnasium as gym
@@ -15,10 +17,20 @@ from rollgym.errors import EnvError, boundary
 from rollgym.pool import Reset, Step
 from rollgym.records import clean_text, jsonable
 from rollgym.registry import import_module, make
-from rollgym.text import text_face
+from rollgym.text import TextFace, text_face
 from rollgym.types import EpisodeSpec
 
 Env = gym.Env[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """An environment in use, or idle until the next episode of its kind."""
+
+    kind: bytes
+    spec: EpisodeSpec
+    env: Env
+    face: TextFace
 
 
 class EnvHost:
@@ -27,20 +39,23 @@ class EnvHost:
     def __init__(self, modules: Iterable[str] = ()) -> None:
         for module in modules:
             import_module(module)
-        self._leases: dict[int, tuple[EpisodeSpec, Env]] = {}
-        self._idle: dict[bytes, list[Env]] = defaultdict(list)
+        self._leases: dict[int, Lease] = {}
+        self._idle: dict[bytes, list[Lease]] = defaultdict(list)
 
     def open(self, lease: int, spec: EpisodeSpec) -> None:
         """Take an idle environment of this kind, or make one."""
-        idle = self._idle[_kind(spec)]
+        kind = msgspec.json.encode([spec.env_id, spec.env_kwargs], order="sorted")
+        if self._idle[kind]:
+            self._leases[lease] = replace(self._idle[kind].pop(), spec=spec)
+            return
         with boundary(EnvError, spec.env_id):
-            env = idle.pop() if idle else make(spec.env_id, **spec.env_kwargs)
-        self._leases[lease] = (spec, env)
+            env = make(spec.env_id, **spec.env_kwargs)
+        self._leases[lease] = Lease(kind, spec, env, text_face(env))
 
     def reset(self, lease: int) -> Reset:
         """Start the lease's episode from its spec's seed and task."""
-        spec, env = self._leases[lease]
-        face = text_face(env)
+        held = self._leases[lease]
+        spec, env, face = held.spec, held.env, held.face
         options = None if face.tasks is None else {"task": spec.task, "split": spec.split}
         with boundary(EnvError, f"{spec.env_id} raised in reset()"):
             observation, info = env.reset(seed=spec.env_seed, options=options)
@@ -52,7 +67,8 @@ class EnvHost:
 
     def step(self, lease: int, action: str) -> Step:
         """Play one action in the lease's episode."""
-        spec, env = self._leases[lease]
+        held = self._leases[lease]
+        spec, env = held.spec, held.env
         started = time.perf_counter()
         with boundary(EnvError, f"{spec.env_id} raised in step()"):
             observation, reward, terminated, truncated, info = env.step(action)
@@ -68,27 +84,20 @@ class EnvHost:
 
     def release(self, lease: int, healthy: bool) -> None:
         """End a lease; keep its environment for the next one unless something went wrong with it."""
-        spec, env = self._leases.pop(lease, (None, None))
-        if spec is None or env is None:
+        held = self._leases.pop(lease, None)
+        if held is None:
             return  # cancelled before it was opened
         if healthy:
-            self._idle[_kind(spec)].append(env)
+            self._idle[held.kind].append(held)
         else:
-            _close(env)
+            _close(held.env)
 
     def close(self) -> None:
         """Close every environment."""
-        for _, env in self._leases.values():
-            _close(env)
-        for idle in self._idle.values():
-            for env in idle:
-                _close(env)
+        for held in (*self._leases.values(), *chain.from_iterable(self._idle.values())):
+            _close(held.env)
         self._leases.clear()
         self._idle.clear()
-
-
-def _kind(spec: EpisodeSpec) -> bytes:
-    return msgspec.json.encode([spec.env_id, spec.env_kwargs], order="sorted")
 
 
 def _close(env: Env) -> None:
