@@ -1,0 +1,114 @@
+"""A person at the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rollgym.agent import AgentSetup, Briefing
+from rollgym.errors import AgentError, UsageError
+
+LEAVE = "quit"
+
+
+class HumanAgent:
+    """Shows each observation and reads the action as a line; ``quit`` or end of input leaves.
+
+    Episodes that run at once take turns at the keyboard.
+    """
+
+    def __init__(
+        self, setup: AgentSetup, *, input: TextIO | None = None, output: TextIO | None = None
+    ) -> None:
+        for stream, name, method in ((input, "input", "readline"), (output, "output", "write")):
+            if stream is not None and not hasattr(stream, method):
+                raise UsageError(f"{name} must be an open text stream, not {stream!r}.")
+        self._input = input
+        self._output = output
+        self._keyboard = asyncio.Lock()
+
+    def player(self, briefing: Briefing) -> HumanPlayer:
+        """A seat at the keyboard for one episode."""
+        return HumanPlayer(self, briefing)
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+    async def ask(self, text: str) -> str:
+        """Show the text, and read lines until one is not blank."""
+        async with self._keyboard:
+            self._show(text)
+            while True:
+                self._show("> ")
+                line = await _in_thread(self._input or sys.stdin)
+                if not line or line.strip().lower() == LEAVE:
+                    raise AgentError("the player left")
+                if line.strip():
+                    return line.strip()
+
+    def _show(self, text: str) -> None:
+        output = self._output or sys.stdout
+        output.write(text)
+        output.flush()
+
+
+class HumanPlayer:
+    """One episode, played by a person."""
+
+    def __init__(self, agent: HumanAgent, briefing: Briefing) -> None:
+        self._agent = agent
+        title = f"Episode {briefing.spec.episode_id}: {briefing.spec.env_id} (`{LEAVE}` to leave)"
+        self._intro = f"{title}\n\n{briefing.instructions.strip()}".rstrip() + "\n"
+
+    async def act(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The line that the person typed."""
+        intro, self._intro = self._intro, ""
+        actions = info.get("actions")
+        choices = (
+            f"Actions: {', '.join(map(str, actions))}\n" if isinstance(actions, list) and actions else ""
+        )
+        return await self._agent.ask(f"{intro}\n{observation}\n{choices}")
+
+
+async def _in_thread(stream: TextIO) -> str:
+    """A line of the stream, read beside the event loop; empty at the end of input."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str] = loop.create_future()
+
+    def settle(line: str | None, error: Exception | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(AgentError(f"The input cannot be read: {error}"))
+        else:
+            answer.set_result(line or "")
+
+    def read() -> None:
+        line, failure = None, None
+        try:
+            line = _read_line(stream)
+        except Exception as error:
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, line, failure)
+
+    # A thread of the loop's executor would keep the program from ending until somebody presses Enter.
+    threading.Thread(target=read, name="keyboard", daemon=True).start()
+    return await answer
+
+
+def _read_line(stream: TextIO) -> str:
+    try:
+        descriptor = stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return stream.readline()
+    # Byte by byte past the stream's buffer: no line is read ahead of its turn, and a thread that waits
+    # here holds no lock that the interpreter needs to end.
+    line = bytearray()
+    while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
+        line += byte
+    return line.decode("utf-8", "replace")

@@ -1,0 +1,105 @@
+"""What a language model is shown: the template of the first message, and how much of the past.
+
+A template is text with two marks: ``{instructions}``, what the environment tells an agent once, and
+``{format}``, the sentence that asks for the form the parser reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rollgym.errors import UnknownName, UsageError
+
+TEMPLATES = {
+    "plain": "{instructions}\n\n{format}",
+    "reason": (
+        "{instructions}\n\n"
+        "Before each action, think step by step about what you see and what the action will do. {format}"
+    ),
+}
+"""The templates that have a name."""
+
+_TAG_ASK = (
+    "Give your action between <{tag}> and </{tag}>. "
+    "For example, to play x, end your reply with <{tag}>x</{tag}>."
+)
+ASKS = {
+    "answer": _TAG_ASK.format(tag="answer"),
+    "action": _TAG_ASK.format(tag="action"),
+    "boxed": "Give your action in \\boxed{}. For example, to play x, end your reply with \\boxed{x}.",
+    "last_line": "Put your action, and nothing else, on the last line of your reply.",
+    "raw": "Reply with your action only, and nothing else.",
+}
+"""How each parser's form is asked for. A ``regex:`` parser has no sentence: its template says it."""
+
+_MARK = re.compile(r"\{(instructions|format)\}")
+_LAST = re.compile(r"last:([0-9]{1,9})")
+
+Message = dict[str, str]
+
+
+class Exchange(NamedTuple):
+    """One earlier turn, as it goes back into the conversation."""
+
+    observation: str
+    reply: str
+
+
+def load_template(name: str) -> str:
+    """A template by its name, or from a text file."""
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    try:
+        text = Path(name).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        hint = f"Give {' or '.join(TEMPLATES)}, or the path of a text file."
+        raise UnknownName("template", name, TEMPLATES, hint) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UsageError(f"The template {name} cannot be read: {reason}.") from None
+    if "{instructions}" not in text:
+        raise UsageError(
+            f"The template {name} has no {{instructions}} mark, so the model would not know the rules."
+        )
+    return text.strip()
+
+
+def fill_template(template: str, instructions: str, parser: str) -> str:
+    """The first message: the template with the environment's instructions and the format's sentence."""
+    values = {"instructions": instructions.strip(), "format": ASKS.get(parser, "")}
+    return _MARK.sub(lambda mark: values[mark.group(1)], template).strip()
+
+
+def history_limit(policy: str) -> int | None:
+    """How many earlier turns a policy keeps; ``None`` for all of them."""
+    if policy == "full":
+        return None
+    if policy == "none":
+        return 0
+    last = _LAST.fullmatch(policy)
+    if not last:
+        raise UsageError(f"history must be full, none or last:N (such as last:5), not {policy!r}.")
+    return int(last.group(1))
+
+
+def build_messages(
+    prompt: str, turns: Sequence[Exchange], observation: str, *, system: bool
+) -> list[Message]:
+    """The conversation so far.
+
+    Without a system message the prompt stands before the first observation that is sent, so that it is
+    there whatever was dropped.
+    """
+    messages: list[Message] = []
+    for turn in turns:
+        messages.append({"role": "user", "content": turn.observation})
+        messages.append({"role": "assistant", "content": turn.reply})
+    messages.append({"role": "user", "content": observation})
+    if prompt and system:
+        messages.insert(0, {"role": "system", "content": prompt})
+    elif prompt:
+        messages[0]["content"] = f"{prompt}\n\n{messages[0]['content']}"
+    return messages

@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from rollgym.agents.prompting import (
+    ASKS,
+    TEMPLATES,
+    Exchange,
+    build_messages,
+    fill_template,
+    history_limit,
+    load_template,
+)
+from rollgym.errors import UsageError
+
+TURNS = [Exchange("o1", "r1"), Exchange("o2", "r2")]
+
+
+def test_the_prompt_holds_the_instructions_and_the_format() -> None:
+    prompt = fill_template(TEMPLATES["plain"], "Rules.\n", "answer")
+    assert prompt == f"Rules.\n\n{ASKS['answer']}"
+    assert "<answer>x</answer>" in prompt
+
+
+def test_marks_inside_the_instructions_stay_as_they_are() -> None:
+    assert fill_template("{instructions}|{format}", "a {format} {x}", "regex:a") == "a {format} {x}|"
+
+
+def test_a_template_can_be_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_text('Play {"json": 1}: {instructions}\n')
+    assert fill_template(load_template(str(path)), "R", "raw") == 'Play {"json": 1}: R'
+
+
+def test_a_template_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_text("no mark")
+    with pytest.raises(UsageError, match=r"no \{instructions\} mark"):
+        load_template(str(path))
+    with pytest.raises(UsageError, match="Did you mean plain"):
+        load_template("plane")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_template(str(tmp_path))
+    path.write_bytes(b"\xff{instructions}")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load_template(str(path))
+
+
+def test_history_policies() -> None:
+    assert [history_limit(policy) for policy in ("full", "none", "last:3", "last:0")] == [None, 0, 3, 0]
+    for wrong in ("last", "last:", "last:-1", "last:x", "all", ""):
+        with pytest.raises(UsageError, match="last:N"):
+            history_limit(wrong)
+
+
+def test_messages_alternate_after_the_system_message() -> None:
+    messages = build_messages("P", TURNS, "o3", system=True)
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert [m["content"] for m in messages] == ["P", "o1", "r1", "o2", "r2", "o3"]
+
+
+def test_without_a_system_message_the_prompt_leads_the_first_observation() -> None:
+    messages = build_messages("P", TURNS[1:], "o3", system=False)
+    assert [m["content"] for m in messages] == ["P\n\no2", "r2", "o3"]
+    assert build_messages("", [], "o1", system=True) == [{"role": "user", "content": "o1"}]

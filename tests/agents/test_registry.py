@@ -1,0 +1,140 @@
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollgym import agent as registry
+from rollgym.agent import AgentSetup, FunctionAgent, Move, agent_cards, make_agent, register_agent
+from rollgym.errors import AgentError, UnknownName, UsageError
+
+SETUP = AgentSetup(env_id="test/Env-v0")
+
+MODULE = """
+from rollgym.agent import Move, SoloAgent
+
+NUMBER = 5
+
+def up(observation, info):
+    return "Up " + observation
+
+async def later(observation, info):
+    return Move(action="Later", response="whole reply")
+
+class Counter(SoloAgent):
+    def __init__(self, setup, start_at=0):
+        super().__init__(setup)
+        self.start_at = start_at
+
+    def start(self, briefing):
+        self.count = self.start_at
+
+    def choose(self, observation, info):
+        self.count += 1
+        return str(self.count)
+
+class Lazy(SoloAgent):
+    pass
+
+class NoAgent:
+    def __init__(self, setup):
+        pass
+
+class Broken(SoloAgent):
+    def __init__(self, setup):
+        raise OSError("no disk")
+
+def anything(setup, **options):
+    return Counter(setup, **options)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "my_test_agents.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry.load_agents()
+    monkeypatch.setattr(registry, "_cards", dict(registry._cards))
+    yield "my_test_agents"
+    sys.modules.pop("my_test_agents", None)
+
+
+def test_the_built_in_agents_are_registered() -> None:
+    names = [card.name for card in agent_cards()]
+    assert names == sorted(names)
+    assert {"random", "expert", "human", "scripted", "chat"} <= set(names)
+    assert all(card.summary for card in agent_cards())
+
+
+def test_an_unknown_agent_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="no agent called 'randon'. Did you mean random"):
+        make_agent("randon", SETUP)
+
+
+def test_an_unknown_option_names_the_agent() -> None:
+    with pytest.raises(UnknownName, match="no option of agent 'scripted' called 'pth'. Did you mean path"):
+        make_agent("scripted", SETUP, pth="x")
+
+
+def test_a_function_is_an_agent(module: str, play: Any) -> None:
+    made = make_agent(f"{module}:up", SETUP)
+    assert isinstance(made, FunctionAgent)
+    assert [move.action for move in play(made, "a", "b")] == ["Up a", "Up b"]
+
+
+def test_an_async_function_is_an_agent(module: str, play: Any) -> None:
+    assert play(make_agent(f"{module}:later", SETUP), "a") == [Move(action="Later", response="whole reply")]
+
+
+def test_a_class_is_an_agent_with_options(module: str, play: Any) -> None:
+    made = make_agent(f"{module}:Counter", SETUP, start_at=4)
+    assert [move.action for move in play(made, "a", "b")] == ["5", "6"]
+    assert [move.action for move in play(made, "a")] == ["5"]
+
+
+def test_players_of_one_agent_share_no_state(module: str) -> None:
+    made: Any = make_agent(f"{module}:Counter", SETUP)
+    first, second = made.player(None), made.player(None)
+
+    async def both() -> list[str]:
+        return [await player.act("", {}) for player in (first, first, second)]
+
+    assert asyncio.run(both()) == ["1", "2", "1"]
+
+
+def test_a_factory_may_take_any_option(module: str, play: Any) -> None:
+    made = make_agent(f"{module}:anything", SETUP, start_at=9)
+    assert play(made, "a")[0].action == "10"
+
+
+def test_a_registered_name_works_like_the_path(module: str, play: Any) -> None:
+    register_agent("counter", f"{module}:Counter", summary="counts")
+    assert play(make_agent("counter", SETUP), "a")[0].action == "1"
+    with pytest.raises(
+        UnknownName, match="no option of agent 'counter' called 'start'. Did you mean start_at"
+    ):
+        make_agent("counter", SETUP, start=1)
+
+
+def test_a_class_that_is_no_agent_is_refused(module: str) -> None:
+    with pytest.raises(UsageError, match="makes a NoAgent, which is no agent: it needs player"):
+        make_agent(f"{module}:NoAgent", SETUP)
+
+
+def test_what_cannot_be_found_is_named(module: str) -> None:
+    with pytest.raises(UnknownName, match="Did you mean Counter"):
+        make_agent(f"{module}:Countr", SETUP)
+    with pytest.raises(UsageError, match="no module of that name"):
+        make_agent("no_such_module_here:Agent", SETUP)
+
+
+def test_a_factory_that_fails_is_named(module: str) -> None:
+    with pytest.raises(AgentError, match="cannot be made: OSError: no disk"):
+        make_agent(f"{module}:Broken", SETUP)
+
+
+def test_an_agent_without_choose_says_so(module: str, play: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"Lazy must define choose"):
+        play(make_agent(f"{module}:Lazy", SETUP), "a")
