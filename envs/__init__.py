@@ -49,7 +49,6 @@ def register_all() -> None:
         f"{_HERE}.wordle.env:WordleEnv",
         summary="Find a hidden five-letter word from marked guesses",
         expert=f"{_HERE}.wordle.expert:WordleExpert",
-        expert_is="baseline",
     )
     register(
         "rollgym/Mastermind-v0",

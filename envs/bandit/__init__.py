@@ -1,0 +1,1 @@
+"""Bandit: find the best of several machines by playing them."""

@@ -1,0 +1,1 @@
+"""Countdown: reach a target number by arithmetic."""

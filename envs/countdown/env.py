@@ -1,0 +1,122 @@
+"""Countdown: reach a target number from given numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from rollgym.envs.countdown.arithmetic import BadExpression, evaluate, random_expression
+from rollgym.envs.countdown.puzzle import Puzzle, random_puzzle
+from rollgym.errors import UsageError
+from rollgym.tasks import Task, TaskSet
+from rollgym.text import Reply, TextEnv
+
+_PARTIAL = 0.1
+
+_INSTRUCTIONS = """\
+Reach the target by arithmetic. Use the given numbers, each at most once, with + - * / and brackets.
+Each turn, answer with one expression and nothing else.
+Example: from the numbers 3, 7, 8, 25 the target 74 is reached by 25 * 3 - (8 - 7)
+You have {attempts} attempt{s}. After a wrong one you are told its value or what is wrong with it.
+You get a reward of 1 for reaching the target exactly{partial}, else 0."""
+_PARTIAL_TEXT = ", 0.1 if your last attempt is a proper expression with another value"
+
+
+class CountdownEnv(TextEnv):
+    """Write an expression of the given numbers that has the target as its value.
+
+    Observation: the numbers and the target; after a wrong attempt first its value or what is wrong.
+
+    Actions: an expression of the numbers, each used at most once, with ``+ - * /`` and brackets;
+    ``= target`` may follow. Fractions and negative values on the way are fine.
+
+    Reward: 1 for the target, else 0. With ``partial=True``, 0.1 if the last attempt is a proper expression.
+
+    Success: an expression of the given numbers reached the target exactly.
+
+    Ends: terminated when the target is reached or all attempts are used, improper ones included.
+
+    Splits: random puzzles that can be solved, but not with one or two of the numbers; no set of numbers
+    is in two splits.
+    """
+
+    success_means = "an expression of the given numbers has exactly the target as its value"
+    reward_range = (0.0, 1.0)
+    tasks: TaskSet
+
+    def __init__(
+        self, *, count: int = 4, attempts: int = 3, partial: bool = False, render_mode: str | None = None
+    ) -> None:
+        """Give ``count`` numbers and this many attempts."""
+        if not 3 <= count <= 6:
+            raise UsageError(f"count must be from 3 to 6, not {count}.")
+        if not 1 <= attempts <= 1_000:
+            raise UsageError(f"attempts must be from 1 to 1,000, not {attempts}.")
+        self._count, self._attempts, self._partial = count, attempts, partial
+        self.instructions = _INSTRUCTIONS.format(
+            attempts=attempts, s="s"[: attempts != 1], partial=_PARTIAL_TEXT if partial else ""
+        )
+        self.tasks = TaskSet(f"Countdown-{count}")
+        super().__init__(render_mode=render_mode)
+
+    def begin(self, task: Task) -> str:
+        """Set the task's puzzle."""
+        self._puzzle = self.tasks.draw(task, lambda rng: random_puzzle(rng, self._count), key=_numbers_key)
+        self._left = self._attempts
+        return self._question()
+
+    def respond(self, action: str) -> Reply:
+        """Work out the expression and say what it gives."""
+        self._left -= 1
+        over = self._left == 0
+        try:
+            text, value = self._work_out(action)
+        except BadExpression as wrong:
+            return Reply(f"Not a proper expression. {wrong}{self._rest()}", terminated=over, valid=False)
+        if value == self._puzzle.target:
+            return Reply(f"Correct! {text} = {value}.", 1.0, terminated=True, success=True)
+        reward = _PARTIAL if over and self._partial else 0.0
+        return Reply(f"{text} = {_shown(value)}, not {self._puzzle.target}.{self._rest()}", reward, over)
+
+    def facts(self) -> Mapping[str, Any]:
+        """The numbers, the target and the attempts left."""
+        return {"numbers": list(self._puzzle.numbers), "target": self._puzzle.target, "left": self._left}
+
+    def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """A random expression of two or more of the numbers."""
+        return random_expression(info["numbers"], rng)
+
+    def _work_out(self, action: str) -> tuple[str, Fraction]:
+        text = action.strip(" \t\r\n`'\"")
+        text = re.sub(rf"\s*=\s*{self._puzzle.target}$", "", text)
+        value, used = evaluate(text)
+        for number, times in Counter(used).items():
+            given = self._puzzle.numbers.count(number)
+            if times > given:
+                raise BadExpression(
+                    f"{number} is used {times} times but given {given} times."
+                    if given
+                    else f"{number} is not one of the given numbers."
+                )
+        return text, value
+
+    def _question(self) -> str:
+        numbers = ", ".join(map(str, self._puzzle.numbers))
+        return f"Numbers: {numbers}. Target: {self._puzzle.target}. Attempts left: {self._left}."
+
+    def _rest(self) -> str:
+        return f"\n{self._question()}" if self._left else " No attempts left."
+
+
+def _numbers_key(puzzle: Puzzle) -> str:
+    return " ".join(map(str, sorted(puzzle.numbers)))
+
+
+def _shown(value: Fraction) -> str:
+    """A whole number, or a fraction with a rounded value beside it."""
+    return str(value) if value.denominator == 1 else f"{value} (about {float(value):.2f})"

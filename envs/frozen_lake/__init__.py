@@ -1,0 +1,1 @@
+"""FrozenLake: walk over thin ice to the goal."""

@@ -1,0 +1,150 @@
+"""FrozenLake as text, over Gymnasium's own dynamics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollgym.envs.frozen_lake.lake import GYM_RATE, RATE_IS_SETTABLE, make_lake, random_map
+from rollgym.errors import UsageError
+from rollgym.tasks import Task, TaskSet
+from rollgym.text import Reply, TextEnv
+
+MOVES = ("Left", "Down", "Right", "Up")
+"""In the order of Gymnasium's actions 0 to 3."""
+_BY_NAME = {name.lower(): number for number, name in enumerate(MOVES)} | {str(n): n for n in range(4)}
+_SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
+_PLAYER = {"S": "P", "F": "P", "H": "X", "G": "√"}
+
+_INSTRUCTIONS = """\
+You walk over a frozen lake. Reach the goal and do not fall into a hole.
+Symbols: P you, _ ice, O hole, G goal, X you in a hole, √ you at the goal.
+Each turn, answer with one move: Left, Down, Right or Up. Example: Right
+{ice}
+You get a reward of 1 for reaching the goal, else 0."""
+_FIRM = "A move takes you one cell; the edge of the lake stops you."
+_SLIPPERY = (
+    "The ice is slippery: a move goes where you want with probability {rate:.2f}, else to one of the two "
+    "sides of it, each as likely. The edge of the lake stops you."
+)
+
+
+class FrozenLakeEnv(TextEnv):
+    """Walk from the top left of a frozen lake to the goal at the bottom right.
+
+    Observation: the map, one row a line, after a line that says what happened if anything special did.
+
+    Actions: ``Left``, ``Down``, ``Right``, ``Up`` in any case, or Gymnasium's numbers 0 to 3.
+
+    Reward: 1 for the step onto the goal, else 0.
+
+    Success: the player stands on the goal.
+
+    Ends: terminated on the goal or in a hole. The registered turn limit truncates.
+
+    Splits: random maps, no map in two splits. What the ice does comes from the episode's seed.
+    """
+
+    success_means = "the player stands on the goal"
+    reward_range = (0.0, 1.0)
+    palette = {"P": "bold cyan", "_": "dim", "O": "blue", "G": "green", "X": "bold red", "√": "bold green"}
+    tasks: TaskSet
+
+    def __init__(
+        self,
+        *,
+        size: int = 4,
+        frozen_probability: float = 0.8,
+        slippery: bool = False,
+        success_rate: float | None = None,
+        spaced: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        """See docs/environments/frozen_lake.md for the options."""
+        if not 3 <= size <= 32:
+            raise UsageError(f"size must be from 3 to 32, not {size}.")
+        if not 0.3 <= frozen_probability <= 0.95:
+            raise UsageError(f"frozen_probability must be from 0.3 to 0.95, not {frozen_probability}.")
+        self._size, self._frozen = size, frozen_probability
+        self._rate = _rate(slippery, success_rate)
+        self._gap = " " if spaced else ""
+        ice = _SLIPPERY.format(rate=self._rate) if slippery else _FIRM
+        self.instructions = _INSTRUCTIONS.format(ice=ice)
+        self.tasks = TaskSet(f"FrozenLake-{size}-{frozen_probability}")
+        super().__init__(render_mode=render_mode)
+
+    def begin(self, task: Task) -> str:
+        """Make the task's map and put the player at its start."""
+        self._rows = self.tasks.draw(
+            task, lambda rng: random_map(rng, self._size, self._frozen), key="\n".join
+        )
+        self._lake = make_lake(self._rows, self._rate)
+        self._lake.np_random = self.np_random
+        self._cell = self._where(self._lake.reset()[0])
+        return self.render_text()
+
+    def respond(self, action: str) -> Reply:
+        """Move, as far as the ice lets us."""
+        move = _BY_NAME.get(action.strip(" \t\r\n`'\"").lower())
+        if move is None:
+            note = "That is not a move. Answer Left, Down, Right or Up."
+            return Reply(f"{note}\n{self.render_text()}", valid=False)
+        before, wanted = self._cell, self._ahead(move)
+        state, reward, over, _, _ = self._lake.step(move)
+        self._cell = self._where(state)
+        note = self._note(before, wanted)
+        won = self._letter() == "G"
+        return Reply(f"{note}{self.render_text()}", float(reward), terminated=bool(over), success=won)
+
+    def facts(self) -> Mapping[str, Any]:
+        """The map, where the player is (row, column), how often the ice obeys, and the moves."""
+        return {
+            "map": list(self._rows),
+            "position": list(self._cell),
+            "success_rate": self._rate,
+            "actions": list(MOVES),
+        }
+
+    def render_text(self) -> str:
+        """The map with the player on it."""
+        cells = [[_SYMBOLS[letter] for letter in row] for row in self._rows]
+        row, column = self._cell
+        cells[row][column] = _PLAYER[self._letter()]
+        return "\n".join(self._gap.join(line) for line in cells)
+
+    def _note(self, before: tuple[int, int], wanted: tuple[int, int]) -> str:
+        slipped = "You slipped. " if self._cell != wanted else ""
+        if self._letter() == "H":
+            return f"{slipped}You fell into a hole.\n"
+        if self._letter() == "G":
+            return f"{slipped}You reached the goal.\n"
+        if self._cell == before:
+            return f"{slipped}The edge stopped you.\n"
+        return f"{slipped.strip()}\n" if slipped else ""
+
+    def _letter(self) -> str:
+        row, column = self._cell
+        return self._rows[row][column]
+
+    def _where(self, state: int) -> tuple[int, int]:
+        row, column = divmod(int(state), self._size)
+        return row, column
+
+    def _ahead(self, move: int) -> tuple[int, int]:
+        row, column = self._cell
+        down, right = ((0, -1), (1, 0), (0, 1), (-1, 0))[move]
+        last = self._size - 1
+        return min(max(row + down, 0), last), min(max(column + right, 0), last)
+
+
+def _rate(slippery: bool, success_rate: float | None) -> float:
+    """How often a move goes where it should."""
+    if success_rate is None:
+        return GYM_RATE if slippery else 1.0
+    if not slippery:
+        raise UsageError("success_rate is for slippery ice: give slippery=True with it.")
+    if not 0 < success_rate < 1:
+        raise UsageError(f"success_rate must be above 0 and below 1, not {success_rate}.")
+    if not RATE_IS_SETTABLE:
+        raise UsageError("This version of Gymnasium cannot set success_rate: upgrade gymnasium.")
+    return float(success_rate)

@@ -1,0 +1,55 @@
+"""The expert of FrozenLake: value iteration on the map, which on firm ice is the shortest way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from rollgym.agent import SoloAgent
+from rollgym.envs.frozen_lake.env import MOVES
+from rollgym.envs.frozen_lake.lake import make_lake
+
+_DISCOUNT = 0.97
+"""Low enough to prefer a quick way where the turn limit is near, high enough to go round a risk."""
+_SWEEPS = 10_000
+_CLOSE = 1e-9
+
+
+class FrozenLakeExpert(SoloAgent):
+    """Takes the move that leads to the goal most surely, and among equals soonest."""
+
+    def choose(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The best move from where the player stands."""
+        row, column = info["position"]
+        plan = best_moves(tuple(info["map"]), float(info["success_rate"]))
+        return MOVES[plan[row * len(info["map"][0]) + column]]
+
+
+@lru_cache(maxsize=256)
+def best_moves(rows: tuple[str, ...], success_rate: float) -> tuple[int, ...]:
+    """The best move in every cell of a map."""
+    chances, following, rewards = _tables(make_lake(rows, success_rate).P)
+    value = np.zeros(len(chances))
+    for _ in range(_SWEEPS):
+        worth = (chances * (rewards + _DISCOUNT * value[following])).sum(axis=2)
+        change = np.abs(worth.max(axis=1) - value).max()
+        value = worth.max(axis=1)
+        if change < _CLOSE:
+            break
+    # Rounded, so that moves of equal worth are told apart by their order and not by float noise.
+    return tuple(int(move) for move in worth.round(7).argmax(axis=1))
+
+
+def _tables(dynamics: Any) -> tuple[Any, Any, Any]:
+    """Gymnasium's transitions as arrays by (state, move, outcome).
+
+    In Gymnasium's table goals and holes lead to themselves and pay nothing, so they need no special care.
+    """
+    blank = (0.0, 0, 0.0, True)
+    table = np.array(
+        [[[*dynamics[s][a], blank, blank][:3] for a in range(4)] for s in range(len(dynamics))], dtype=float
+    )
+    return table[..., 0], table[..., 1].astype(int), table[..., 2]

@@ -1,0 +1,1 @@
+"""GuessTheNumber: find a hidden number from higher/lower answers."""

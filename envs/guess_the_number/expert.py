@@ -1,0 +1,17 @@
+"""The expert of GuessTheNumber: halve what is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollgym.agent import SoloAgent
+
+
+class GuessTheNumberExpert(SoloAgent):
+    """Binary search: finds one of n numbers with at most floor(log2 n) + 1 guesses."""
+
+    def choose(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The middle of what is possible."""
+        low, high = info["possible"]
+        return str((low + high) // 2)

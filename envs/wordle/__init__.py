@@ -1,0 +1,1 @@
+"""Wordle: find a hidden word from marked guesses."""

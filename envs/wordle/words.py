@@ -1,0 +1,35 @@
+"""The word list and the marks of a guess."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import resources
+
+LENGTH = 5
+
+
+@lru_cache(maxsize=1)
+def word_list() -> tuple[str, ...]:
+    """All words, in alphabetical order, read when first asked for."""
+    text = resources.files("rollgym.envs.wordle").joinpath("words.txt").read_text("utf-8")
+    return tuple(text.split())
+
+
+@lru_cache(maxsize=1)
+def word_set() -> frozenset[str]:
+    """All words, for asking whether one is among them."""
+    return frozenset(word_list())
+
+
+def mark(guess: str, hidden: str) -> str:
+    """A mark per letter: G right place, Y elsewhere in the word, - not (or not once more) in it.
+
+    A letter is marked as often as the hidden word has it: right places first, then from left to right.
+    """
+    marks = ["G" if a == b else "-" for a, b in zip(guess, hidden, strict=True)]
+    spare = [b for a, b in zip(guess, hidden, strict=True) if a != b]
+    for place, letter in enumerate(guess):
+        if marks[place] == "-" and letter in spare:
+            marks[place] = "Y"
+            spare.remove(letter)
+    return "".join(marks)
