@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench docs clean
+.PHONY: help install demo test test-slow lint format bench docs pictures clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ bench: $(VENV)/.installed ## Env steps per second of our pool against gymnasium'
 docs: $(VENV)/.docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
+
+pictures: $(VENV)/.installed ## Make the pictures of the docs anew
+	$(BIN)/python docs/images/make.py
 
 clean: ## Remove .venv, caches and built files (not runs/)
 	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

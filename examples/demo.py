@@ -19,10 +19,10 @@ ENVS = ("rollgym/Sokoban-v0", "rollgym/FrozenLake-v0")
 EPISODES = 200
 
 
-def main() -> None:
+def main(screen: Console | None = None) -> None:
     started = time.time()
     folder = Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    screen = Console()
+    screen = screen or Console()
     table = Table("environment", "agent", "success", "", "95 % interval", "return", "turns", box=None)
     results: dict[str, dict[str, float]] = {}
     for env_id in ENVS:

@@ -166,6 +166,8 @@ def find_spec(name: str) -> EnvSpec:
     if colon and "/" not in module and rest not in gym_registry:
         import_module(module, "environment")
         if rest not in gym_registry:
+            if "/" in rest:
+                _unknown(rest)
             found = load_object(name, "environment")
             # An id of its own; Gymnasium's ids have no room for dots and colons in a namespace.
             # Gymnasium finds names at the top of a module only, so a nested class goes in as it is.
@@ -215,7 +217,7 @@ def make(name: str, **kwargs: Any) -> gym.Env[str, str]:
     ``kwargs`` go to its constructor; ``max_episode_steps`` replaces the registered turn limit.
     """
     spec = find_spec(name)
-    for extra in card(name).needs:
+    for extra in _cards[spec.id].needs if spec.id in _cards else ():
         _require_extra(name, extra)
     # Gymnasium's passive checker warns step by step; `rollgym check` says it once and says more.
     kwargs.setdefault("disable_env_checker", True)

@@ -94,7 +94,8 @@ class Table:
                 observation, reward, terminated, truncated, info = self.env.step(word)
             over, turn, total = terminated or truncated, turn + 1, total + float(reward)
             self._show(observation, info)
-            self.screen.print(f"turn {turn}   reward {reward:+g}   return {total:+g}", style="dim")
+            score = f"turn {turn}   reward {reward:+g}   return {total:+g}"
+            self.screen.print(score, style="dim", highlight=False)
         self._show_end(info, total, turn)
         return self._again()
 
