@@ -40,7 +40,9 @@ class Move:
     prompt_ids: tuple[int, ...] = ()
     action_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    new_row: bool = False
     policy_version: int | None = None
+    version_spans: tuple[tuple[int, int], ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
 

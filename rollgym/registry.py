@@ -3,7 +3,7 @@
 After ``import rollgym`` both ``rollgym.make`` and ``gymnasium.make`` know every environment registered here.
 Names that work everywhere an environment is asked for:
 
-- an id, ``rollgym/Sokoban-v0`` or any of Gymnasium's (``Taxi-v3``);
+- an id, ``rollgym/Sokoban-v0`` or any of Gymnasium's (``CartPole-v1``);
 - ``module:Class``, a class that nobody registered;
 - ids of other packages: installed ones are found by the entry-point group ``rollgym.envs``, others by
   importing a module that registers them (``--env-module`` on the command line).

@@ -57,10 +57,14 @@ def _success(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
     if not count:
         return {"success_rate": None, "success_ci": None, "success_ci_method": None}
     wins = int(sum(map(sum, values)))
-    # Episodes of one task are alike, so Wilson's interval over all of them would be too narrow.
-    alone = all(len(cluster) == 1 for cluster in values)
-    interval = wilson(wins, count) if alone else bootstrap_mean(values)
-    method = "wilson" if alone else "bootstrap over tasks"
+    if all(len(cluster) == 1 for cluster in values):
+        method, interval = "wilson", wilson(wins, count)
+    elif wins in (0, count):
+        # Resampling what is all alike shows no spread; each task still counts as one trial.
+        method, interval = "wilson over tasks", wilson(len(values) if wins else 0, len(values))
+    else:
+        # Episodes of one task are alike, so Wilson's interval over all of them would be too narrow.
+        method, interval = "bootstrap over tasks", bootstrap_mean(values)
     return {"success_rate": wins / count, "success_ci": list(interval), "success_ci_method": method}
 
 

@@ -151,7 +151,12 @@ class Turn:
     prompt_ids: tuple[int, ...] = ()
     action_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    new_row: bool = False
+    """True where the chat template rewrote history: ``prompt_ids`` begin a training row of their own."""
     policy_version: int | None = None
+    """The oldest weights that had a part in the reply."""
+    version_spans: tuple[tuple[int, int], ...] = ()
+    """(version, how many of the action's tokens), in order."""
     finish_reason: str | None = None
     seconds: Seconds = field(default_factory=Seconds)
     usage: Usage | None = None
@@ -163,6 +168,11 @@ class Turn:
             f"{len(self.action_ids)} action_ids but {len(self.logprobs)} logprobs",
         )
         _require(all(math.isfinite(x) for x in self.logprobs), "a log-prob must be finite")
+        spanned = sum(count for _, count in self.version_spans)
+        _require(
+            not self.version_spans or spanned == len(self.action_ids),
+            f"version_spans cover {spanned} of {len(self.action_ids)} action_ids",
+        )
 
     @property
     def ends(self) -> bool:

@@ -16,7 +16,7 @@ from rollgym.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-RUN = ["README.md", "docs/index.md", "docs/evaluate.md", "docs/write_an_environment.md", "docs/check.md"]
+RUN = ["README.md", "docs/index.md", "docs/evaluate.md", "docs/write_an_environment.md"]
 BLOCK = re.compile(r"(<!--[^\n]*-->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 Command = Callable[..., Any]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EnvName = Annotated[
     str,
     typer.Argument(
-        metavar="ENV", help="An id (rollgym/Sokoban-v0, Taxi-v3) or module:Class.", show_default=False
+        metavar="ENV", help="An id (rollgym/Sokoban-v0, CartPole-v1) or module:Class.", show_default=False
     ),
 ]
 EnvModules = Annotated[

@@ -41,7 +41,7 @@ def envs(env_module: EnvModules = None, as_json: AsJson = False) -> None:
             row["needs"] or "nothing",
         )
     console().print(table)
-    console().print("\nEvery Gymnasium id works too (Taxi-v3), and module:Class.", style="dim")
+    console().print("\nEvery Gymnasium id works too (CartPole-v1), and module:Class.", style="dim")
 
 
 def _describe(card: EnvCard) -> dict[str, Any]:
