@@ -1,0 +1,33 @@
+"""Actions by name or by gym-sokoban's number, one or several in a turn."""
+
+from __future__ import annotations
+
+import re
+
+from rollgym.envs.sokoban.board import NOOP
+
+NAMES = ("Up", "Down", "Left", "Right")
+SEPARATOR = " || "
+
+_SEPARATORS = re.compile(r"\|\||,")
+_WRAPPING = " \t\r\n`'\""
+
+_CODES: dict[str, int] = {"noop": NOOP, "no-op": NOOP, "no operation": NOOP}
+_CODES |= {str(code): code for code in range(9)}
+for _code, _name in enumerate(NAMES, 1):
+    _CODES[_name.lower()] = _CODES[f"push {_name.lower()}"] = _code
+    _CODES[f"move {_name.lower()}"] = _code + 4
+
+
+def parse_actions(text: str, limit: int) -> tuple[list[int] | None, int]:
+    """The codes of the first ``limit`` actions named, and how many more there were.
+
+    ``None`` where one of them is no action, or none is named at all.
+    """
+    parts = [part.strip(_WRAPPING) for part in _SEPARATORS.split(text.strip(_WRAPPING))]
+    named = [" ".join(part.lower().split()) for part in parts if part]
+    codes = [_CODES.get(name) for name in named[:limit]]
+    known = [code for code in codes if code is not None]
+    if not known or len(known) < len(codes):
+        return None, 0
+    return known, len(named) - len(known)

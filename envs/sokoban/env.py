@@ -1,0 +1,194 @@
+"""Sokoban as a text environment."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollgym.envs.sokoban.actions import NAMES, SEPARATOR, parse_actions
+from rollgym.envs.sokoban.board import BOX_REWARD, NOOP, SOLVED_REWARD, STEP_REWARD, Game
+from rollgym.envs.sokoban.generate import Rules, canonical, generate
+from rollgym.envs.sokoban.levels import Level
+from rollgym.envs.sokoban.options import FileLevels, Wishes, check_choice, check_whole
+from rollgym.envs.sokoban.views import VIEWS, VOCABULARIES, legend, palette, show, translation
+from rollgym.errors import UsageError
+from rollgym.tasks import Task, TaskSet
+from rollgym.text import Reply, TextEnv
+
+
+class SokobanEnv(TextEnv):
+    """Push every box onto a target. Boxes can be pushed, one at a time, and never pulled.
+
+    Observation: the room as a grid of symbols, one row a line; coordinates on request (``view``). A line
+    under it says so when an action was not understood or left out.
+
+    Actions: ``Up``, ``Down``, ``Left``, ``Right`` walk, or push a box that is in the way. Also understood:
+    ``push up``, ``move up`` (walk only, never push), ``noop``, and gym-sokoban's numbers 0 to 8. With
+    ``actions_per_turn=2``, up to two in one turn: ``Right || Up`` or ``Right, Up``; more are left out.
+
+    Reward: gym-sokoban's. Each action -0.1; +1 when a box comes onto a target and -1 when one leaves it;
+    +10 when all are on targets. A turn's reward is the sum over its actions. A turn that is not understood
+    is one ``noop`` (-0.1), less ``invalid_penalty``.
+
+    Success: every box stands on a target.
+
+    Ends: terminated when solved; truncated when ``max_steps`` actions are used up without that.
+
+    Splits: train, dev and test share no level, nor a turned or mirrored copy of one. Levels from a file:
+    of every ten, the first eight are train, then one dev, one test; ``all`` has them in order.
+    """
+
+    success_means = "every box stands on a target"
+
+    def __init__(
+        self,
+        preset: str = "6x6",
+        *,
+        size: int | str | tuple[int, int] | None = None,
+        boxes: int | None = None,
+        max_steps: int | None = None,
+        actions_per_turn: int = 1,
+        vocabulary: str = "ragen",
+        view: str = "grid",
+        levels: str | Path | None = None,
+        min_moves: int | None = None,
+        max_moves: int | None = None,
+        invalid_penalty: float = 0.0,
+        render_mode: str | None = None,
+    ) -> None:
+        check_choice("vocabulary", vocabulary, VOCABULARIES)
+        check_choice("view", view, VIEWS)
+        self._per_turn = check_whole("actions_per_turn", actions_per_turn)
+        if not isinstance(invalid_penalty, (int, float)) or not 0 <= invalid_penalty < float("inf"):
+            raise UsageError(f"invalid_penalty must be a number, 0 or more, not {invalid_penalty!r}.")
+        self._penalty = float(invalid_penalty)
+        wishes = Wishes(size, boxes, min_moves, max_moves, max_steps)
+        self._rules, self._max_steps = wishes.settle(preset, from_file=levels is not None)
+        self._file = None if levels is None else FileLevels(levels)
+        self.tasks = self._file.tasks if self._file else TaskSet(self._rules.name)
+        super().__init__(render_mode=render_mode)
+        self._view, self._table = view, translation(vocabulary)
+        self.palette = palette(vocabulary)
+        self.instructions = _instructions(vocabulary, view, self._per_turn, self._max_steps)
+        self.reward_range = _reward_range(self._per_turn, self._penalty)
+        self._level = Level("#\n#")
+        self._game = Game(self._level.text)
+        self._moved = (False, False)
+
+    def begin(self, task: Task) -> str:
+        """Set up the task's level."""
+        self._level = self._file.level(task) if self._file else generated(self._rules, task)
+        self._game = Game(self._level.text, self._max_steps)
+        self._moved = (False, False)
+        return self._show()
+
+    def respond(self, action: str) -> Reply:
+        """Play the actions of one turn, up to the end of the game."""
+        codes, left_out = parse_actions(action, self._per_turn)
+        reward, done = self._play([NOOP] if codes is None else codes)
+        solved = self._game.solved
+        note = self._note(codes is not None, left_out)
+        return Reply(
+            f"{self._show()}\n{note}" if note else self._show(),
+            reward if codes is not None else reward - self._penalty,
+            terminated=solved,
+            truncated=done and not solved,
+            success=solved,
+            valid=codes is not None,
+        )
+
+    def facts(self) -> Mapping[str, Any]:
+        """The position in XSB and what can be counted in it; at the start also the level's difficulty."""
+        game = self._game
+        facts: dict[str, Any] = {
+            "board": game.text,
+            "boxes": game.boxes,
+            "boxes_on_target": game.boxes_on_target,
+            "steps_left": game.max_steps - game.steps,
+            "moved_player": self._moved[0],
+            "moved_box": self._moved[1],
+            "actions": NAMES,
+            "actions_per_turn": self._per_turn,
+        }
+        if game.steps == 0 and self._level.difficulty is not None:
+            facts["difficulty"] = asdict(self._level.difficulty)
+        return facts
+
+    def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """As many random directions as a turn may have."""
+        return SEPARATOR.join(NAMES[int(i)] for i in rng.integers(len(NAMES), size=self._per_turn))
+
+    def render_text(self) -> str:
+        """The grid, with the steps and boxes counted under it."""
+        game = self._game
+        counts = f"step {game.steps} of {game.max_steps}, {game.boxes_on_target} of {game.boxes} on target"
+        return f"{game.text.translate(self._table)}\n{counts}"
+
+    def _play(self, codes: list[int]) -> tuple[float, bool]:
+        total, done, player, box = 0.0, False, False, False
+        for code in codes:
+            reward, done, moved_player, moved_box = self._game.step(code)
+            total += reward
+            player, box = player or moved_player, box or moved_box
+            if done:
+                break
+        self._moved = (player, box)
+        return total, done
+
+    def _show(self) -> str:
+        return show(self._game.text, self._view, self._table)
+
+    def _note(self, valid: bool, left_out: int) -> str:
+        if not valid:
+            return f"Not understood, so nothing moved. Actions: {', '.join(NAMES)}."
+        if left_out:
+            return f"Only {self._per_turn} per turn: the last {left_out} of your actions did not count."
+        return ""
+
+
+@functools.lru_cache(maxsize=4096)
+def generated(rules: Rules, task: Task) -> Level:
+    """The level of a task. Kept, since the members of a group all play the same one."""
+    tasks = TaskSet(rules.name)
+
+    def belongs(text: str) -> bool:
+        return tasks.home(canonical(text)) == task.split
+
+    return tasks.draw(task, lambda rng: generate(rng, rules, belongs), lambda level: canonical(level.text))
+
+
+def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> str:
+    symbols = "" if view == "coords" else f"Symbols: {legend(vocabulary)}.\n"
+    places = (
+        ""
+        if view == "grid"
+        else (
+            "Places are (row, column), counted from (0, 0) at the top left. The border of the room is wall.\n"
+        )
+    )
+    several = (
+        f"You may give up to {per_turn} actions in one turn, in order, like this: Right || Up\n"
+        if per_turn > 1
+        else "Give one action per turn, for example: Right\n"
+    )
+    return (
+        "You are playing Sokoban. Push every box onto a target.\n"
+        f"{symbols}{places}"
+        "Actions: Up, Down, Left, Right. You walk one cell; if a box is in the way, you push it, provided "
+        "the cell behind it is free. You cannot pull a box, push two at once, or walk through walls.\n"
+        f"{several}"
+        f"You have {max_steps} actions. Each costs 0.1; a box brought onto a target earns 1 (moved off it, "
+        "it costs 1), and all boxes on targets earn 10."
+    )
+
+
+def _reward_range(per_turn: int, penalty: float) -> tuple[float, float]:
+    """Each action could lose a box; the last could solve the level after each other one placed a box."""
+    least = min(sum([STEP_REWARD - BOX_REWARD] * per_turn), STEP_REWARD - penalty)
+    most = sum([STEP_REWARD + BOX_REWARD] * (per_turn - 1)) + STEP_REWARD + BOX_REWARD + SOLVED_REWARD
+    return least, most
