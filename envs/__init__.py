@@ -61,7 +61,6 @@ def register_all() -> None:
         f"{_HERE}.minesweeper.env:MinesweeperEnv",
         summary="Uncover every cell that hides no mine",
         expert=f"{_HERE}.minesweeper.expert:MinesweeperExpert",
-        expert_is="baseline",
     )
     register(
         "rollgym/TowerOfHanoi-v0",

@@ -1,0 +1,1 @@
+"""Mastermind: break a code of digits from black and white pegs."""

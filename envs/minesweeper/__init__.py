@@ -1,0 +1,1 @@
+"""Minesweeper: uncover every cell that hides no mine."""

@@ -1,0 +1,97 @@
+"""What follows from the numbers that are open: cells that are safe, and the risk of the others.
+
+Sets of cells are bit masks. A constraint is a pair: a set of cells, and how many mines are among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import permutations
+
+from rollgym.envs.minesweeper.count import Constraint, TooHard, cells_of, mine_counts
+from rollgym.envs.minesweeper.grid import FLAG, HIDDEN, neighbours
+
+
+def read_board(board: Sequence[str]) -> tuple[int, list[Constraint]]:
+    """The closed cells and the constraints of a visible board; flags say nothing."""
+    around = neighbours(len(board), len(board[0]))
+    text = "".join(board)
+    closed = sum(1 << cell for cell, symbol in enumerate(text) if symbol in (HIDDEN, FLAG))
+    found: dict[Constraint, None] = {}
+    for cell, symbol in enumerate(text):
+        if symbol.isdigit():
+            mask = sum(1 << other for other in around[cell]) & closed
+            if mask:
+                found[mask, int(symbol)] = None
+    return closed, list(found)
+
+
+def safe_cells(board: Sequence[str], mines: int) -> list[int]:
+    """Cells that cannot hide a mine: by simple rules if those find any, else by counting all cases."""
+    closed, constraints = read_board(board)
+    easy = _safe_by_rules(constraints)
+    if easy:
+        return cells_of(easy)
+    try:
+        counts, _ = mine_counts(closed, constraints, mines)
+    except TooHard:
+        return []
+    return [cell for cell, count in counts.items() if count == 0]
+
+
+def risks(board: Sequence[str], mines: int) -> dict[int, float]:
+    """How likely each closed cell hides a mine, all fields that fit being equally likely."""
+    closed, constraints = read_board(board)
+    try:
+        counts, total = mine_counts(closed, constraints, mines)
+    except TooHard:
+        return _rough_risks(closed, constraints, mines)
+    return {cell: count / total for cell, count in counts.items()}
+
+
+def _safe_by_rules(constraints: Iterable[Constraint]) -> int:
+    safe = mined = 0
+    while True:
+        left = _without(constraints, safe, mined)
+        new_safe, new_mined = _settled(left)
+        if not new_safe | new_mined:
+            new_safe, new_mined = _settled(_differences(left))
+        if not new_safe | new_mined:
+            return safe
+        safe, mined = safe | new_safe, mined | new_mined
+
+
+def _without(constraints: Iterable[Constraint], safe: int, mined: int) -> list[Constraint]:
+    """The constraints on the cells that are not known yet."""
+    left = [(mask & ~safe & ~mined, count - (mask & mined).bit_count()) for mask, count in constraints]
+    return list(dict.fromkeys(constraint for constraint in left if constraint[0]))
+
+
+def _differences(constraints: Iterable[Constraint]) -> list[Constraint]:
+    """Where one constraint's cells are all among another's: what is left for the others."""
+    return [
+        (big & ~small, more - fewer)
+        for (small, fewer), (big, more) in permutations(constraints, 2)
+        if small & ~big == 0
+    ]
+
+
+def _settled(constraints: Iterable[Constraint]) -> tuple[int, int]:
+    """Cells that are safe or mined because a constraint has no mine, or nothing but mines."""
+    safe = mined = 0
+    for mask, count in constraints:
+        if count == 0:
+            safe |= mask
+        elif count == mask.bit_count():
+            mined |= mask
+    return safe, mined
+
+
+def _rough_risks(closed: int, constraints: Iterable[Constraint], mines: int) -> dict[int, float]:
+    """The greatest share of mines among the constraints of a cell, or of all closed cells."""
+    overall = mines / max(1, closed.bit_count())
+    found: dict[int, float] = {}
+    for mask, count in constraints:
+        for cell in cells_of(mask):
+            found[cell] = max(found.get(cell, 0.0), count / mask.bit_count())
+    return {cell: found.get(cell, overall) for cell in cells_of(closed)}

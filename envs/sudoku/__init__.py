@@ -1,0 +1,1 @@
+"""Sudoku: fill a grid that has exactly one solution."""

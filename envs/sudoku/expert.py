@@ -1,0 +1,31 @@
+"""An expert for Sudoku: solves the given grid by search and fills it in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from rollgym.agent import SoloAgent
+from rollgym.envs.sudoku.grid import solution
+
+
+@lru_cache(maxsize=256)
+def _solved(given: str) -> str:
+    grid = solution([int(symbol) for symbol in given.replace(".", "0")])
+    assert grid is not None, "the given grid has no solution"
+    return "".join(map(str, grid))
+
+
+class SudokuExpert(SoloAgent):
+    """Removes what is wrong, then fills the first blank with its digit in the only solution."""
+
+    def choose(self, observation: str, info: Mapping[str, Any]) -> str:
+        """Clear the first wrong digit, or fill the first blank."""
+        now, size = "".join(info["board"]), len(info["board"])
+        right = _solved("".join(info["given"]))
+        for cell, (here, digit) in enumerate(zip(now, right, strict=True)):
+            if here not in (".", digit):
+                return f"clear {cell // size + 1} {cell % size + 1}"
+        cell = now.index(".")
+        return f"fill {cell // size + 1} {cell % size + 1} {right[cell]}"

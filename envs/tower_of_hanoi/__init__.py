@@ -1,0 +1,1 @@
+"""Tower of Hanoi: bring all disks onto one peg, never a larger disk onto a smaller one."""

@@ -1,0 +1,1 @@
+"""2048: slide and merge tiles until one reaches the goal."""
