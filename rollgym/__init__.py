@@ -3,12 +3,27 @@
 ``import rollgym`` registers every environment with Gymnasium and imports no torch, ray or transformers.
 """
 
-from rollgym.adapt import adapt
-from rollgym.agent import Agent, AgentSetup, Briefing, Move, Player, SoloAgent, make_agent, register_agent
-from rollgym.registry import cards, load_plugins, make, register, register_built_in
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, TextSpace
-from rollgym.types import Episode, EpisodeSpec, Group, Limits, Outcome, Turn
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollgym.adapt import adapt
+    from rollgym.agent import (
+        Agent,
+        AgentSetup,
+        Briefing,
+        Move,
+        Player,
+        SoloAgent,
+        make_agent,
+        register_agent,
+    )
+    from rollgym.registry import cards, make, register
+    from rollgym.tasks import Task, TaskSet
+    from rollgym.text import Reply, TextEnv, TextSpace
+    from rollgym.types import Episode, EpisodeSpec, Group, Limits, Outcome, Turn
 
 __version__ = "0.1.0"
 
@@ -38,5 +53,47 @@ __all__ = [
     "register_agent",
 ]
 
-register_built_in()
-load_plugins()
+_HOMES = {
+    "adapt": ("adapt",),
+    "agent": (
+        "Agent",
+        "AgentSetup",
+        "Briefing",
+        "Move",
+        "Player",
+        "SoloAgent",
+        "make_agent",
+        "register_agent",
+    ),
+    "registry": ("cards", "make", "register"),
+    "tasks": ("Task", "TaskSet"),
+    "text": ("Reply", "TextEnv", "TextSpace"),
+    "types": ("Episode", "EpisodeSpec", "Group", "Limits", "Outcome", "Turn"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Find a public name in the module it lives in, the first time it is asked for."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'rollgym' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"rollgym.{_HOME_OF[name]}"), name)
+    # `rollgym.adapt` is a module as well as a function in it: the function is what the name means.
+    globals()[name] = value
+    return value
+
+
+def _only_help_is_wanted() -> bool:
+    """The help of the ``rollgym`` command needs no environment, and should not wait for Gymnasium."""
+    words = sys.argv[1:]
+    asked = not words or any(word in ("-h", "--help", "--version") for word in words)
+    return Path(sys.argv[0] if sys.argv else "").name == "rollgym" and asked
+
+
+if not _only_help_is_wanted():
+    from rollgym.adapt import adapt
+    from rollgym.registry import load_plugins as _load_plugins
+    from rollgym.registry import register_built_in as _register_built_in
+
+    _register_built_in()
+    _load_plugins()
