@@ -1,0 +1,21 @@
+"""Every environment that comes with rollgym keeps the contract."""
+
+import pytest
+
+import rollgym
+from rollgym.check import check_env
+
+SHIPPED = [card.env_id for card in rollgym.cards() if card.env_id.startswith("rollgym/")]
+
+
+def test_all_the_games_are_there() -> None:
+    assert len(SHIPPED) >= 13
+
+
+@pytest.mark.parametrize("env_id", SHIPPED)
+def test_it_keeps_the_contract(env_id: str) -> None:
+    report = check_env(env_id, quick=True)
+    broken = {r.rule: r.detail for r in report.results if r.status == "failed"}
+    assert report.ok, broken
+    # Nothing of ours is skipped or in doubt either.
+    assert {r.status for r in report.results} == {"passed"}
