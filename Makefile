@@ -19,7 +19,12 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
+# torch==2.13.0 by name: anything looser may bring several GB of CUDA with it.
+$(VENV)/.train: $(VENV)/.installed
+	$(PIP) torch==2.13.0 -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[dev]'
 	@touch $@
 

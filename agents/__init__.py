@@ -14,3 +14,4 @@ def register_all() -> None:
     register_agent("human", f"{_HERE}.human:HumanAgent", summary="you, at the terminal")
     register_agent("scripted", f"{_HERE}.scripted:ScriptedAgent", summary="actions from a file (path=FILE)")
     register_agent("chat", f"{_HERE}.chat:make_chat", summary="any OpenAI-compatible endpoint (model=NAME)")
+    register_agent("lm", f"{_HERE}.lm:make_lm", summary="a model's folder, token by token (model=DIR)")

@@ -16,14 +16,12 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
 
 from rollgym.errors import AgentError, RollgymError, UnknownName, UsageError, one_line
-from rollgym.registry import load_object
+from rollgym.registry import call_plugins, load_object
 from rollgym.types import EpisodeSpec, Usage
 
 AGENT_GROUP = "rollgym.agents"
@@ -56,7 +54,7 @@ class Briefing:
 
 
 class Player(Protocol):
-    """One agent in one episode."""
+    """One agent in one episode. It may have an ``async def leave()``, called when the episode has ended."""
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> Move | str:
         """The next move."""
@@ -155,15 +153,7 @@ def load_agents() -> None:
         return
     _loaded = True
     importlib.import_module(BUILT_IN).register_all()
-    for plugin in entry_points(group=AGENT_GROUP):
-        try:
-            plugin.load()()
-        except Exception as error:
-            warnings.warn(
-                f"the plugin {plugin.name!r} ({plugin.value}) could not register its agents: "
-                f"{one_line(error)}",
-                stacklevel=2,
-            )
+    call_plugins(AGENT_GROUP, "agents")
 
 
 def agent_cards() -> list[AgentCard]:

@@ -8,6 +8,7 @@
         ├── EnvError            an environment raised or broke its contract
         ├── WorkerLost          the process that hosted an environment died or was killed
         ├── AgentError          the agent (or the engine behind it) could not act
+        ├── ContextFull         the conversation no longer fits the model (ends as token_limit)
         └── ResultsError        a results file is broken or of a newer schema
 
 Environment and agent authors raise plain Python errors; `boundary` names them once, where they cross
@@ -81,6 +82,10 @@ class WorkerLost(RunError):
 
 class AgentError(RunError):
     """The agent, or the engine or endpoint behind it, could not produce an action."""
+
+
+class ContextFull(RunError):
+    """The conversation is longer than the model can read; the episode ends as ``token_limit``."""
 
 
 class ResultsError(RunError):

@@ -1,34 +1,27 @@
-"""Evaluation: the same episodes for everybody, written as they end, summed up with intervals.
-
-`plan` turns a request into episode specs, which depend on nothing but the request; `run` plays those that
-are not done yet.
-"""
+"""Evaluation: the same episodes for everybody, written as they end, summed up with intervals."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from rollgym.agent import Agent, AgentSetup, make_agent
-from rollgym.errors import RunError, UsageError
+from rollgym.errors import RunError, one_line
+from rollgym.evalplan import Plan, Request, plan
 from rollgym.pool import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
 from rollgym.records import jsonable
-from rollgym.registry import find_spec, import_module, make
-from rollgym.scheduler.episode import play_episode
-from rollgym.seeding import derive_seed
-from rollgym.store import RunFolder
+from rollgym.scheduler.episode import EpisodeLife
+from rollgym.scheduler.events import EventLog
+from rollgym.scheduler.places import Places
+from rollgym.store import EVENTS, RunFolder
 from rollgym.summary import summarise
-from rollgym.tasks import TaskSet
-from rollgym.text import text_face
-from rollgym.types import SCHEMA_VERSION, Episode, EpisodeSpec, Limits, Outcome
-from rollgym.versions import package_versions
+from rollgym.types import Episode, EpisodeSpec, Outcome
+
+__all__ = ["Evaluation", "Plan", "Request", "check_agent", "evaluate", "first_error", "open_folder", "plan"]
 
 IDENTITY = ("env", "agent", "split", "seed", "per_task", "limits", "task_set")
 """Manifest fields that must agree before results may be continued."""
@@ -36,134 +29,6 @@ GIVE_UP_AFTER = 10
 """When this many episodes have ended and every one of them failed, the rest would too."""
 ATTEMPTS = 3
 """How often an episode is started anew when its worker dies."""
-TURN_LIMIT = 2_000
-"""For environments that register no limit of their own, so that an evaluation always ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What to evaluate."""
-
-    env_id: str
-    agent: str
-    episodes: int = 100
-    seed: int = 0
-    split: str = "test"
-    per_task: int = 1
-    """Episodes that share a task, for pass@k."""
-    workers: int = 0
-    """Worker processes; 0 plays in this one."""
-    concurrency: int = 0
-    """Episodes in flight; 0 chooses."""
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    agent_options: Mapping[str, Any] = field(default_factory=dict)
-    modules: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("episodes", 1),
-            ("per_task", 1),
-            ("workers", 0),
-            ("concurrency", 0),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if value < least:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}.")
-        if self.episodes % self.per_task:
-            raise UsageError(
-                f"--episodes {self.episodes} is not a multiple of --per-task {self.per_task}: every task is "
-                "played equally often."
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The episodes of a request, and what the manifest says of them."""
-
-    request: Request
-    specs: tuple[EpisodeSpec, ...]
-    manifest: dict[str, Any]
-
-
-def plan(request: Request) -> Plan:
-    """The episodes to play. The same request gives the same specs on every machine."""
-    for module in request.modules:
-        import_module(module)
-    env = make(request.env_id, **request.env_kwargs)
-    try:
-        face = text_face(env)
-        tasks, success_means, reward_range = face.tasks, face.success_means, face.reward_range
-    finally:
-        env.close()
-    split = request.split if tasks is not None else ""
-    registered = find_spec(request.env_id)
-    if request.limits.turns is None and registered.max_episode_steps is None:
-        request = replace(request, limits=replace(request.limits, turns=TURN_LIMIT))
-    version = "" if registered.version is None else f"v{registered.version}"
-    specs = tuple(_specs(request, tasks, split, version))
-    manifest = {
-        "schema": SCHEMA_VERSION,
-        "kind": "eval",
-        "env": {"id": request.env_id, "version": specs[0].env_version, "kwargs": dict(request.env_kwargs)},
-        "agent": {"name": request.agent, "options": dict(request.agent_options)},
-        "split": split,
-        "seed": request.seed,
-        "episodes": request.episodes,
-        "per_task": request.per_task,
-        "limits": asdict(request.limits),
-        "task_set": _describe_tasks(tasks, split),
-        "success_means": success_means,
-        "reward_range": [_finite(value) for value in reward_range],
-        "versions": package_versions(request.env_id),
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    return Plan(request=request, specs=specs, manifest=manifest)
-
-
-def _specs(request: Request, tasks: TaskSet | None, split: str, version: str) -> Iterable[EpisodeSpec]:
-    wanted = request.episodes // request.per_task
-    indices: list[int | None] = [None] * wanted
-    if tasks is not None:
-        size = tasks.size(split)
-        if wanted > size:
-            raise UsageError(
-                f"Split {split!r} of {request.env_id} has {size} tasks, too few for {request.episodes} "
-                f"episodes with {request.per_task} per task: lower --episodes or raise --per-task."
-            )
-        indices = list(itertools.islice(tasks.order(split, request.seed), wanted))
-    for place, task in enumerate(indices):
-        group = f"{split or 'seed'}-{place if task is None else task}"
-        for member in range(request.per_task):
-            yield EpisodeSpec(
-                episode_id=f"{group}-{member}",
-                env_id=request.env_id,
-                env_kwargs=dict(request.env_kwargs),
-                env_version=version,
-                task=task,
-                split=split,
-                env_seed=derive_seed("env", request.seed, group),
-                sampling_seed=derive_seed("sampling", request.seed, group, member),
-                group_id=group,
-                member=member,
-                limits=request.limits,
-            )
-
-
-def _describe_tasks(tasks: TaskSet | None, split: str) -> dict[str, Any]:
-    if tasks is None:
-        return {"name": None, "split": split, "size": None, "hash": None}
-    return {
-        "name": tasks.name,
-        "split": split,
-        "size": tasks.size(split),
-        "hash": tasks.fingerprint(split),
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) != float("inf") else None
 
 
 class Evaluation:
@@ -178,7 +43,8 @@ class Evaluation:
         self.agent_notes: dict[str, Any] = {}
         """What the agent says of itself, where it does: its settings and its totals."""
         self._on_episode = on_episode
-        self._tasks: list[asyncio.Task[None]] = []
+        self._places: Places | None = None
+        self._failure: RunError | None = None
 
     @property
     def missing(self) -> list[EpisodeSpec]:
@@ -217,50 +83,72 @@ class Evaluation:
         return summary
 
     def stop(self) -> None:
-        """Ask for an early end: no new episodes, those under way are given up."""
+        """Ask for an early end: no new episodes, those under way are given up and not kept."""
         self.stopped = True
-        for task in self._tasks:
-            task.cancel()
+        if self._places is not None:
+            for episode_id in list(self._places.lives):
+                self._places.cancel(episode_id)
 
     async def _play_all(self, pool: EnvPool, agent: Agent) -> None:
         request = self.plan.request
         # A little more than one episode per worker keeps each busy while an answer is on its way.
         lanes = request.concurrency or max(1, 2 * request.workers)
-        lost = await self._in_lanes(self.missing, lanes, pool, agent, attempts=1)
-        # Second chances are played alone: whatever killed a worker takes nobody else with it.
-        for attempt in range(2, ATTEMPTS + 1):
-            lost = await self._in_lanes(lost, 1, pool, agent, attempts=attempt)
+        with EventLog(self.folder.path / EVENTS) as log:
+            lost = await self._play_some(self.missing, lanes, log, pool, agent, attempts=1)
+            # Second chances are played alone: whatever killed a worker takes nobody else with it.
+            for attempt in range(2, ATTEMPTS + 1):
+                lost = await self._play_some(lost, 1, log, pool, agent, attempts=attempt)
 
-    async def _in_lanes(
-        self, specs: list[EpisodeSpec], lanes: int, pool: EnvPool, agent: Agent, attempts: int
+    async def _play_some(
+        self, specs: list[EpisodeSpec], lanes: int, log: EventLog, pool: EnvPool, agent: Agent, attempts: int
     ) -> list[EpisodeSpec]:
         """Play the episodes and return those that lost their worker and have a chance left."""
         lost: list[EpisodeSpec] = []
         queue = iter(specs)
+        over = asyncio.Event()
 
-        async def lane() -> None:
-            for spec in queue:
-                if self.stopped or (len(lost) >= GIVE_UP_AFTER and not self.folder.done):
-                    return
-                episode = await play_episode(spec, pool, agent, attempts=attempts)
+        def fill() -> None:
+            hopeless = len(lost) >= GIVE_UP_AFTER and not self.folder.done
+            while places.free and not self.stopped and not hopeless:
+                spec = next(queue, None)
+                if spec is None:
+                    break
+                places.start(EpisodeLife(spec, pool, agent, attempts=attempts))
+            if not places.lives:
+                over.set()
+
+        def emit(episode: Episode) -> None:
+            log.add("emitted", episode=episode.spec.episode_id, outcome=episode.outcome.value)
+            try:
                 if episode.outcome is Outcome.WORKER_LOST and attempts < ATTEMPTS:
-                    lost.append(spec)
-                else:
+                    lost.append(episode.spec)
+                elif episode.outcome is not Outcome.CANCELLED:
                     self._keep(episode)
+            finally:
+                fill()
 
-        self._tasks = [asyncio.create_task(lane()) for _ in range(lanes)]
-        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
-                raise result
+        places = self._places = Places(lanes, log, emit, self._crash)
+        fill()
+        try:
+            await over.wait()
+        finally:
+            await places.cancel_all()
+        if self._failure is not None:
+            raise self._failure
         return lost
+
+    def _crash(self, error: Exception) -> None:
+        """Something went wrong that is nobody's outcome (a full disk, say): end, and keep what is there."""
+        self._failure = self._failure or RunError(f"the evaluation had to end: {one_line(error)}")
+        self.stop()
 
     def _keep(self, episode: Episode) -> None:
         self.folder.append(episode)
         self._on_episode(episode)
         done = self.folder.done
         if len(done) >= GIVE_UP_AFTER and all(episode.outcome.failed for episode in done):
+            self._failure = RunError(f"All of the first {len(done)} episodes failed: {first_error(done)}")
             self.stop()
-            raise RunError(f"All of the first {len(done)} episodes failed: {first_error(done)}")
 
 
 def evaluate(request: Request, out: Path, *, resume: bool = False) -> dict[str, Any]:

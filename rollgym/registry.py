@@ -118,14 +118,19 @@ def load_plugins() -> None:
     if _plugins_loaded:
         return
     _plugins_loaded = True
-    for plugin in entry_points(group=ENV_GROUP):
+    call_plugins(ENV_GROUP, "environments")
+
+
+def call_plugins(group: str, what: str) -> None:
+    """Call the entry points of a group, each of which registers something. A broken one is a warning."""
+    for plugin in entry_points(group=group):
         try:
             plugin.load()()
         except Exception as error:
             warnings.warn(
-                f"the plugin {plugin.name!r} ({plugin.value}) could not register its environments: "
+                f"the plugin {plugin.name!r} ({plugin.value}) could not register its {what}: "
                 f"{one_line(error)}",
-                stacklevel=2,
+                stacklevel=3,
             )
 
 

@@ -21,7 +21,7 @@ from rollgym.errors import ResultsError, UsageError
 from rollgym.records import encode_episode, read_episodes
 from rollgym.types import SCHEMA_VERSION, Episode
 
-MANIFEST, EPISODES, SUMMARY = "manifest.json", "episodes.jsonl", "summary.json"
+MANIFEST, EPISODES, SUMMARY, EVENTS = "manifest.json", "episodes.jsonl", "summary.json", "events.jsonl"
 
 
 def write_json(path: Path, value: Any) -> None:

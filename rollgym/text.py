@@ -40,6 +40,12 @@ MAX_OBSERVATION_CHARS = 1_000_000
 MAX_ACTION_CHARS = 32_768
 
 
+def bare(action: str) -> str:
+    """An action without the white space, quotes and backticks around it, and without a full stop."""
+    edges = " \t\r\n`'\""
+    return action.strip(edges).rstrip(edges + ".")
+
+
 class TextSpace(gym.spaces.Space[str]):
     """Any text up to a length: newlines, symbols and every script included."""
 

@@ -262,8 +262,8 @@ class Group:
         members = [episode.spec.member for episode in self.episodes]
         _require(len(set(members)) == len(members), f"group {self.group_id} holds a member twice")
         _require(
-            all(member < self.size for member in members),
-            f"group {self.group_id} has {self.size} members, numbered from 0, not {members}",
+            len(members) <= self.size,
+            f"group {self.group_id} takes {self.size} members, not {len(members)}",
         )
         for episode in self.episodes:
             spec = episode.spec

@@ -41,7 +41,10 @@ def parse(words: list[str]) -> None:
     """Raise where a command or an option does not exist."""
     known: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert words[0] in known, f"there is no command {words[0]}"
-    known[words[0]].make_context(words[0], list(words[1:]))
+    command, rest = known[words[0]], list(words[1:])
+    while hasattr(command, "commands") and rest:
+        command = command.commands[rest.pop(0)]
+    command.make_context(words[0], rest)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

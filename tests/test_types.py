@@ -199,9 +199,10 @@ def test_a_group_holds_no_member_twice_even_under_another_episode_id():
         Group(group_id="g", size=3, episodes=(of_group(0), of_group(0, episode_id="other")))
 
 
-def test_a_group_holds_no_member_beyond_its_size():
-    with pytest.raises(ValueError, match="group g has 2 members, numbered from 0"):
-        Group(group_id="g", size=2, episodes=(of_group(0), of_group(2)))
+def test_a_group_holds_no_more_members_than_its_size_whatever_their_numbers():
+    with pytest.raises(ValueError, match="group g takes 2 members, not 3"):
+        Group(group_id="g", size=2, episodes=(of_group(0), of_group(1), of_group(5)))
+    assert Group(group_id="g", size=2, episodes=(of_group(1), of_group(5))).complete
 
 
 def test_a_group_refuses_episodes_of_another_group():

@@ -8,7 +8,7 @@ from typing import Any
 from rollgym.envs.bandit.arms import NAMES, Arm, random_arms, single_arms
 from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, bare
 
 _EXPLORE = """\
 You stand before {arms} slot machines. One pays clearly better on average than the others.
@@ -93,7 +93,7 @@ class BanditEnv(TextEnv):
         """Pull the machine; a wrong name wastes the turn."""
         late = self._left <= self._late
         self._left -= 1
-        arm = self._by_name.get(action.strip(" \t\r\n`'\"").lower())
+        arm = self._by_name.get(bare(action).lower())
         paid = self._pull(arm) if arm else 0.0
         self._good += late and arm is self._best
         over = self._left == 0

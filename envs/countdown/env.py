@@ -14,7 +14,7 @@ from rollgym.envs.countdown.arithmetic import BadExpression, evaluate, random_ex
 from rollgym.envs.countdown.puzzle import Puzzle, random_puzzle
 from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, bare
 
 _PARTIAL = 0.1
 
@@ -92,7 +92,7 @@ class CountdownEnv(TextEnv):
         return random_expression(info["numbers"], rng)
 
     def _work_out(self, action: str) -> tuple[str, Fraction]:
-        text = action.strip(" \t\r\n`'\"")
+        text = bare(action)
         text = re.sub(rf"\s*=\s*{self._puzzle.target}$", "", text)
         value, used = evaluate(text)
         for number, times in Counter(used).items():

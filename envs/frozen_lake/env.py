@@ -8,7 +8,7 @@ from typing import Any
 from rollgym.envs.frozen_lake.lake import GYM_RATE, RATE_IS_SETTABLE, make_lake, random_map
 from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, bare
 
 MOVES = ("Left", "Down", "Right", "Up")
 """In the order of Gymnasium's actions 0 to 3."""
@@ -85,7 +85,7 @@ class FrozenLakeEnv(TextEnv):
 
     def respond(self, action: str) -> Reply:
         """Move, as far as the ice lets us."""
-        move = _BY_NAME.get(action.strip(" \t\r\n`'\"").lower())
+        move = _BY_NAME.get(bare(action).lower())
         if move is None:
             note = "That is not a move. Answer Left, Down, Right or Up."
             return Reply(f"{note}\n{self.render_text()}", valid=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, bare
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,12}")
 
@@ -65,7 +65,7 @@ class GuessTheNumberEnv(TextEnv):
     def respond(self, action: str) -> Reply:
         """Answer a guess; anything else uses one up."""
         self._left -= 1
-        text = action.strip(" \t\r\n`'\"")
+        text = bare(action)
         guess = int(text) if _NUMBER.fullmatch(text) else 0
         if not 1 <= guess <= self._highest:
             note = f"That is not a whole number from 1 to {self._highest}."

@@ -18,9 +18,8 @@ from rollgym.envs.mastermind.codes import (
 )
 from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, bare
 
-_EDGES = " \t\r\n\"'`."
 _GUESS = re.compile(r"(?:guess[\s:]+)?((?:[0-9][\s,]*)+)", re.IGNORECASE)
 _FEWEST, _MOST = 10, 1_000_000
 
@@ -122,7 +121,7 @@ class MastermindEnv(TextEnv):
         return code_at(number, self._length, self._digits, self._duplicates)
 
     def _parse(self, action: str) -> str | None:
-        match = _GUESS.fullmatch(action.strip(_EDGES))
+        match = _GUESS.fullmatch(bare(action))
         guess = re.sub(r"[\s,]", "", match[1]) if match else ""
         known = set(guess) <= set(SYMBOLS[: self._digits])
         return guess if len(guess) == self._length and known else None

@@ -12,9 +12,8 @@ from rollgym.envs.minesweeper.generate import closed_at_start, needs_no_guess, r
 from rollgym.envs.minesweeper.grid import FLAG, HIDDEN, Field
 from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, bare
 
-_EDGES = " \t\r\n\"'`."
 _ACTION = re.compile(r"(reveal|flag|unflag)[\s:(\[]+([0-9]{1,3})[\s,]+([0-9]{1,3})\s*[)\]]?", re.IGNORECASE)
 _MAX_CELLS = 480
 _MAX_DRAWS = 20_000
@@ -135,7 +134,7 @@ class MinesweeperEnv(TextEnv):
         raise RuntimeError(f"{self.tasks.name}: no field for split {task.split!r} in {_MAX_DRAWS:,} draws")
 
     def _parse(self, action: str) -> tuple[str, int] | str:
-        match = _ACTION.fullmatch(action.strip(_EDGES))
+        match = _ACTION.fullmatch(bare(action))
         if match is None:
             return "Not an action: answer `reveal ROW COLUMN`, `flag ROW COLUMN` or `unflag ROW COLUMN`."
         verb, row, column = match[1].lower(), int(match[2]), int(match[3])

@@ -12,9 +12,8 @@ import numpy as np
 from rollgym.envs.sudoku.grid import Grid, Solver, digits_of, full_grid, puzzle_from, units_of
 from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, bare
 
-_EDGES = " \t\r\n\"'`."
 _ACTION = re.compile(
     r"(?:(fill)[\s:(\[]+([0-9])[\s,]+([0-9])[\s,=]+([0-9])|(clear)[\s:(\[]+([0-9])[\s,]+([0-9]))\s*[)\]]?",
     re.IGNORECASE,
@@ -137,7 +136,7 @@ class SudokuEnv(TextEnv):
 
     def _parse(self, action: str) -> tuple[int, int] | str:
         """The cell and its new digit (0 for none), or what is wrong with the action."""
-        match = _ACTION.fullmatch(action.strip(_EDGES))
+        match = _ACTION.fullmatch(bare(action))
         if match is None:
             return "Not an action: answer `fill ROW COLUMN DIGIT` or `clear ROW COLUMN`."
         row, column, digit = int(match[2] or match[6]), int(match[3] or match[7]), int(match[4] or 0)

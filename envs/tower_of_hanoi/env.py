@@ -16,9 +16,8 @@ from rollgym.envs.tower_of_hanoi.pegs import (
 )
 from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, bare
 
-_EDGES = " \t\r\n\"'`."
 _MOVE = re.compile(r"(?:move\s+)?([a-z])(?:\s*(?:->|,)\s*|\s+to\s+|\s+)([a-z])", re.IGNORECASE)
 _MAX_POSITIONS = 20_000
 
@@ -111,7 +110,7 @@ class TowerOfHanoiEnv(TextEnv):
         }
 
     def _parse(self, action: str) -> tuple[int, int] | str:
-        match = _MOVE.fullmatch(action.strip(_EDGES))
+        match = _MOVE.fullmatch(bare(action))
         if match is None:
             return "Not a move: answer two pegs, for example `move A C`."
         names = match[1].upper(), match[2].upper()

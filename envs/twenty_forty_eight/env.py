@@ -16,9 +16,8 @@ from rollgym.envs.twenty_forty_eight.board import (
 )
 from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, bare
 
-_EDGES = " \t\r\n\"'`."
 _MOVE = re.compile(r"(?:move\s+)?(up|down|left|right)", re.IGNORECASE)
 _REWARDS = {
     "score": "The reward of a move is the sum of the tiles it makes by merging, divided by {goal}.",
@@ -95,7 +94,7 @@ class TwentyFortyEightEnv(TextEnv):
     def respond(self, action: str) -> Reply:
         """Play one move."""
         self._left -= 1
-        match = _MOVE.fullmatch(action.strip(_EDGES))
+        match = _MOVE.fullmatch(bare(action))
         if match is None:
             return self._refuse(f"Not a move: answer {', '.join(DIRECTIONS[:-1])} or {DIRECTIONS[-1]}.")
         direction = match[1].capitalize()

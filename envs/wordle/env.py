@@ -12,7 +12,7 @@ from rollgym.envs.wordle.words import LENGTH, mark, word_list, word_set
 from rollgym.errors import UsageError
 from rollgym.seeding import derive_rng
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, bare
 
 _WORD = re.compile(r"[a-z]{5}|[a-z]( [a-z]){4}")
 
@@ -72,7 +72,7 @@ class WordleEnv(TextEnv):
     def respond(self, action: str) -> Reply:
         """Mark a guess."""
         self._left -= 1
-        text = action.strip(" \t\r\n`'\"").lower()
+        text = bare(action).lower()
         guess = text.replace(" ", "") if _WORD.fullmatch(text) else ""
         if not self._known(guess):
             what = f"{guess} is not in the word list." if guess else f"Answer one word of {LENGTH} letters."

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollgym.cli.common import AsJson, EnvArgs, EnvModules, EnvName, console, import_modules, parse_pairs
+from rollgym.errors import UsageError
 
 if TYPE_CHECKING:
     from rollgym.check import Report
@@ -19,15 +21,21 @@ def check(
     env: EnvName,
     rule: Annotated[list[str] | None, typer.Option(help="Only this rule (repeatable).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer episodes, a few seconds.")] = False,
+    model: Annotated[
+        Path | None, typer.Option(help="With ENV = tokens: the folder of a model in HF format.")
+    ] = None,
     as_json: AsJson = False,
     env_arg: EnvArgs = None,
     env_module: EnvModules = None,
 ) -> None:
     """Check that an environment keeps the contract.
 
-    Gymnasium's rules and rollgym's, each named and explained.
+    Gymnasium's rules and rollgym's, each named and explained. `rollgym check tokens --model DIR` explains a
+    model's chat template instead, and whether conversations can be continued token by token.
     Exit code 0 when every rule holds, 1 when one is broken.
     """
+    if env == "tokens":
+        raise typer.Exit(_check_tokens(model, as_json))
     from rollgym.check import check_env
 
     modules = import_modules(env_module)
@@ -46,6 +54,14 @@ def check(
     else:
         _print(report)
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _check_tokens(model: Path | None, as_json: bool) -> int:
+    from rollgym.cli.tokens import check_tokens
+
+    if model is None:
+        raise UsageError("rollgym check tokens needs --model DIR, the folder of a model in HF format.")
+    return check_tokens(model, as_json)
 
 
 _MARKS = {

@@ -34,6 +34,7 @@ def evaluate(
     agent: Annotated[
         str, typer.Option(help="Who plays: a name from `rollgym agents`, or module:name.")
     ] = "random",
+    model: Annotated[str | None, typer.Option(help="For agents that play with a model: which one.")] = None,
     episodes: Annotated[int, typer.Option(help="How many episodes.")] = 100,
     seed: Annotated[int, typer.Option(help="Chooses tasks and all randomness.")] = 0,
     split: Annotated[str, typer.Option(help="Which tasks.")] = "test",
@@ -78,7 +79,7 @@ def evaluate(
         workers=workers,
         concurrency=1 if agent == "human" else concurrency,
         env_kwargs=parse_pairs(env_arg, "--env-arg"),
-        agent_options=parse_pairs(agent_arg, "--agent-arg"),
+        agent_options=parse_pairs(agent_arg, "--agent-arg") | ({} if model is None else {"model": model}),
         modules=import_modules(env_module),
         limits=limits,
     )

@@ -1,64 +1,178 @@
 """One episode's life: open, reset, then observation and action by turns until something ends it.
 
-Whatever happens, the result is an `Episode` with a typed outcome; only cancelling the task itself raises.
+Whatever happens, the result is an `Episode` with a typed outcome. A cancelled one stops at once, wherever it
+is, and is an episode too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
 from typing import Any
 
 from rollgym.agent import Agent, Briefing, Move, Player
-from rollgym.errors import AgentError, RollgymError, boundary
+from rollgym.errors import AgentError, ContextFull, EnvError, RollgymError, boundary
 from rollgym.failures import failure_of, outcome_of
 from rollgym.pool import EnvPool, EnvSession, Reset, Step
 from rollgym.records import clean_text
 from rollgym.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn
 
 
-async def play_episode(spec: EpisodeSpec, pool: EnvPool, agent: Agent, *, attempts: int = 1) -> Episode:
-    """Play one episode and return it, however it ended."""
-    life = _Life(spec, attempts)
-    error: Failure | None = None
-    session: EnvSession | None = None
-    try:
-        async with asyncio.timeout(spec.limits.seconds):
-            session = await pool.open(spec)
-            start = life.begin(await session.reset())
-            with boundary(AgentError, "the agent could not start"):
-                player = agent.player(Briefing(spec=spec, instructions=start.instructions))
-            outcome = await life.play(session, player)
-    except TimeoutError:
-        outcome = Outcome.TIME_LIMIT
-    except RollgymError as failure:
-        outcome, error = outcome_of(failure), failure_of(failure)
-    finally:
-        if session is not None:
-            await session.close()
-    return life.end(outcome, error)
+class EpisodeState(StrEnum):
+    """Where an episode is; the name says what it waits for."""
+
+    QUEUED = "queued"
+    OPENING = "opening"
+    RESETTING = "resetting"
+    GENERATING = "generating"
+    STEPPING = "stepping"
+    CLOSING = "closing"
+    DONE = "done"
 
 
-class _Life:
-    """What is known of an episode while it is played."""
+CLOSE_SECONDS = 30.0
+"""How long an environment or a player may take to be given back."""
 
-    def __init__(self, spec: EpisodeSpec, attempts: int) -> None:
+Watcher = Callable[[EpisodeState, int, str], None]
+"""Told each new state, how many turns have been played, and which worker hosts the environment."""
+
+
+def _nobody(state: EpisodeState, turns: int, worker: str) -> None:
+    return
+
+
+async def play_episode(
+    spec: EpisodeSpec, pool: EnvPool, agent: Agent, *, attempts: int = 1, watcher: Watcher = _nobody
+) -> Episode:
+    """Play one episode and return it, however it ended. Cancelling the calling task raises, as ever."""
+    life = EpisodeLife(spec, pool, agent, attempts=attempts, watcher=watcher)
+    episode = await life.live()
+    if life.cancelled_by_caller:
+        raise asyncio.CancelledError
+    return episode
+
+
+class EpisodeLife:
+    """One episode from spec to outcome.
+
+    `cancel` ends it from outside: `live` then returns an episode with the outcome ``cancelled`` and the turns
+    that were played.
+    """
+
+    def __init__(
+        self,
+        spec: EpisodeSpec,
+        pool: EnvPool,
+        agent: Agent,
+        *,
+        attempts: int = 1,
+        watcher: Watcher = _nobody,
+    ) -> None:
         self.spec = spec
-        self.attempts = attempts
-        self.started = time.time()
-        self.clock = time.perf_counter()
-        self.start: Reset | None = None
-        self.observation = ""
-        self.info: dict[str, Any] = {}
+        self.state = EpisodeState.QUEUED
         self.turns: list[Turn] = []
+        self.cancelled_by_caller = False
+        self._cancel_asked = False
+        self._pool = pool
+        self._agent = agent
+        self._attempts = attempts
+        self.watcher = watcher
+        self._task: asyncio.Task[Outcome] | None = None
+        self._started = time.time()
+        self._clock = time.perf_counter()
+        self._session: EnvSession | None = None
+        self._player: Player | None = None
+        self._start: Reset | None = None
+        self._observation = ""
+        self._worker = ""
+        self._info: dict[str, Any] = {}
 
-    def begin(self, start: Reset) -> Reset:
-        self.start = start
-        self.observation, self.info = start.observation, start.info
-        return start
+    async def live(self) -> Episode:
+        """Play until something ends the episode."""
+        self._task = asyncio.create_task(self._play())
+        if self._cancel_asked:
+            self._task.cancel()
+        error: Failure | None = None
+        try:
+            outcome = await self._task
+        except asyncio.CancelledError:
+            # Awaiting a task hands a cancellation on to it, so it is over by now, whoever asked for it.
+            self.cancelled_by_caller = not self._cancel_asked
+            outcome = Outcome.CANCELLED
+        except ContextFull:
+            outcome = Outcome.TOKEN_LIMIT
+        except RollgymError as failure:
+            outcome, error = outcome_of(failure), failure_of(failure)
+        except Exception as bug:
+            # Nobody foresaw it; still the episode ends, and says why.
+            outcome, error = Outcome.ENV_ERROR, failure_of(bug)
+        self._enter(EpisodeState.DONE)
+        return self._end(outcome, error)
 
-    async def play(self, session: EnvSession, player: Player) -> Outcome:
-        """Turns until the environment or a limit ends the episode."""
+    def cancel(self) -> None:
+        """End the episode now; what it waits for is told to stop. One that has ended already stays so."""
+        self._cancel_asked = True
+        if self._task is not None and self.state is not EpisodeState.CLOSING:
+            self._task.cancel()
+
+    def abandoned(self) -> Episode:
+        """The episode as it is now, for one that does not end when it is told to."""
+        return self._end(Outcome.CANCELLED, None)
+
+    async def _play(self) -> Outcome:
+        """Play, then give everything back. Failing at that is an error only where all else went well."""
+        try:
+            outcome = await self._in_time()
+        except BaseException:
+            with suppress(Exception):
+                await self._give_back()
+            raise
+        await self._give_back()
+        return outcome
+
+    async def _in_time(self) -> Outcome:
+        try:
+            async with asyncio.timeout(self.spec.limits.seconds):
+                return await self._in_session()
+        except TimeoutError:
+            return Outcome.TIME_LIMIT
+
+    async def _in_session(self) -> Outcome:
+        self._enter(EpisodeState.OPENING)
+        with _border(EnvError, "the environment could not be opened"):
+            self._session = session = await self._pool.open(self.spec)
+        self._worker = getattr(session, "worker", "")
+        self._enter(EpisodeState.RESETTING)
+        with _border(EnvError, "the environment could not be reset"):
+            self._start = await session.reset()
+        self._observation, self._info = self._start.observation, self._start.info
+        with boundary(AgentError, "the agent could not start"):
+            briefing = Briefing(spec=self.spec, instructions=self._start.instructions)
+            self._player = player = self._agent.player(briefing)
+        return await self._turns(session, player)
+
+    async def _give_back(self) -> None:
+        """Close the session and let the player leave. A cancellation waits for that: half closed leaks."""
+        if self._session is None:
+            return
+        self._enter(EpisodeState.CLOSING)
+        closing = asyncio.create_task(_close(self._session, self._player))
+        cancelled = False
+        while not closing.done():
+            try:
+                await asyncio.wait([closing])
+            except asyncio.CancelledError:
+                cancelled = True
+        failure = closing.exception()
+        if cancelled:
+            raise asyncio.CancelledError
+        if failure is not None:
+            raise failure
+
+    async def _turns(self, session: EnvSession, player: Player) -> Outcome:
         tokens = 0
         while True:
             outcome = self._limit_reached(tokens)
@@ -70,16 +184,20 @@ class _Life:
                 return Outcome.TERMINATED if turn.terminated else Outcome.TRUNCATED
 
     async def _turn(self, session: EnvSession, player: Player) -> Turn:
+        self._enter(EpisodeState.GENERATING)
         began = time.perf_counter()
-        with boundary(AgentError, "the agent raised"):
-            move = _as_move(await player.act(self.observation, self.info))
+        with _border(AgentError, "the agent raised"):
+            move = _as_move(await player.act(self._observation, self._info))
         decided = time.perf_counter()
-        step = await session.step(move.action)
+        self._enter(EpisodeState.STEPPING)
+        with _border(EnvError, "the environment could not be stepped"):
+            step = await session.step(move.action)
         waited = time.perf_counter() - decided - step.seconds
         seconds = Seconds(queue=max(waited, 0.0), generate=decided - began, step=step.seconds)
-        turn = _make_turn(self.observation, move, step, seconds)
+        with boundary(AgentError, "the agent's move cannot be recorded"):
+            turn = _make_turn(self._observation, move, step, seconds)
         self.turns.append(turn)
-        self.observation, self.info = step.observation, step.info
+        self._observation, self._info = step.observation, step.info
         return turn
 
     def _limit_reached(self, tokens: int) -> Outcome | None:
@@ -90,22 +208,52 @@ class _Life:
             return Outcome.TOKEN_LIMIT
         return None
 
-    def end(self, outcome: Outcome, error: Failure | None) -> Episode:
+    def _enter(self, state: EpisodeState) -> None:
+        self.state = state
+        self.watcher(state, len(self.turns), self._worker)
+
+    def _end(self, outcome: Outcome, error: Failure | None) -> Episode:
         """The finished episode. A failed one has no success; others have what the environment said last."""
-        said = self.info.get("success")
+        said = self._info.get("success")
         return Episode(
             spec=self.spec,
             outcome=outcome,
             turns=tuple(self.turns),
-            instructions=self.start.instructions if self.start else "",
-            reset_info=self.start.info if self.start else {},
-            final_observation=self.observation,
+            instructions=self._start.instructions if self._start else "",
+            reset_info=self._start.info if self._start else {},
+            final_observation=self._observation,
             success=None if outcome.failed or said is None else bool(said),
             error=error,
-            attempts=self.attempts,
-            started=self.started,
-            seconds=time.perf_counter() - self.clock,
+            attempts=self._attempts,
+            started=self._started,
+            seconds=time.perf_counter() - self._clock,
         )
+
+
+@contextmanager
+def _border(kind: type[RollgymError], where: str) -> Iterator[None]:
+    """A `boundary` that also names a cancellation nobody asked for: an engine that went away, say."""
+    try:
+        with boundary(kind, where):
+            yield
+    except asyncio.CancelledError as stray:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise kind(f"{where}: it was cancelled from within") from stray
+
+
+async def _close(session: EnvSession, player: Player | None) -> None:
+    try:
+        with _border(EnvError, "the environment could not be given back"):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await session.close()
+    finally:
+        leave = getattr(player, "leave", None)
+        if leave is not None:
+            with _border(AgentError, "the agent could not leave"):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await leave()
 
 
 def _as_move(answer: Move | str) -> Move:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 Command = Callable[..., Any]
-COMMANDS = ["envs", "agents", "play", "eval", "compare", "check", "new"]
+COMMANDS = ["envs", "agents", "play", "eval", "compare", "check", "new", "trace", "model new"]
 
 
 def test_envs_lists_every_environment_with_what_a_user_asks(rollgym_command: Command) -> None:
@@ -39,9 +39,19 @@ def test_agents_are_listed(rollgym_command: Command) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(rollgym_command: Command, command: str) -> None:
-    ran = rollgym_command(command, "--help")
+    ran = rollgym_command(*command.split(), "--help")
     assert ran.code == 0
     assert "Example: rollgym" in ran.out
+
+
+def test_trace_says_where_the_time_of_an_evaluation_went(rollgym_command: Command, tmp_path: Path) -> None:
+    rollgym_command("eval", "faulty:Sleeps", "--episodes", 6, "--workers", 2, "--out", "r")
+    result = json.loads(rollgym_command("trace", "r", "--json").out)
+    assert result["episodes"] == 6
+    assert result["longest_waits"][0]["state"] in ("stepping", "opening", "resetting")
+    assert result["time_by_state"]["stepping"] > result["time_by_state"]["generating"]
+    assert json.loads((tmp_path / "r" / "trace.json").read_text())["traceEvents"]
+    assert "longest waits" in rollgym_command("trace", "r").out
 
 
 def test_compare_is_paired_and_symmetric(rollgym_command: Command) -> None:

@@ -1,0 +1,190 @@
+"""A language model whose token ids we see: it plays through an `Engine`, and every turn can be trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rollgym.agent import AgentSetup, Briefing, Move
+from rollgym.agents.lm_options import EngineOptions, LmOptions, read_options
+from rollgym.agents.parsing import make_parser, take_action
+from rollgym.agents.prompting import fill_template, load_template
+from rollgym.chat import ChatTemplate, Conversation, Tokenizer, load_tokenizer
+from rollgym.engines import Engine, GenerateRequest, Generation
+from rollgym.errors import AgentError, ContextFull, MissingExtra, RollgymError, UsageError, one_line
+from rollgym.records import clean_text
+from rollgym.seeding import derive_seed
+from rollgym.text import MAX_ACTION_CHARS
+from rollgym.types import Usage
+
+
+def make_lm(setup: AgentSetup, **options: Any) -> LmAgent:
+    """The agent from plain options: ``model``, a folder, and those of `LmOptions` and `EngineOptions`."""
+    chosen, how = read_options({name: options[name] for name in options if name != "model"})
+    folder = _model_folder(options.get("model"))
+    if find_spec("torch") is None:
+        raise MissingExtra("Agent 'lm'", "train")
+    return LmAgent(lambda: _open_engine(folder, how), load_tokenizer(folder), chosen)
+
+
+def _model_folder(model: object) -> Path:
+    if not isinstance(model, str) or not model:
+        raise UsageError("Say which model is to play: model=DIR, a folder in Hugging Face format.")
+    folder = Path(model)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise UsageError(f"The folder {folder} holds no model: it has no config.json.")
+    return folder
+
+
+def _open_engine(folder: Path, how: EngineOptions) -> Engine:
+    # Imported here: whoever looks at this module, or gives an engine of another kind, needs no torch.
+    import torch
+
+    from rollgym.engines.torch import TorchEngine
+
+    try:
+        return TorchEngine(
+            folder,
+            device=how.device,
+            dtype=getattr(torch, how.dtype) if how.dtype else None,
+            max_batch=how.max_batch,
+            context_length=how.context_length,
+        )
+    except Exception as error:
+        reason = str(error) if isinstance(error, RollgymError) else one_line(error)
+        raise AgentError(f"The model in {folder} cannot be loaded: {reason}") from error
+
+
+class LmAgent:
+    """Plays with any engine; its players share nothing but the engine and the totals.
+
+    ``engine`` may be a function that makes one: it is called for the first player, and the engine is then
+    closed with the agent. An engine that is given stays open.
+    """
+
+    def __init__(
+        self, engine: Engine | Callable[[], Engine], tokenizer: Tokenizer, options: LmOptions | None = None
+    ) -> None:
+        self.options = options or LmOptions()
+        self.chat = ChatTemplate(tokenizer, self.options.chat_kwargs, date=self.options.date)
+        self.parser = make_parser(self.options.parser)
+        self.prompt = load_template(self.options.template)
+        self.counts = dict.fromkeys(
+            ["requests", "prompt_tokens", "completion_tokens", "format_misses", "new_rows", "context_full"], 0
+        )
+        self._make = engine if callable(engine) else None
+        self._engine = None if callable(engine) else engine
+        self._players = itertools.count()
+
+    @property
+    def engine(self) -> Engine:
+        """What draws the tokens."""
+        if self._engine is None:
+            assert self._make is not None
+            self._engine = self._make()
+        return self._engine
+
+    def player(self, briefing: Briefing) -> LmPlayer:
+        """A player with a conversation of its own."""
+        return LmPlayer(self, self.engine, briefing, next(self._players))
+
+    async def close(self) -> None:
+        """Close the engine, if it was made here."""
+        if self._make is not None and self._engine is not None:
+            engine, self._engine = self._engine, None
+            await engine.close()
+
+    def describe(self) -> dict[str, Any]:
+        """The settings, for a record of the run."""
+        return {"agent": "lm", **dataclasses.asdict(self.options), "template_text": self.prompt}
+
+    def totals(self) -> dict[str, Any]:
+        """What all episodes so far took."""
+        return dict(self.counts)
+
+
+class LmPlayer:
+    """One episode's conversation with the model."""
+
+    def __init__(self, agent: LmAgent, engine: Engine, briefing: Briefing, number: int) -> None:
+        options = agent.options
+        told = fill_template(agent.prompt, briefing.instructions, options.parser)
+        prompt = clean_text(told) if options.instructions else ""
+        self._agent = agent
+        self._engine = engine
+        self._seed = briefing.spec.sampling_seed
+        # Two players may play the same episode, one after a failure or at another version of the weights.
+        self.session = f"{briefing.spec.episode_id}#{number}"
+        self.talk = Conversation(agent.chat, system=prompt if options.system else "")
+        self._lead = "" if options.system or not prompt else f"{prompt}\n\n"
+        self._turn = 0
+
+    async def act(self, observation: str, info: Mapping[str, Any]) -> Move:
+        """Ask the model, and take the action out of its reply. `ContextFull` where there is no more room."""
+        self._observe(observation)
+        added, new_row = self.talk.added_ids, self.talk.new_row
+        made = await self._generate()
+        reply = self.talk.reply(made.token_ids, made.logprobs)
+        action, matched = take_action(self._agent.parser, reply)
+        self._turn += 1
+        self._count(made, new_row, matched)
+        return Move(
+            action=action[:MAX_ACTION_CHARS],
+            response=reply,
+            prompt_ids=added,
+            action_ids=made.token_ids,
+            logprobs=made.logprobs,
+            new_row=new_row,
+            policy_version=made.version,
+            version_spans=made.version_spans,
+            finish_reason=made.finish_reason,
+            usage=Usage(
+                prompt_tokens=len(self.talk.prompt_ids) - len(made.token_ids),
+                completion_tokens=len(made.token_ids),
+            ),
+        )
+
+    async def leave(self) -> None:
+        """The episode has ended: the engine need not keep anything for it."""
+        await self._engine.forget(self.session)
+
+    def _observe(self, observation: str) -> None:
+        lead = "" if self._turn else self._lead
+        try:
+            self.talk.observe(f"{lead}{observation}")
+        except UsageError as error:
+            raise AgentError(f"The conversation cannot go on: {error}") from error
+
+    async def _generate(self) -> Generation:
+        prompt = self.talk.prompt_ids
+        room = self._engine.context_length - len(prompt)
+        if room < 1:
+            self._agent.counts["context_full"] += 1
+            raise ContextFull(
+                f"The conversation has {len(prompt)} tokens before turn {self._turn + 1}, which leaves no "
+                f"room for a reply in a context of {self._engine.context_length}."
+            )
+        seed = derive_seed("lm", self._seed, self._turn)
+        made = await self._engine.generate(
+            GenerateRequest(
+                request_id=f"{self.session}/{self._turn}",
+                prompt_ids=prompt,
+                sampling=self._agent.options.sampling(seed, self.talk.stop_ids, room),
+                session=self.session,
+            )
+        )
+        if made.finish_reason == "aborted":
+            raise AgentError(f"The reply of turn {self._turn + 1} was aborted.")
+        return made
+
+    def _count(self, made: Generation, new_row: bool, matched: bool) -> None:
+        counts = self._agent.counts
+        counts["requests"] += 1
+        counts["prompt_tokens"] += len(self.talk.prompt_ids) - len(made.token_ids)
+        counts["completion_tokens"] += len(made.token_ids)
+        counts["format_misses"] += not matched
+        counts["new_rows"] += new_row

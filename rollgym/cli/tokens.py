@@ -1,0 +1,140 @@
+"""``rollgym check tokens``: how a model's chat template turns a conversation into token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rollgym.chat import ChatTemplate, Conversation, load_tokenizer
+from rollgym.chat.codec import MIDDLE
+from rollgym.cli.common import console
+from rollgym.errors import UsageError
+
+SYSTEM = "You play a game."
+EXCHANGES = (("The door is shut.", "Open it"), ("It opens.", "Go in"))
+
+
+def check_tokens(
+    model: Path, as_json: bool, *, date: str | None = None, chat_kwargs: Mapping[str, Any] | None = None
+) -> int:
+    """Explain the chat template of a model's folder, and return the exit code.
+
+    0 where conversations can be held in token ids, 1 where they cannot; a folder that holds no tokenizer is a
+    `UsageError`.
+    """
+    tokenizer = load_tokenizer(model)
+    try:
+        template = ChatTemplate(tokenizer, chat_kwargs, date=date)
+        report = {"ok": True, "model": str(model), **explain(template)}
+    except UsageError as error:
+        report = {"ok": False, "model": str(model), "problem": str(error)}
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+    else:
+        _print(report)
+    return 0 if report["ok"] else 1
+
+
+def explain(template: ChatTemplate) -> dict[str, Any]:
+    """What the template does, as plain values, with two turns worked out."""
+    facts = template.facts
+    return {
+        "end_of_turn": facts.end_of_turn,
+        "end_of_turn_id": facts.end_of_turn_id,
+        "stop_ids": list(facts.stop_ids),
+        "separator": facts.separator,
+        "generation_prompt": facts.generation_prompt,
+        "before_reply": facts.lead,
+        "system_role": facts.system_role,
+        "rewrites": [asdict(rewrite) for rewrite in facts.rewrites],
+        "control_tokens": len(template.controls),
+        "observations": _try_injection(template),
+        "turns_marked": facts.marked,
+        "example": example(template),
+    }
+
+
+def example(template: ChatTemplate) -> list[dict[str, Any]]:
+    """Two turns, part by part: who wrote which ids."""
+    talk = Conversation(template, system=SYSTEM)
+    parts: list[dict[str, Any]] = []
+    row = 1
+
+    def note(who: str, mask: int, ids: tuple[int, ...]) -> None:
+        text = template.codec.decode(ids)
+        parts.append({"row": row, "who": who, "mask": mask, "ids": list(ids), "text": text})
+
+    for observation, answer in EXCHANGES:
+        talk.observe(observation)
+        row += talk.new_row
+        note("template", 0, talk.added_ids)
+        reply = template.codec.encode([template.facts.lead + answer + template.facts.tail], MIDDLE)
+        sampled = (*reply, *talk.stop_ids[:1])
+        talk.reply(sampled)
+        note("policy", 1, sampled)
+    return parts
+
+
+def _try_injection(template: ChatTemplate) -> str:
+    """What becomes of control tokens that an observation spells out."""
+    try:
+        Conversation(template).observe(" ".join(template.controls))
+    except UsageError:
+        return "refused"
+    return "text"
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    screen = console()
+    if not report["ok"]:
+        screen.print(f"[bold red]✗[/] {escape(report['problem'])}", highlight=False, soft_wrap=True)
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for name, text in _lines(report):
+        table.add_row(name, escape(text))
+    screen.print(table, highlight=False)
+    parts = Table("row", "written by", "mask", "ids", "text", box=None, pad_edge=False)
+    for part in report["example"]:
+        ids = " ".join(map(str, part["ids"]))
+        parts.add_row(str(part["row"]), part["who"], str(part["mask"]), ids, escape(repr(part["text"])))
+    screen.print("\nTwo turns, part by part (mask 1 is what the policy is trained on):")
+    screen.print(parts, highlight=False)
+    screen.print("\n[bold green]✓[/] [bold]Conversations can be held in token ids.[/]")
+
+
+def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
+    end = f"{report['end_of_turn']!r} (id {report['end_of_turn_id']})"
+    system = (
+        "a message of its own" if report["system_role"] else "none: its text leads the first user message"
+    )
+    kept = "kept as it was: one row for an episode"
+    changes = [
+        f"{r['what']} is rewritten, and a new row begins ({r['difference']})" for r in report["rewrites"]
+    ]
+    outcome = {
+        "text": "what looks like a control token in one stays text",
+        "refused": "one that spells out a control token is refused",
+    }
+    marks = "" if report["turns_marked"] else "; but turns are marked with plain text, which one can imitate"
+    lines = [
+        ("end of turn", end if report["end_of_turn"] else "no token of its own"),
+        ("stop ids", ", ".join(map(str, report["stop_ids"])) or "none: replies end at max_tokens"),
+        ("separator", repr(report["separator"])),
+        ("generation prompt", repr(report["generation_prompt"])),
+        ("before a reply", repr(report["before_reply"])),
+        ("system message", system),
+        ("the past", "\n".join(changes) or kept),
+        (
+            "observations",
+            f"{outcome[report['observations']]} ({report['control_tokens']} such tokens){marks}",
+        ),
+    ]
+    return [line for line in lines if line[0] != "before a reply" or report["before_reply"]]

@@ -1,0 +1,68 @@
+"""``rollgym trace``: where a run's time went."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rollgym.cli.common import AsJson, console
+from rollgym.errors import UsageError
+
+EPILOG = "Example: rollgym trace runs/my-run --out trace.json"
+
+
+def trace(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or its events.jsonl.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Where to write the trace.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where a run's time went.
+
+    Writes a Chrome/Perfetto trace (one lane per engine slot and worker) and prints utilisation, the longest
+    waits and what they waited for.
+    """
+    from rollgym.scheduler.events import read_events
+    from rollgym.scheduler.trace import chrome_trace, summary
+
+    file = run / "events.jsonl" if run.is_dir() else run
+    if not file.exists():
+        raise UsageError(f"{run} has no events.jsonl: only runs that record events can be traced.")
+    events = read_events(file)
+    target = out or file.with_name("trace.json")
+    try:
+        target.write_text(json.dumps(chrome_trace(events)), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"Cannot write {target}: {error.strerror}.") from None
+    result = summary(events) | {"trace": str(target)}
+    if as_json:
+        print(json.dumps(result))
+    else:
+        _print(result)
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from rollgym.scheduler.watchdog import WAITS_FOR
+
+    screen = console()
+    screen.print(f"{result['episodes']} episodes in {result['seconds']:.2f} s", highlight=False)
+    screen.print(
+        f"engine busy {result['engine_busy']:.1%}, environments busy {result['environment_busy']:.1%}",
+        highlight=False,
+    )
+    table = Table("longest waits", "state", "turn", "seconds", "at", "for", box=None)
+    for wait in result["longest_waits"]:
+        table.add_row(
+            wait["episode"],
+            wait["state"],
+            str(wait["turn"]),
+            f"{wait['seconds']:.3f}",
+            f"{wait['at']:.2f}",
+            WAITS_FOR[wait["state"]],
+        )
+    screen.print(table)
+    screen.print(f"trace: {result['trace']} (open it in Perfetto)", highlight=False)

@@ -1,0 +1,1 @@
+"""The parts of the embedded engine (`rollgym.engines.torch` puts them together)."""

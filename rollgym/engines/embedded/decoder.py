@@ -1,0 +1,177 @@
+"""A lean pass through Llama, Qwen2 and Qwen3 models: the module's own weights without the module's overhead.
+
+A small model spends most of its time between operations, not in them. This runs the same mathematics in a
+third of the calls: query, key and value (and gate and up) are one product each, and rotary tables are made
+once. The module's parameters become views of the packed weights, so loading into the module is loading here.
+`model.load` compares the result with the module's own forward before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rollgym.engines.embedded.attention import Rows, attend, store
+
+__all__ = ["LeanDecoder", "is_lean"]
+
+_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_SERIAL = 32_767
+"""Elementwise work on more numbers than this is split among threads, in places that depend on the total."""
+
+
+def is_lean(module: nn.Module, config: Any) -> bool:
+    """True where a model is of the family that `LeanDecoder` knows."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    layers = getattr(config, "layer_types", None) or ["full_attention"]
+    return (
+        config.model_type in _MODEL_TYPES
+        and config.hidden_act == "silu"
+        and rope.get("rope_type", "default") in _ROPE_TYPES
+        and set(layers) == {"full_attention"}
+        and hasattr(module, "lm_head")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    columns: Tensor
+    """The weights, transposed (a view)."""
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return torch.mm(x, self.columns)
+        return torch.addmm(self.bias, x, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    norm_in: _Norm
+    qkv: _Linear
+    q_norm: _Norm | None
+    k_norm: _Norm | None
+    out: _Linear
+    norm_mid: _Norm
+    gate_up: _Linear
+    down: _Linear
+
+
+_Turn = tuple[Tensor, Tensor]
+
+
+class LeanDecoder:
+    """Rows in, logits out."""
+
+    def __init__(self, module: Any, positions: int) -> None:
+        base, config = module.model, module.config
+        attention = base.layers[0].self_attn
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self.dim: int = attention.head_dim
+        self.scale: float = attention.scaling
+        self.embed: Tensor = base.embed_tokens.weight
+        self.norm = _norm(base.norm)
+        self.head = _Linear(module.lm_head.weight.t(), module.lm_head.bias)
+        self.layers = [_layer(layer) for layer in base.layers]
+        self.cos, self.sin = _rotary(base, positions, self.dim, self.embed)
+
+    def __call__(self, rows: Rows, wanted: Tensor | None) -> Tensor:
+        """Logits of the wanted rows (all where ``None``); the arena gets the rows' keys and values."""
+        x = F.embedding(rows.ids, self.embed)
+        turn = self.cos[rows.positions], self.sin[rows.positions]
+        for number, layer in enumerate(self.layers):
+            x = x + self._attention(number, layer.norm_in(x), turn, rows)
+            x = x + _mlp(layer, layer.norm_mid(x), rows.exact)
+        if wanted is not None:
+            x = x[wanted]
+        return self.head(self.norm(x))
+
+    def _attention(self, number: int, x: Tensor, turn: _Turn, rows: Rows) -> Tensor:
+        layer = self.layers[number]
+        count, heads, kv_heads, dim = len(x), self.heads, self.kv_heads, self.dim
+        qkv = layer.qkv(x).view(count, -1, dim)
+        # `narrow` and not a slice: between small operations, half the time goes into calling them.
+        turned = qkv.narrow(1, 0, heads + kv_heads)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            turned[:, :heads] = layer.q_norm(turned[:, :heads])
+            turned[:, heads:] = layer.k_norm(turned[:, heads:])
+        # The sine carries the sign of the half that is swapped in.
+        swapped = turned.roll(dim // 2, -1).mul_(turn[1])
+        turned.mul_(turn[0]).add_(swapped)
+        store(rows, number, qkv.narrow(1, heads, 2 * kv_heads).view(count, 2, kv_heads, dim))
+        queries = qkv.narrow(1, 0, heads).view(count, kv_heads, -1, dim)
+        return layer.out(attend(rows, number, queries, self.scale).reshape(count, -1))
+
+
+def _mlp(layer: _Layer, x: Tensor, exact: bool) -> Tensor:
+    both = layer.gate_up(x)
+    width = both.shape[1] // 2
+    gate, up = both.narrow(1, 0, width), both.narrow(1, width, width)
+    if exact and gate.numel() > _SERIAL:
+        # The exponential's last bit depends on where a thread's share ends, so no sharing.
+        step = max(1, _SERIAL // width)
+        for first in range(0, len(x), step):
+            F.silu(gate[first : first + step], inplace=True)
+    else:
+        F.silu(gate, inplace=True)
+    return layer.down(gate.mul_(up))
+
+
+def _layer(layer: Any) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return _Layer(
+        norm_in=_norm(layer.input_layernorm),
+        qkv=_pack([attention.q_proj, attention.k_proj, attention.v_proj]),
+        q_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
+        k_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
+        out=_pack([attention.o_proj]),
+        norm_mid=_norm(layer.post_attention_layernorm),
+        gate_up=_pack([mlp.gate_proj, mlp.up_proj]),
+        down=_pack([mlp.down_proj]),
+    )
+
+
+def _norm(norm: Any) -> _Norm:
+    return _Norm(norm.weight, norm.variance_epsilon)
+
+
+def _pack(linears: Sequence[nn.Linear]) -> _Linear:
+    """One product for several; their own parameters become views of it."""
+    return _Linear(
+        _join([linear.weight for linear in linears]).t(),
+        _join([linear.bias for linear in linears]) if linears[0].bias is not None else None,
+    )
+
+
+def _join(parameters: Sequence[Tensor]) -> Tensor:
+    with torch.no_grad():
+        packed = torch.cat([p.data for p in parameters])
+    for parameter, part in zip(parameters, torch.split(packed, [len(p) for p in parameters]), strict=True):
+        parameter.data = part
+    return packed
+
+
+def _rotary(base: Any, positions: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Tables of every position, ``[position, 1, dim]``."""
+    at = torch.arange(positions, device=like.device)[None]
+    cos, sin = base.rotary_emb(like, at)
+    if cos.shape[-1] != dim:
+        raise ValueError("partly rotated heads are not for the lean decoder")
+    sin = torch.cat([-sin[..., : dim // 2], sin[..., dim // 2 :]], -1)
+    return cos[0, :, None].contiguous(), sin[0, :, None].contiguous()

@@ -1,0 +1,165 @@
+"""The engine's model: a copy of its own of a transformers model, run over rows."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rollgym.engines.embedded.attention import Span, lay_out
+from rollgym.engines.embedded.cache import Arena, KVShape, round_up
+from rollgym.engines.embedded.decoder import LeanDecoder, is_lean
+from rollgym.engines.embedded.modules import ModuleDecoder
+from rollgym.errors import UsageError, one_line
+
+__all__ = ["Model", "read_tensors"]
+
+Decoder = Callable[..., Tensor]
+log = logging.getLogger(__name__)
+
+
+class Model:
+    """Weights, and a pass through them. Nothing is shared with the model it was made from."""
+
+    def __init__(
+        self,
+        source: nn.Module | str | Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        context: int | None = None,
+    ) -> None:
+        module: Any = copy.deepcopy(source) if isinstance(source, nn.Module) else _read(source)
+        self.module: Any = module.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        self.device = device
+        self.context = _context(self.module.config, context)
+        self.vocabulary = len(self.module.get_input_embeddings().weight)
+        self.shape = _kv_shape(self.module.config, dtype, device)
+        self.exact = False
+        self.multiple: int | None = 1
+        """Rows are padded to a multiple of this; ``None`` means one row at a time."""
+        self.lean = False
+        self._decoder = self._choose()
+
+    @torch.inference_mode()
+    def run(self, spans: Sequence[Span], arena: Arena, wanted: Sequence[int]) -> Tensor:
+        """Compute spans of consecutive slots; logits after those spans that are wanted."""
+        if self.multiple is None:
+            return self._one_by_one(spans, arena, set(wanted))
+        rows = lay_out(spans, arena, self.multiple, exact=self.exact)
+        size = round_up(len(wanted), self.multiple)
+        index = None
+        if len(wanted) != len(spans) or len(rows.ids) != size:
+            index = torch.tensor([*wanted, *[0] * (size - len(wanted))], dtype=torch.long, device=self.device)
+        return self._decoder(rows, index)[: len(wanted)]
+
+    def _one_by_one(self, spans: Sequence[Span], arena: Arena, wanted: set[int]) -> Tensor:
+        found = []
+        for number, span in enumerate(spans):
+            for offset, token in enumerate(span.ids):
+                one = Span(span.slot, span.start + offset, [token])
+                logits = self._decoder(lay_out([one], arena, 1, exact=True), None)
+            if number in wanted:
+                found.append(logits)
+        return torch.cat(found) if found else torch.empty(0, self.vocabulary, device=self.device)
+
+    def check(self, tensors: Mapping[str, Any]) -> None:
+        """Raise where these are not weights of this model."""
+        known: dict[str, Tensor] = self.module.state_dict()
+        needed = dict(self.module.named_parameters())
+        if unknown := sorted(tensors.keys() - known.keys()):
+            raise UsageError(f"The engine's model has no weights called {_some(unknown)}.")
+        if missing := sorted(needed.keys() - tensors.keys()):
+            raise UsageError(f"The new weights lack {_some(missing)}.")
+        for name, tensor in tensors.items():
+            if tuple(tensor.shape) != tuple(known[name].shape):
+                shapes = f"{tuple(tensor.shape)}, not {tuple(known[name].shape)}"
+                raise UsageError(f"The new weights' {name} has the shape {shapes}.")
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Any]) -> None:
+        """Overwrite the weights in place. A second name of tied weights is not needed, and not read."""
+        for name, own in [*self.module.named_parameters(), *self.module.named_buffers()]:
+            if name in tensors:
+                own.copy_(tensors[name])
+
+    def _choose(self) -> Decoder:
+        ids = torch.arange(7, 31) * 7919 % self.vocabulary
+        ids = ids[: self.context].to(self.device)
+        with torch.inference_mode():
+            plain = self.module(input_ids=ids[None], use_cache=False).logits[0]
+        if is_lean(self.module, self.module.config):
+            lean = LeanDecoder(self.module, self.context)
+            if self._agrees(lean, ids, plain):
+                self.lean = True
+                return lean
+            log.warning("the lean decoder disagrees with the %s module; using the module", self._name)
+        decoder = ModuleDecoder(self.module, self.context)
+        try:
+            agrees = self._agrees(decoder, ids, plain)
+        except Exception as error:
+            raise UsageError(f"The torch engine cannot run {self._name}: {one_line(error)}") from error
+        if not agrees:
+            raise UsageError(
+                f"The torch engine cannot run {self._name}: with keys and values kept, its logits differ."
+            )
+        return decoder
+
+    @torch.inference_mode()
+    def _agrees(self, decoder: Decoder, ids: Tensor, plain: Tensor) -> bool:
+        """True where a prefill in two parts and single steps give the plain forward's logits."""
+        arena = Arena(self.shape, 1, round_up(len(ids), 64))
+        cuts = sorted({0, *(n for n in (9, 16, 17, 18) if n < len(ids)), len(ids)})
+        gap = 0.0
+        for first, last in zip(cuts, cuts[1:], strict=False):
+            spans = [Span(0, first, ids[first:last].tolist())]
+            logits = decoder(lay_out(spans, arena, 1, exact=False), None)[0]
+            gap = max(gap, float((logits - plain[last - 1]).abs().max()))
+        size = max(1.0, float(plain.abs().max()))
+        return gap < size * (1e-4 if plain.dtype == torch.float32 else 0.1)
+
+    @property
+    def _name(self) -> str:
+        return type(self.module).__name__
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The weights in a folder in HF format."""
+    return dict(_read(path).state_dict())
+
+
+def _read(path: str | Path) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        module: nn.Module = AutoModelForCausalLM.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"No model can be read from {path}: {one_line(error)}") from error
+    return module
+
+
+def _context(config: Any, asked: int | None) -> int:
+    longest = getattr(config, "max_position_embeddings", None)
+    if asked is not None and longest is not None and asked > longest:
+        raise UsageError(f"The model's context is {longest} tokens; context_length={asked} is more.")
+    return int(asked or longest or 4096)
+
+
+def _kv_shape(config: Any, dtype: torch.dtype, device: torch.device) -> KVShape:
+    heads = config.num_attention_heads
+    return KVShape(
+        layers=config.num_hidden_layers,
+        heads=getattr(config, "num_key_value_heads", None) or heads,
+        dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

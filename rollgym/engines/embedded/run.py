@@ -1,0 +1,71 @@
+"""One reply while it is being drawn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rollgym.engines import FinishReason, GenerateRequest, Generation
+from rollgym.engines.embedded.sampling import stream, uniform
+
+__all__ = ["Run"]
+
+Deliver = Callable[[Generation | BaseException], None]
+
+
+class Run:
+    """A request, what was sampled for it so far, and how much of it the arena holds."""
+
+    def __init__(self, request: GenerateRequest, limit: int, deliver: Deliver) -> None:
+        self.request = request
+        self.sampling = request.sampling
+        self._stream = stream(request.sampling.seed)
+        self.limit = limit
+        """How many tokens to draw at most: what was asked for, or what fits."""
+        self.deliver = deliver
+        self.ids = list(request.prompt_ids)
+        self.cached = 0
+        """Of how many ids the arena holds keys and values."""
+        self.keep = bool(request.session)
+        self.session = request.session
+        self.logprobs: list[float] = []
+        self.spans: list[list[int]] = []
+        self.submitted = time.perf_counter()
+        self.started: float | None = None
+
+    @property
+    def pending(self) -> int:
+        """How many ids are still to be computed before the next can be drawn: at least one."""
+        return len(self.ids) - self.cached
+
+    @property
+    def uniform(self) -> float:
+        """The number that decides the next token."""
+        return uniform(self._stream, len(self.ids))
+
+    def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
+        """Take a sampled token; the reason where it is the last."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        if self.spans and self.spans[-1][0] == version:
+            self.spans[-1][1] += 1
+        else:
+            self.spans.append([version, 1])
+        if token in self.sampling.stop_ids:
+            return "stop"
+        return "length" if len(self.logprobs) >= self.limit else None
+
+    def finish(self, reason: FinishReason) -> None:
+        """Hand over what was sampled."""
+        now = time.perf_counter()
+        started = now if self.started is None else self.started
+        self.deliver(
+            Generation(
+                token_ids=tuple(self.ids[len(self.request.prompt_ids) :]),
+                logprobs=tuple(self.logprobs),
+                finish_reason=reason,
+                version_spans=tuple((version, count) for version, count in self.spans),
+                queue_seconds=started - self.submitted,
+                generate_seconds=now - started,
+            )
+        )

@@ -1,0 +1,115 @@
+"""Drawing tokens: pure functions of logits, settings and (seed, position).
+
+Nothing here depends on which other rows are in the batch: every operation works along a row, and the
+uniform number behind a draw is a hash of the request's seed and the token's absolute position. So a reply
+is the same whatever else is being generated, and turns of one conversation that share a seed still draw
+different numbers.
+
+The filters work in this order, each on what the one before left: temperature, top-k, top-p, min-p. Ties go
+to the lower id. The log-prob reported is that of the distribution drawn from, after temperature and
+filters. Temperature 0 is its limit, a point mass on the most likely token: log-prob 0.0, as with top-k 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rollgym.engines import Sampling
+
+__all__ = ["draw", "keep_mask", "stream", "uniform"]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mix(x: int) -> int:
+    """The 64-bit finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+    x = (x + _GOLDEN) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def stream(seed: int) -> int:
+    """The state that a seed of any size stands for."""
+    state = _mix(seed & _MASK)
+    while seed := seed >> 64:
+        state = _mix(state ^ (seed & _MASK))
+    return state
+
+
+def uniform(state: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing but a seed's `stream` and a position."""
+    return (_mix(_mix(state ^ position)) >> 11) * 2.0**-53
+
+
+def draw(
+    logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """One token per row and its log-prob. A row whose logits are not numbers gets the log-prob NaN."""
+    scores = _heated(logits, settings)
+    filtered = [i for i, s in enumerate(settings) if s.temperature and _filters(s)]
+    if filtered:
+        rows = torch.tensor(filtered, device=logits.device)
+        kept = keep_mask(scores[rows], [settings[i] for i in filtered])
+        scores = scores.index_copy(0, rows, scores[rows].masked_fill(~kept, -torch.inf))
+    probs = torch.softmax(scores, -1)
+    tokens = _invert(probs, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+    greedy = [s.temperature == 0 for s in settings]
+    if any(greedy):
+        tokens = torch.where(torch.tensor(greedy, device=logits.device), scores.argmax(-1), tokens)
+    chosen = probs.gather(-1, tokens[:, None])[:, 0].tolist()
+    # `math.log` and not `torch.log`: the latter rounds differently at the end of a tensor.
+    logs = [p if p != p else 0.0 if zero else math.log(p) for p, zero in zip(chosen, greedy, strict=True)]
+    return tokens.tolist(), logs
+
+
+def _heated(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
+    """Scores over temperature; temperature 0 counts as 1 here."""
+    scores = logits.float()
+    heat = [s.temperature or 1.0 for s in settings]
+    if all(h == 1.0 for h in heat):
+        return scores
+    # From the greatest down, so that dividing by the least temperature cannot overflow.
+    return (scores - scores.amax(-1, keepdim=True)) / _column(heat, scores)
+
+
+def keep_mask(scores: Tensor, settings: Sequence[Sampling]) -> Tensor:
+    """Which tokens of each row the filters leave; at least one."""
+    ordered, ids = torch.sort(scores, dim=-1, descending=True, stable=True)
+    rank = torch.arange(scores.shape[-1], device=scores.device)
+    top_k = _column([s.top_k or scores.shape[-1] for s in settings], scores)
+    kept = rank < top_k
+    top_p = torch.tensor([s.top_p for s in settings], dtype=torch.float64, device=scores.device)[:, None]
+    probs = torch.softmax(ordered.masked_fill(~kept, -torch.inf), -1)
+    # A token stays while those before it do not yet add up to top-p; 1.0 must not lose any to rounding.
+    before = probs.cumsum(-1, dtype=torch.float64) - probs
+    kept &= (before < top_p) | (top_p == 1.0)
+    min_p = _column([s.min_p for s in settings], scores)
+    kept &= probs >= min_p * probs[:, :1]
+    kept[:, 0] = True
+    return torch.zeros_like(kept).scatter(-1, ids, kept)
+
+
+def _filters(sampling: Sampling) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+def _invert(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """The token at which the cumulative distribution passes each row's uniform number."""
+    rising = probs.cumsum(-1, dtype=torch.float64)
+    tokens = torch.searchsorted(rising, uniforms[:, None] * rising[:, -1:], right=True)
+    tokens = tokens.clamp(max=probs.shape[-1] - 1)
+    if bool((probs.gather(-1, tokens) == 0).any()):
+        # Rounding stepped past the last token that has any probability.
+        last = probs.shape[-1] - 1 - (probs > 0).flip(-1).int().argmax(-1, keepdim=True)
+        tokens = torch.minimum(tokens, last)
+    return tokens[:, 0]

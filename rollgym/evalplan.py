@@ -1,0 +1,146 @@
+"""What to evaluate: a request becomes episode specs, which depend on nothing but the request."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from rollgym.errors import UsageError
+from rollgym.registry import find_spec, import_module, make
+from rollgym.seeding import derive_seed
+from rollgym.tasks import TaskSet
+from rollgym.text import text_face
+from rollgym.types import SCHEMA_VERSION, EpisodeSpec, Limits
+from rollgym.versions import package_versions
+
+TURN_LIMIT = 2_000
+"""For environments that register no limit of their own, so that an evaluation always ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to evaluate."""
+
+    env_id: str
+    agent: str
+    episodes: int = 100
+    seed: int = 0
+    split: str = "test"
+    per_task: int = 1
+    """Episodes that share a task, for pass@k."""
+    workers: int = 0
+    """Worker processes; 0 plays in this one."""
+    concurrency: int = 0
+    """Episodes in flight; 0 chooses."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    agent_options: Mapping[str, Any] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("episodes", 1),
+            ("per_task", 1),
+            ("workers", 0),
+            ("concurrency", 0),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}.")
+        if self.episodes % self.per_task:
+            raise UsageError(
+                f"--episodes {self.episodes} is not a multiple of --per-task {self.per_task}: every task is "
+                "played equally often."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The episodes of a request, and what the manifest says of them."""
+
+    request: Request
+    specs: tuple[EpisodeSpec, ...]
+    manifest: dict[str, Any]
+
+
+def plan(request: Request) -> Plan:
+    """The episodes to play. The same request gives the same specs on every machine."""
+    for module in request.modules:
+        import_module(module)
+    env = make(request.env_id, **request.env_kwargs)
+    try:
+        face = text_face(env)
+        tasks, success_means, reward_range = face.tasks, face.success_means, face.reward_range
+    finally:
+        env.close()
+    split = request.split if tasks is not None else ""
+    registered = find_spec(request.env_id)
+    if request.limits.turns is None and registered.max_episode_steps is None:
+        request = replace(request, limits=replace(request.limits, turns=TURN_LIMIT))
+    version = "" if registered.version is None else f"v{registered.version}"
+    specs = tuple(_specs(request, tasks, split, version))
+    manifest = {
+        "schema": SCHEMA_VERSION,
+        "kind": "eval",
+        "env": {"id": request.env_id, "version": specs[0].env_version, "kwargs": dict(request.env_kwargs)},
+        "agent": {"name": request.agent, "options": dict(request.agent_options)},
+        "split": split,
+        "seed": request.seed,
+        "episodes": request.episodes,
+        "per_task": request.per_task,
+        "limits": asdict(request.limits),
+        "task_set": _describe_tasks(tasks, split),
+        "success_means": success_means,
+        "reward_range": [_finite(value) for value in reward_range],
+        "versions": package_versions(request.env_id),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    return Plan(request=request, specs=specs, manifest=manifest)
+
+
+def _specs(request: Request, tasks: TaskSet | None, split: str, version: str) -> Iterable[EpisodeSpec]:
+    wanted = request.episodes // request.per_task
+    indices: list[int | None] = [None] * wanted
+    if tasks is not None:
+        size = tasks.size(split)
+        if wanted > size:
+            raise UsageError(
+                f"Split {split!r} of {request.env_id} has {size} tasks, too few for {request.episodes} "
+                f"episodes with {request.per_task} per task: lower --episodes or raise --per-task."
+            )
+        indices = list(itertools.islice(tasks.order(split, request.seed), wanted))
+    for place, task in enumerate(indices):
+        group = f"{split or 'seed'}-{place if task is None else task}"
+        for member in range(request.per_task):
+            yield EpisodeSpec(
+                episode_id=f"{group}-{member}",
+                env_id=request.env_id,
+                env_kwargs=dict(request.env_kwargs),
+                env_version=version,
+                task=task,
+                split=split,
+                env_seed=derive_seed("env", request.seed, group),
+                sampling_seed=derive_seed("sampling", request.seed, group, member),
+                group_id=group,
+                member=member,
+                limits=request.limits,
+            )
+
+
+def _describe_tasks(tasks: TaskSet | None, split: str) -> dict[str, Any]:
+    if tasks is None:
+        return {"name": None, "split": split, "size": None, "hash": None}
+    return {
+        "name": tasks.name,
+        "split": split,
+        "size": tasks.size(split),
+        "hash": tasks.fingerprint(split),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) != float("inf") else None

@@ -1,0 +1,90 @@
+"""Evaluation episodes beside training ones: fixed specs, one version of the weights, no part in training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rollgym.errors import UsageError
+from rollgym.types import Episode, EpisodeSpec
+
+
+class Evaluations:
+    """The evaluation under way, if any. Its gate is closed to weight updates while episodes play."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Lock()
+        self._queue: deque[EpisodeSpec] = deque()
+        self._playing: set[str] = set()
+        self._finished: dict[str, Episode] = {}
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def active(self) -> bool:
+        """Whether any episode plays or waits to."""
+        return bool(self._queue or self._playing)
+
+    async def add(
+        self, specs: Sequence[EpisodeSpec], fill: Callable[[], None], cancel: Callable[[str], object]
+    ) -> list[Episode]:
+        """Play these episodes and return them in the order they were given."""
+        ids = [f"eval-{spec.episode_id}" for spec in specs]
+        if len(set(ids)) != len(ids):
+            raise UsageError("An evaluation holds an episode twice.")
+        async with self.gate:
+            # One that was called off may still have episodes that are ending.
+            await self._idle.wait()
+            self._finished = {}
+            self._queue.extend([] if self._closed else map(_renamed, specs))
+            self._note_idle()
+            fill()
+            try:
+                await self._idle.wait()
+            except asyncio.CancelledError:
+                self._call_off(cancel)
+                raise
+            return [self._finished[episode_id] for episode_id in ids if episode_id in self._finished]
+
+    def next(self, share: float) -> EpisodeSpec | None:
+        """The next episode to start, while evaluation has less than its share of the places."""
+        if not self._queue or len(self._playing) >= max(1, int(share)):
+            return None
+        spec = self._queue.popleft()
+        self._playing.add(spec.episode_id)
+        return spec
+
+    def finish(self, episode: Episode) -> bool:
+        """Take an episode that ended; False where it is none of ours."""
+        episode_id = episode.spec.episode_id
+        if episode_id not in self._playing:
+            return False
+        self._playing.remove(episode_id)
+        self._finished[episode_id] = episode
+        self._note_idle()
+        return True
+
+    def fail_waiting(self) -> None:
+        """Nothing more will be played: whoever waits gets what there is."""
+        self._closed = True
+        self._queue.clear()
+        self._idle.set()
+
+    def _call_off(self, cancel: Callable[[str], object]) -> None:
+        self._queue.clear()
+        for episode_id in self._playing:
+            cancel(episode_id)
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self._closed or not self.active:
+            self._idle.set()
+        else:
+            self._idle.clear()
+
+
+def _renamed(spec: EpisodeSpec) -> EpisodeSpec:
+    return replace(spec, episode_id=f"eval-{spec.episode_id}")

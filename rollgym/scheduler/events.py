@@ -1,0 +1,118 @@
+"""The event log: every change of state, in order, append-only.
+
+One line of JSON per event: ``t`` (seconds since the log began), ``kind`` and what belongs to it. From the log
+alone one can tell what every episode did and when, and draw it (`rollgym.scheduler.trace`). A log that is
+continued goes on from its last whole line, in time as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import msgspec
+
+from rollgym.errors import ResultsError
+
+_TAIL = 1 << 20
+
+Event = dict[str, Any]
+
+
+class EventLog:
+    """Takes events to a file, or into memory (``keep``), or merely counts them."""
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        keep: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.events: list[Event] = []
+        self._keep = keep
+        self.count = 0
+        self._clock = clock
+        self._began = clock()
+        self._encoder = msgspec.json.Encoder()
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._began -= _mend(path)
+            self._file = open(path, "ab")  # noqa: SIM115
+
+    @property
+    def now(self) -> float:
+        """Seconds since the log began."""
+        return self._clock() - self._began
+
+    def add(self, kind: str, **facts: Any) -> None:
+        """Add an event, stamped with the time."""
+        self.count += 1
+        if not self._keep and self._file is None:
+            return
+        event: Event = {"t": round(self.now, 6), "kind": kind, **facts}
+        if self._keep:
+            self.events.append(event)
+        if self._file is not None:
+            self._file.write(self._encoder.encode(event) + b"\n")
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system."""
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Flush and let the file go."""
+        if self._file is not None and not self._file.closed:
+            self._file.close()
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _mend(path: Path) -> float:
+    """Cut off a last line that a crash left unfinished; the time of the last whole one."""
+    if not path.exists():
+        return 0.0
+    with open(path, "r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL))
+        tail = file.read()
+        file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
+    for line in reversed(tail.split(b"\n")[:-1]):
+        try:
+            return float(msgspec.json.decode(line)["t"])
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+            continue
+    return 0.0
+
+
+def read_events(path: Path) -> list[Event]:
+    """All events of a log file. A last line cut off by a crash is left out; other damage is named."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ResultsError(f"Cannot read {path}: {error.strerror}.") from None
+    events: list[Event] = []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            event = msgspec.json.decode(line)
+            if not isinstance(event, dict) or not {"t", "kind"} <= event.keys():
+                raise msgspec.ValidationError("no event")
+        except msgspec.DecodeError as error:
+            if number == len(lines):
+                break
+            raise ResultsError(f"{path}, line {number}: not an event ({error}).") from None
+        events.append(event)
+    return events

@@ -1,0 +1,155 @@
+"""From an event log to a picture: a Chrome/Perfetto trace, and what the waiting was for.
+
+Lanes: one per engine slot (generating), one per worker and place in it (resetting, stepping), and some for
+episodes that wait for an environment (opening).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollgym.scheduler.events import Event
+from rollgym.scheduler.places import Lanes
+
+_BUSY = {"resetting": "environment", "stepping": "environment", "generating": "engine"}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One episode in one state."""
+
+    episode: str
+    state: str
+    start: float
+    end: float
+    turn: int
+    worker: str
+    engine: int | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasted."""
+        return self.end - self.start
+
+
+def spans(events: Sequence[Event]) -> list[Span]:
+    """What every episode did, and when."""
+    found: list[Span] = []
+    current: dict[str, Event] = {}
+    for event in events:
+        if event["kind"] == "started":
+            # What a run that was killed left unfinished, and the continued one plays again.
+            current.pop(event["episode"], None)
+        if event["kind"] not in ("state", "emitted"):
+            continue
+        before = current.pop(event["episode"], None)
+        if before is not None and before["state"] != "done":
+            found.append(
+                Span(
+                    event["episode"],
+                    before["state"],
+                    before["t"],
+                    event["t"],
+                    before["turn"],
+                    before["worker"],
+                    before["engine"],
+                )
+            )
+        if event["kind"] == "state":
+            current[event["episode"]] = event
+    return found
+
+
+def summary(events: Sequence[Event], longest: int = 10) -> dict[str, Any]:
+    """Utilisation, time by state and the longest waits."""
+    all_spans = spans(events)
+    duration = max((event["t"] for event in events), default=0.0)
+    by_state: dict[str, float] = defaultdict(float)
+    for span in all_spans:
+        by_state[span.state] += span.seconds
+    engines = {span.engine for span in all_spans if span.engine is not None}
+    return {
+        "seconds": duration,
+        "episodes": sum(event["kind"] == "emitted" for event in events),
+        "time_by_state": {state: round(seconds, 6) for state, seconds in sorted(by_state.items())},
+        "engine_slots": len(engines),
+        "engine_busy": _covered(all_spans, "engine") / duration if duration else 0.0,
+        "environment_busy": _covered(all_spans, "environment") / duration if duration else 0.0,
+        "longest_waits": [
+            {"episode": s.episode, "state": s.state, "turn": s.turn, "seconds": s.seconds, "at": s.start}
+            for s in sorted(all_spans, key=lambda s: -s.seconds)[:longest]
+        ],
+    }
+
+
+def _covered(all_spans: Sequence[Span], role: str) -> float:
+    """How long at least one episode was in the role: the union of its spans."""
+    total, until = 0.0, 0.0
+    for span in sorted((s for s in all_spans if _BUSY.get(s.state) == role), key=lambda s: s.start):
+        total += max(0.0, span.end - max(until, span.start))
+        until = max(until, span.end)
+    return total
+
+
+def chrome_trace(events: Sequence[Event]) -> dict[str, Any]:
+    """The log in Chrome's trace format: open it in Perfetto or chrome://tracing."""
+    rows = list(_trace_rows(events))
+    return {"traceEvents": rows, "displayTimeUnit": "ms"}
+
+
+def _trace_rows(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+    lanes = {2: _WorkerLanes(), 3: _WorkerLanes()}
+    names: dict[tuple[int, int], str] = {}
+    for span in sorted(spans(events), key=lambda span: span.start):
+        if span.state == "generating" and span.engine is not None:
+            process, lane, label = 1, span.engine, f"engine slot {span.engine}"
+        elif span.state in ("resetting", "stepping"):
+            process = 2
+            lane, place = lanes[2].lane(span)
+            label = f"worker {span.worker or '0'} #{place}"
+        elif span.state == "opening":
+            process = 3
+            lane, place = lanes[3].lane(span)
+            label = f"waiting #{place}"
+        else:
+            continue
+        names[(process, lane)] = label
+        yield {
+            "name": f"{span.episode} {span.state} {span.turn}",
+            "cat": span.state,
+            "ph": "X",
+            "ts": round(span.start * 1e6),
+            "dur": round(span.end * 1e6) - round(span.start * 1e6),
+            "pid": process,
+            "tid": lane,
+            "args": {"episode": span.episode, "turn": span.turn},
+        }
+    for process, title in ((1, "engine"), (2, "environments"), (3, "waiting for an environment")):
+        yield {"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": title}}
+    for (process, lane), label in sorted(names.items()):
+        yield {"name": "thread_name", "ph": "M", "pid": process, "tid": lane, "args": {"name": label}}
+
+
+class _WorkerLanes:
+    """A lane for each span of a worker, reused when the span before it has ended."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, Lanes] = {}
+        self._busy: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        self._numbers: dict[tuple[str, int], int] = {}
+
+    def lane(self, span: Span) -> tuple[int, int]:
+        """The lowest lane of the span's worker that is free when it starts: its number and place in there."""
+        lanes = self._lanes.setdefault(span.worker, Lanes())
+        still = []
+        for end, lane in self._busy[span.worker]:
+            if end <= span.start:
+                lanes.give_back(lane)
+            else:
+                still.append((end, lane))
+        lane = lanes.take()
+        self._busy[span.worker] = [*still, (span.end, lane)]
+        return self._numbers.setdefault((span.worker, lane), len(self._numbers)), lane

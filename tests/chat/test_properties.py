@@ -1,0 +1,206 @@
+"""What must hold for every conversation: whatever is observed, whatever is sampled."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from spelt import Spelt
+from talkers import FAMILIES, family
+
+from rollgym.chat import ChatTemplate, Conversation
+from rollgym.chat.codec import MIDDLE
+
+NAMES = sorted(FAMILIES)
+TEMPLATES = {name: ChatTemplate(family(name)) for name in NAMES} | {"spelt": ChatTemplate(Spelt())}
+SIZES = {name: len(family(name)) for name in NAMES}
+EVERY = pytest.mark.parametrize("name", NAMES)
+LOSSLESS = pytest.mark.parametrize("name", ["qwen2.5", "smollm2", "qwen3", "llama3", "words"])
+"""Families that write text back as it was."""
+
+few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+words = st.sampled_from(["Up", "go left", "The door", "<answer>", "42", "box"])
+white = st.sampled_from([" ", "\n", "\t", "  ", "\n\n", ""])
+
+
+def observations(name):
+    """Text that holds the template's own marks, whole and in parts."""
+    marks = [*TEMPLATES[name].codec.added, "[INST]", "[/INST]", "user", "assistant\n", "<think>", "</think>"]
+    whole = st.sampled_from(marks)
+    part = st.tuples(whole, st.integers(0, 12)).map(lambda pair: pair[0][: pair[1]])
+    pieces = st.one_of(whole, whole, part, words, white, st.text(max_size=4))
+    return st.lists(pieces, max_size=6).map("".join)
+
+
+def replies(name):
+    """Any ids at all, often with an end."""
+    ids = st.lists(st.integers(0, SIZES[name] - 1), max_size=8)
+    ends = st.sampled_from([(), *((number,) for number in TEMPLATES[name].facts.stop_ids)])
+    return st.tuples(ids, ends).map(lambda pair: [*pair[0], *pair[1]])
+
+
+def turns(name, length=4):
+    return st.lists(st.tuples(observations(name), replies(name)), min_size=1, max_size=length)
+
+
+@EVERY
+@few
+@given(data=st.data())
+def test_a_prompt_holds_the_last_prompt_and_reply_as_they_were(name, data):
+    talk = Conversation(TEMPLATES[name], system=data.draw(observations(name)))
+    past = ()
+    for observation, reply in data.draw(turns(name)):
+        talk.observe(observation)
+        if talk.new_row:
+            assert talk.added_ids == talk.prompt_ids
+        else:
+            assert talk.prompt_ids[: len(past)] == past
+            assert talk.prompt_ids == past + talk.added_ids
+        talk.reply(reply)
+        past = talk.prompt_ids
+        assert past[len(past) - len(reply) :] == tuple(reply)
+
+
+@EVERY
+@few
+@given(data=st.data())
+def test_the_mask_says_who_wrote_each_id_and_each_reply_is_in_one_row(name, data):
+    talk = Conversation(TEMPLATES[name], system="Play.")
+    rows: list[list[tuple[int, int, float]]] = []
+    for number, (observation, reply) in enumerate(data.draw(turns(name))):
+        talk.observe(observation)
+        if talk.new_row or not rows:
+            rows.append([])
+        rows[-1] += [(token, 0, 0.0) for token in talk.added_ids]
+        talk.reply(reply, [-1.0 - number] * len(reply))
+        rows[-1] += [(token, 1, -1.0 - number) for token in reply]
+    found = [list(zip(row.ids, row.mask, row.logprobs, strict=True)) for row in talk.rows]
+    assert found == [row for row in rows if any(mask for _, mask, _ in row)]
+
+
+@EVERY
+@few
+@given(data=st.data())
+def test_what_is_observed_changes_no_control_token(name, data):
+    """The same replies to harmless observations: the same control tokens, the same rows."""
+    template = TEMPLATES[name]
+    controls = set(template.controls.values()) - template.codec.unknown
+    script = data.draw(turns(name))
+    # A message that is all white space may be written like none.
+    assume(all(observation.strip() for observation, _ in script))
+    talks = [
+        Conversation(template, system=data.draw(observations(name)).strip() or "x"),
+        Conversation(template, "x"),
+    ]
+    for observation, reply in script:
+        for talk, text in zip(talks, (observation, "x"), strict=True):
+            talk.observe(text)
+        written = [[number for number in talk.added_ids if number in controls] for talk in talks]
+        assert written[0] == written[1]
+        assert talks[0].new_row == talks[1].new_row
+        for talk in talks:
+            talk.reply(reply)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if TEMPLATES[name].facts.end_of_turn])
+@few
+@given(data=st.data())
+def test_the_end_of_a_turn_is_there_once(name, data):
+    template = TEMPLATES[name]
+    facts, end = template.facts, template.facts.end_of_turn_id
+    talk = Conversation(template)
+    reply: list[int] | None = None
+    for observation, next_reply in data.draw(turns(name)):
+        talk.observe(observation)
+        if reply is not None and not talk.new_row:
+            closed = reply[-1:] == [end]
+            assert (talk.added_ids[0] == end) <= (not closed)
+            # A reply that was cut off may lack the white space round it, too.
+            space = [[], *(template.codec.encode([text], MIDDLE) for text in (facts.lead, facts.tail))]
+            assert closed or any(talk.added_ids[: len(ids) + 1] == (*ids, end) for ids in space)
+        reply = next_reply
+        talk.reply(reply)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "smollm2"])
+@few
+@given(data=st.data())
+def test_a_template_that_leaves_replies_alone_never_begins_a_new_row(name, data):
+    talk = Conversation(TEMPLATES[name])
+    for observation, reply in data.draw(turns(name)):
+        talk.observe(observation)
+        talk.reply(reply)
+    assert len(talk.rows) <= 1
+    assert not talk.new_row
+
+
+def spoken(template, text, end=True):
+    facts = template.facts
+    ids = template.codec.encode([facts.lead + text + facts.tail], MIDDLE)
+    return ids + ([facts.end_of_turn_id] if end and facts.end_of_turn else [])
+
+
+@EVERY
+@few
+@given(data=st.data())
+def test_with_ordinary_text_it_is_what_the_template_writes(name, data):
+    """Tokenised as a whole: where text is ordinary, our cuts make no difference."""
+    tokenizer, template = family(name), TEMPLATES[name]
+    text = st.lists(words, min_size=1, max_size=4).map(" ".join)
+    talk = Conversation(template)
+    messages = []
+    for observation, reply in data.draw(st.lists(st.tuples(text, text), min_size=1, max_size=4)):
+        talk.observe(observation)
+        messages.append({"role": "user", "content": observation})
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert list(talk.prompt_ids) == tokenizer.encode(rendered, add_special_tokens=False)
+        talk.reply(spoken(template, reply))
+        messages.append({"role": "assistant", "content": reply})
+
+
+@LOSSLESS
+@few
+@given(data=st.data())
+def test_nothing_is_lost_and_nothing_is_doubled(name, data):
+    """Decoded, a prompt is the template's text to the letter, whatever was observed or cut off."""
+    tokenizer, template = family(name), TEMPLATES[name]
+    talk = Conversation(template)
+    messages = []
+    for observation, reply, end in data.draw(
+        st.lists(st.tuples(observations(name), words, st.booleans()), min_size=1, max_size=4)
+    ):
+        talk.observe(observation)
+        messages.append({"role": "user", "content": observation})
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert tokenizer.decode(talk.prompt_ids) == rendered
+        assert not talk.new_row
+        talk.reply(spoken(template, reply, end))
+        messages.append({"role": "assistant", "content": reply})
+
+
+@EVERY
+@few
+@given(data=st.data())
+def test_the_same_conversation_gives_the_same_ids(name, data):
+    script = data.draw(turns(name))
+    talks = [Conversation(TEMPLATES[name], system="Play."), Conversation(ChatTemplate(family(name)), "Play.")]
+    for talk in talks:
+        for observation, reply in script:
+            talk.observe(observation)
+            talk.reply(reply)
+    assert talks[0].rows == talks[1].rows
+
+
+@few
+@given(
+    st.lists(st.tuples(st.text(max_size=8), st.lists(st.integers(0, 0x10FFFF)), st.booleans()), max_size=4)
+)
+def test_rows_grow_by_what_is_added(script):
+    template = TEMPLATES["spelt"]
+    talk = Conversation(template)
+    lengths = [0]
+    for observation, reply, end in script:
+        talk.observe(observation)
+        talk.reply([*reply, *talk.stop_ids[: int(end)]])
+        lengths.append(len(talk.prompt_ids))
+    assert all(a < b for a, b in pairwise(lengths))

@@ -1,0 +1,178 @@
+"""One group, worked through by hand: who is started, refilled, kept and cancelled."""
+
+from typing import Any
+
+import pytest
+from hand import ended
+
+from rollgym.errors import UsageError
+from rollgym.scheduler.groups import GroupPolicy, GroupState, GroupStatus
+from rollgym.scheduler.stream import Source, TaskStream
+from rollgym.types import EpisodeSpec, Outcome
+
+STREAM = TaskStream([Source(env_id="env")], seed=1)
+
+
+def begin(issue: int = 0, **policy: Any) -> tuple[GroupState, list[EpisodeSpec]]:
+    state = GroupState(STREAM, STREAM.ticket(3), GroupPolicy(**policy), issue)
+    return state, state.start()
+
+
+def ids(specs: list[EpisodeSpec]) -> list[str]:
+    return [spec.episode_id for spec in specs]
+
+
+def test_a_group_is_ready_when_its_last_member_ends_in_whatever_order() -> None:
+    state, specs = begin(size=3)
+    assert ids(specs) == ["g000003-0", "g000003-1", "g000003-2"]
+    for place in (2, 0):
+        verdict = state.finish(ended(specs[place]))
+        assert (verdict.start, verdict.cancel, state.status) == ([], [], GroupStatus.OPEN)
+    state.finish(ended(specs[1]))
+    assert state.status is GroupStatus.READY
+    group = state.group()
+    assert [episode.spec.member for episode in group.episodes] == [0, 1, 2]
+    assert group.complete
+
+
+def test_extra_members_are_cancelled_once_the_group_is_full() -> None:
+    state, specs = begin(size=2, extra=2)
+    assert len(specs) == 4
+    assert state.finish(ended(specs[3])).cancel == []
+    verdict = state.finish(ended(specs[1]))
+    assert verdict.cancel == ["g000003-0", "g000003-2"]
+    assert state.status is GroupStatus.READY
+    late = state.finish(ended(specs[0]))
+    assert (late.start, late.cancel) == ([], [])
+    assert [episode.spec.member for episode in state.group().episodes] == [1, 3]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.WORKER_LOST, Outcome.ENGINE_ERROR, Outcome.TIME_LIMIT])
+def test_where_infrastructure_failed_the_very_same_episode_is_played_again(outcome: Outcome) -> None:
+    state, specs = begin(size=2)
+    [again] = state.finish(ended(specs[1], outcome)).start
+    assert again.episode_id == "g000003-1-retry1"
+    assert (again.env_seed, again.sampling_seed, again.member) == (
+        specs[1].env_seed,
+        specs[1].sampling_seed,
+        1,
+    )
+
+
+def test_where_the_episode_itself_failed_it_is_sampled_anew_from_the_same_start() -> None:
+    state, specs = begin(size=2)
+    [again] = state.finish(ended(specs[1], Outcome.ENV_ERROR)).start
+    assert again.env_seed == specs[1].env_seed
+    assert again.sampling_seed not in {spec.sampling_seed for spec in specs}
+    [third] = state.finish(ended(again, Outcome.WORKER_LOST)).start
+    assert (third.episode_id, third.sampling_seed) == ("g000003-1-retry2", again.sampling_seed)
+
+
+def test_siblings_of_a_failed_member_are_kept() -> None:
+    state, specs = begin(size=3)
+    good = [ended(specs[0], reward=1.0), ended(specs[2], reward=2.0)]
+    state.finish(good[0])
+    [again] = state.finish(ended(specs[1], Outcome.ENV_ERROR)).start
+    state.finish(good[1])
+    assert state.status is GroupStatus.OPEN
+    state.finish(ended(again, reward=3.0))
+    assert [episode.total_reward for episode in state.group().episodes] == [1.0, 3.0, 2.0]
+
+
+def test_the_budget_is_the_group_s_and_what_cannot_be_refilled_is_done_without() -> None:
+    state, specs = begin(size=3, refills=2)
+    assert state.finish(ended(specs[0], Outcome.WORKER_LOST)).start
+    assert state.finish(ended(specs[1], Outcome.WORKER_LOST)).start
+    assert state.finish(ended(specs[2], Outcome.WORKER_LOST)).start == []
+    assert state.status is GroupStatus.OPEN, "two refills still play"
+
+
+@pytest.mark.parametrize(
+    ("policy", "good", "status"),
+    [
+        ({"when_short": "keep"}, 3, "ready"),
+        ({"when_short": "keep"}, 2, "ready"),
+        ({"when_short": "keep"}, 1, "dropped"),
+        ({"when_short": "keep", "least": 1}, 1, "ready"),
+        ({"when_short": "keep", "least": 3}, 2, "dropped"),
+        ({"when_short": "keep"}, 0, "dropped"),
+        ({"when_short": "drop"}, 3, "dropped"),
+        ({"when_short": "drop"}, 4, "ready"),
+    ],
+)
+def test_what_becomes_of_a_short_group(policy: dict[str, Any], good: int, status: str) -> None:
+    state, specs = begin(size=4, refills=0, **policy)
+    for spec in specs:
+        assert state.status is GroupStatus.OPEN
+        state.finish(ended(spec, Outcome.TERMINATED if spec.member < good else Outcome.ENV_ERROR))
+    assert state.status.value == status
+
+
+def test_a_group_of_one_needs_one_member() -> None:
+    state, specs = begin(size=1, refills=0)
+    state.finish(ended(specs[0]))
+    assert state.status is GroupStatus.READY
+
+
+def test_extra_members_stand_in_for_failed_ones() -> None:
+    state, specs = begin(size=2, extra=1, refills=0)
+    state.finish(ended(specs[0], Outcome.ENV_ERROR))
+    state.finish(ended(specs[1]))
+    state.finish(ended(specs[2]))
+    assert state.status is GroupStatus.READY
+    assert state.group().complete
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_every_outcome_has_a_use(outcome: Outcome) -> None:
+    state, specs = begin(size=1, refills=1, extra=1)
+    verdict = state.finish(ended(specs[0], outcome))
+    assert len(state.members) == outcome.trainable
+    refilled = outcome.failed and outcome is not Outcome.CANCELLED
+    assert len(verdict.start) == (refilled or outcome is Outcome.TIME_LIMIT)
+
+
+def test_a_policy_names_only_what_differs() -> None:
+    state, specs = begin(size=2, use={Outcome.ENV_ERROR: "drop", Outcome.TOKEN_LIMIT: "refill"})
+    assert state.finish(ended(specs[0], Outcome.ENV_ERROR)).start == []
+    assert len(state.finish(ended(specs[1], Outcome.TOKEN_LIMIT)).start) == 1
+    state, specs = begin(size=1, use={Outcome.ENV_ERROR: "drop"})
+    state.finish(ended(specs[0]))
+    assert state.status is GroupStatus.READY
+
+
+def test_a_ticket_issued_again_has_new_ids_and_the_same_seeds() -> None:
+    seen: set[str] = set()
+    for issue in range(3):
+        state, specs = begin(issue, size=1, refills=2)
+        assert specs[0].sampling_seed == begin(size=1)[1][0].sampling_seed
+        played = [specs[0]]
+        while state.status is GroupStatus.OPEN:
+            played += state.finish(ended(played[-1], Outcome.WORKER_LOST)).start
+        assert len(played) == 3
+        assert seen.isdisjoint(ids(played))
+        seen.update(ids(played))
+
+
+def test_an_episode_that_is_reported_twice_counts_once() -> None:
+    state, specs = begin(size=2)
+    state.finish(ended(specs[0]))
+    state.finish(ended(specs[0]))
+    assert len(state.members) == 1
+    assert state.status is GroupStatus.OPEN
+
+
+def test_somebody_else_s_episode_changes_nothing() -> None:
+    state, _ = begin(size=1)
+    stranger = STREAM.spec(STREAM.ticket(4), 0, 0, 0)
+    assert state.finish(ended(stranger)).start == []
+    assert state.members == []
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{"size": 0}, {"extra": -1}, {"refills": -1}, {"least": 2}, {"use": {Outcome.ENV_ERROR: "train"}}],
+)
+def test_senseless_policies_are_refused(policy: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        GroupPolicy(**policy)

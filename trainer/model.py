@@ -1,0 +1,232 @@
+"""The built-in policy: a small transformer and a tokenizer, made on the spot for given environments.
+
+It needs no download, learns on a processor, and is a normal folder in Hugging Face format: whatever loads a
+Llama model loads it. The same arguments give the same files, byte for byte.
+(Not Qwen2: for that, `AutoTokenizer` puts Qwen's own tokenizer in the place of any other.)
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from rollgym.errors import MissingExtra, UnknownName, UsageError, boundary
+from rollgym.records import jsonable
+from rollgym.seeding import derive_rng
+from rollgym.store import read_json, write_json
+from rollgym.trainer.corpus import collect
+from rollgym.trainer.tokenizer import EnvTokens, count_tokens, make_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+ABOUT = "rollgym_model.json"
+"""The file beside the weights that says how they were made."""
+LEAST_CONTEXT = 32
+_PACKAGES = ("rollgym", "numpy", "safetensors", "tokenizers", "torch", "transformers")
+EnvName = str | tuple[str, Mapping[str, Any]]
+"""An environment's id, with arguments where it needs some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of a transformer. Heads are 32 wide, which every engine supports."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+
+
+SIZES: Mapping[str, Shape] = {
+    "tiny": Shape(hidden=64, inner=128, layers=2, heads=2, kv_heads=1),
+    "small": Shape(hidden=128, inner=256, layers=3, heads=4, kv_heads=2),
+    "base": Shape(hidden=256, inner=512, layers=4, heads=8, kv_heads=4),
+}
+"""About 0.1, 0.5 and 2.5 million parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInfo:
+    """What was made, and where it is."""
+
+    path: Path
+    size: str
+    seed: int
+    context: int
+    parameters: int
+    vocabulary: int
+    texts: tuple[str, ...]
+    """What it was made to read besides."""
+    envs: tuple[EnvTokens, ...]
+    versions: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, without the path: the folder may be moved."""
+        values = asdict(self)
+        del values["path"]
+        return {"kind": "policy", **jsonable(values)}
+
+
+def make_policy(
+    env_ids: Sequence[EnvName],
+    out: Path,
+    *,
+    size: str = "small",
+    seed: int = 0,
+    context: int = 2048,
+    texts: Sequence[str] = (),
+) -> PolicyInfo:
+    """Make a policy with random weights for these environments and write it to a new folder.
+
+    Args:
+        env_ids: Ids, or pairs of an id and the environment's arguments.
+        out: The folder to make.
+        size: ``tiny``, ``small`` or ``base``.
+        seed: Of the weights. The tokenizer depends on the environments alone.
+        context: The longest conversation, in tokens.
+        texts: What else it will read, such as a prompt of your own: its words become tokens too.
+    """
+    _require_extra()
+    if size not in SIZES:
+        raise UnknownName("size", size, SIZES, f"Sizes: {', '.join(SIZES)}.")
+    if seed < 0:
+        raise UsageError(f"The seed must be at least 0, not {seed}.")
+    if context < LEAST_CONTEXT:
+        raise UsageError(f"The context must be at least {LEAST_CONTEXT} tokens, not {context}.")
+    with _new_folder(out) as folder:
+        corpora = [collect(*_named(env)) for env in _listed(env_ids)]
+        tokenizer = make_tokenizer(corpora, context, texts)
+        model = make_model(tokenizer, SIZES[size], seed, context)
+        info = PolicyInfo(
+            path=out,
+            size=size,
+            seed=seed,
+            context=context,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            vocabulary=len(tokenizer),
+            texts=tuple(texts),
+            envs=tuple(count_tokens(tokenizer, corpus) for corpus in corpora),
+            versions={"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        )
+        _save_tokenizer(tokenizer, folder)
+        _save_model(model, folder)
+        write_json(folder / ABOUT, info.to_json())
+    return info
+
+
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int, context: int = 2048
+) -> LlamaForCausalLM:
+    """A transformer for the tokenizer's vocabulary, with weights that depend on the seed alone."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="float32",
+    )
+    # Its own first weights come from torch's global generator, which must not notice.
+    with torch.random.fork_rng(devices=[]):
+        model: LlamaForCausalLM = cast(Any, LlamaForCausalLM)(config)
+    _draw_weights(model, shape, seed)
+    model.train(False)
+    return model
+
+
+def _draw_weights(model: LlamaForCausalLM, shape: Shape, seed: int) -> None:
+    """Normal weights from numpy generators, one for each name: the same for every version of torch."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            numbers = derive_rng("policy weights", seed, name).standard_normal(tuple(parameter.shape))
+            parameter.copy_(torch.from_numpy(numbers * _spread(name, parameter.shape[1], shape.layers)))
+
+
+def _spread(name: str, inputs: int, layers: int) -> float:
+    """Standard deviation of a matrix: outputs as large as inputs, and a sum over layers no larger."""
+    if "embed" in name:
+        return 0.02
+    last = name.endswith(("o_proj.weight", "down_proj.weight"))
+    return 1 / math.sqrt(inputs * (2 * layers if last else 1))
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    tokenizer.save_pretrained(folder)
+    # The name of the class that both transformers 4 (which older servers use) and 5 know.
+    settings = read_json(folder / "tokenizer_config.json")
+    settings.pop("backend", None)
+    write_json(folder / "tokenizer_config.json", settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def _save_model(model: LlamaForCausalLM, folder: Path) -> None:
+    """What ``model.save_pretrained`` writes, without a progress bar on the screen."""
+    from safetensors.torch import save_file
+
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    cast(Any, model.generation_config).save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    save_file({name: value.detach() for name, value in model.named_parameters()}, weights, {"format": "pt"})
+    # Readable by whoever may read the folder: a server may run as somebody else.
+    weights.chmod(folder.stat().st_mode & 0o666)
+
+
+def _require_extra() -> None:
+    for name in ("torch", "transformers", "tokenizers", "safetensors"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise MissingExtra("The built-in policy", "train") from error
+
+
+def _listed(envs: Sequence[EnvName]) -> Sequence[EnvName]:
+    if not envs:
+        raise UsageError("A policy needs at least one environment to read the vocabulary from.")
+    return [envs] if isinstance(envs, str) else envs
+
+
+def _named(env: EnvName) -> tuple[str, dict[str, Any]]:
+    env_id, kwargs = (env, {}) if isinstance(env, str) else env
+    with boundary(UsageError, f"The arguments of {env_id}"):
+        return env_id, jsonable(dict(kwargs), "kwargs")
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A folder to write into that gets its name once everything is in it; gone where that fails."""
+    if out.exists() or out.is_symlink():
+        raise UsageError(f"{out} exists already: choose another folder for the policy.")
+    part = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        part.mkdir(parents=True)
+        yield part
+        part.rename(out)
+    except OSError as error:
+        raise UsageError(f"Cannot write the policy to {out}: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
