@@ -6,32 +6,35 @@ or on another machine is the pool's business.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
+from rollgym.pool.lost import LeaseLost
+from rollgym.pool.sharing import shared
 from rollgym.types import EpisodeSpec
 
-__all__ = ["EnvPool", "EnvSession", "Reset", "Step"]
+__all__ = ["EnvPool", "EnvSession", "LeaseLost", "Reset", "Step", "shared"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reset:
+class Reset(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """How an episode begins."""
 
     observation: str
-    info: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = msgspec.field(default_factory=dict)
     instructions: str = ""
+    seconds: float = 0.0
+    """Time inside the environment, making it included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """What came of one action."""
 
     observation: str
     reward: float
     terminated: bool
     truncated: bool
-    info: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = msgspec.field(default_factory=dict)
     seconds: float = 0.0
     """Time inside the environment, without the way there and back."""
 

@@ -1,133 +1,175 @@
-"""What runs where the environments are: makes them, reuses them, checks what they return."""
+"""What runs where the environments are: makes them, keeps idle ones, checks what they return."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import gymnasium as gym
 import msgspec
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from rollgym.errors import EnvError, boundary
+from rollgym.errors import EnvError, RollgymError, boundary, one_line
 from rollgym.pool import Reset, Step
 from rollgym.records import clean_text, jsonable
-from rollgym.registry import import_module, make
-from rollgym.text import TextFace, text_face
+from rollgym.registry import make
+from rollgym.text import TextEnv, text_face
 from rollgym.types import EpisodeSpec
 
 Env = gym.Env[str, str]
+MAX_IDLE = 256
+"""Idle environments that one process keeps, over all kinds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """An environment in use, or idle until the next episode of its kind."""
-
-    kind: bytes
-    spec: EpisodeSpec
-    env: Env
-    face: TextFace
+def kind_of(spec: EpisodeSpec) -> bytes:
+    """Specs of the same kind can be played in the same environment, one after another."""
+    return msgspec.json.encode([spec.env_id, spec.env_kwargs], order="sorted")
 
 
-class EnvHost:
-    """Hosts environments by lease. An environment whose episode failed is thrown away, others are reused."""
+class Hosted:
+    """One environment: plays an episode at a time, of specs of its kind."""
 
-    def __init__(self, modules: Iterable[str] = ()) -> None:
-        for module in modules:
-            import_module(module)
-        self._leases: dict[int, Lease] = {}
-        self._idle: dict[bytes, list[Lease]] = defaultdict(list)
-
-    def open(self, lease: int, spec: EpisodeSpec) -> None:
-        """Take an idle environment of this kind, or make one."""
-        kind = msgspec.json.encode([spec.env_id, spec.env_kwargs], order="sorted")
-        if self._idle[kind]:
-            self._leases[lease] = replace(self._idle[kind].pop(), spec=spec)
-            return
+    def __init__(self, spec: EpisodeSpec) -> None:
         with boundary(EnvError, spec.env_id):
-            env = make(spec.env_id, **spec.env_kwargs)
-        self._leases[lease] = Lease(kind, spec, env, text_face(env))
+            self.env: Env = make(spec.env_id, **spec.env_kwargs)
+        self.kind = kind_of(spec)
+        self._name = spec.env_id
+        self._face = text_face(self.env)
+        self._plain = _says_plain_values(self.env)
 
-    def reset(self, lease: int) -> Reset:
-        """Start the lease's episode from its spec's seed and task."""
-        held = self._leases[lease]
-        spec, env, face = held.spec, held.env, held.face
-        options = None if face.tasks is None else {"task": spec.task, "split": spec.split}
-        with boundary(EnvError, f"{spec.env_id} raised in reset()"):
-            observation, info = env.reset(seed=spec.env_seed, options=options)
-        return Reset(
-            observation=_text(observation, spec),
-            info=_info(info, spec),
-            instructions=clean_text(face.instructions),
-        )
-
-    def step(self, lease: int, action: str) -> Step:
-        """Play one action in the lease's episode."""
-        held = self._leases[lease]
-        spec, env = held.spec, held.env
+    def begin(self, spec: EpisodeSpec) -> Reset:
+        """Start the spec's episode from its seed and task."""
+        options = None if self._face.tasks is None else {"task": spec.task, "split": spec.split}
         started = time.perf_counter()
-        with boundary(EnvError, f"{spec.env_id} raised in step()"):
-            observation, reward, terminated, truncated, info = env.step(action)
+        with boundary(EnvError, f"{self._name} raised in reset()"):
+            answer: Any = self.env.reset(seed=spec.env_seed, options=options)
         seconds = time.perf_counter() - started
-        return Step(
-            observation=_text(observation, spec),
-            reward=_reward(reward, spec),
-            terminated=bool(terminated),
-            truncated=bool(truncated),
-            info=_info(info, spec),
+        observation, info = _parts(answer, 2, f"{self._name} returned from reset()")
+        return Reset(
+            observation=self._text(observation),
+            info=self._info(info),
+            instructions=clean_text(self._face.instructions),
             seconds=seconds,
         )
 
-    def release(self, lease: int, healthy: bool) -> None:
-        """End a lease; keep its environment for the next one unless something went wrong with it."""
-        held = self._leases.pop(lease, None)
-        if held is None:
-            return  # cancelled before it was opened
-        if healthy:
-            self._idle[held.kind].append(held)
-        else:
-            _close(held.env)
+    def step(self, action: str) -> Step:
+        """Play one action."""
+        started = time.perf_counter()
+        try:  # not `boundary`: this is the hot path
+            answer: Any = self.env.step(action)
+        except RollgymError:
+            raise
+        except Exception as error:
+            raise EnvError(f"{self._name} raised in step(): {one_line(error)}") from error
+        seconds = time.perf_counter() - started
+        observation, reward, terminated, truncated, info = _parts(
+            answer, 5, f"{self._name} returned from step()"
+        )
+        return Step(
+            observation=self._text(observation),
+            reward=self._reward(reward),
+            terminated=self._flag(terminated),
+            truncated=self._flag(truncated),
+            info=self._info(info),
+            seconds=seconds,
+        )
 
     def close(self) -> None:
-        """Close every environment."""
-        for held in (*self._leases.values(), *chain.from_iterable(self._idle.values())):
-            _close(held.env)
-        self._leases.clear()
-        self._idle.clear()
+        """Close the environment, which is being thrown away: what it says on the way out changes nothing."""
+        try:
+            self.env.close()
+        except Exception:
+            return
+
+    def _text(self, observation: Any) -> str:
+        if not isinstance(observation, str):
+            raise EnvError(
+                f"{self._name} returned a {type(observation).__name__} as observation; it must be text"
+            )
+        return clean_text(observation if type(observation) is str else str.__str__(observation))
+
+    def _reward(self, reward: Any) -> float:
+        try:
+            value = float(reward)
+        except (TypeError, ValueError, OverflowError):
+            raise EnvError(f"{self._name} returned {reward!r} as reward; it must be a number") from None
+        if not math.isfinite(value):
+            raise EnvError(f"{self._name} returned the reward {value}; it must be finite")
+        return value
+
+    def _flag(self, flag: Any) -> bool:
+        try:
+            return bool(flag)
+        except (TypeError, ValueError):
+            what = type(flag).__name__
+            raise EnvError(f"{self._name} returned a {what} as end flag; it must be true or false") from None
+
+    def _info(self, info: Any) -> dict[str, Any]:
+        if not isinstance(info, dict):
+            raise EnvError(f"{self._name} returned a {type(info).__name__} as info; it must be a dict")
+        result: dict[str, Any] = info if self._plain else jsonable(info, lenient=True)
+        return result
 
 
-def _close(env: Env) -> None:
-    try:
-        env.close()
-    except Exception:
-        # The environment is being thrown away; what it says on the way out changes nothing.
-        return
+def _parts(answer: Any, count: int, where: str) -> tuple[Any, ...]:
+    if not isinstance(answer, tuple) or len(answer) != count:
+        what = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
+        raise EnvError(f"{where} {what}; it must be a tuple of {count}")
+    return answer
 
 
-def _text(observation: Any, spec: EpisodeSpec) -> str:
-    if not isinstance(observation, str):
-        raise EnvError(
-            f"{spec.env_id} returned a {type(observation).__name__} as observation; it must be text"
-        )
-    return clean_text(observation)
+_PASSING_ON = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
-def _reward(reward: Any, spec: EpisodeSpec) -> float:
-    try:
-        value = float(reward)
-    except (TypeError, ValueError):
-        raise EnvError(f"{spec.env_id} returned {reward!r} as reward; it must be a number") from None
-    if not math.isfinite(value):
-        raise EnvError(f"{spec.env_id} returned the reward {value}; it must be finite")
-    return value
+def _says_plain_values(env: Env) -> bool:
+    """True where ``info`` comes from `TextEnv` itself, which made it plain JSON already."""
+    layer: Any = env
+    while type(layer) in _PASSING_ON:
+        layer = layer.env
+    kind = type(layer)
+    return isinstance(layer, TextEnv) and kind.step is TextEnv.step and kind.reset is TextEnv.reset
 
 
-def _info(info: Any, spec: EpisodeSpec) -> dict[str, Any]:
-    if not isinstance(info, dict):
-        raise EnvError(f"{spec.env_id} returned a {type(info).__name__} as info; it must be a dict")
-    result: dict[str, Any] = jsonable(info, lenient=True)
-    return result
+class _Kept(Protocol):
+    @property
+    def kind(self) -> bytes: ...
+
+
+K = TypeVar("K", bound=_Kept)
+
+
+class Shelf(Generic[K]):
+    """Idle environments, taken by kind; where there are too many the longest idle goes."""
+
+    def __init__(self, room: int = MAX_IDLE) -> None:
+        self._room = room
+        self._by_kind: dict[bytes, list[K]] = defaultdict(list)
+        self._by_age: dict[int, K] = {}
+
+    def take(self, kind: bytes) -> K | None:
+        """An idle environment of this kind, if there is one."""
+        stack = self._by_kind.get(kind)
+        if not stack:
+            return None
+        kept = stack.pop()
+        del self._by_age[id(kept)]
+        return kept
+
+    def put(self, kept: K) -> K | None:
+        """Keep an environment; the one that must go for it, if one must."""
+        self._by_kind[kept.kind].append(kept)
+        self._by_age[id(kept)] = kept
+        if len(self._by_age) <= self._room:
+            return None
+        oldest = self._by_age.pop(next(iter(self._by_age)))
+        del self._by_kind[oldest.kind][0]  # the oldest of all is the oldest of its kind
+        return oldest
+
+    def clear(self) -> list[K]:
+        """Give up everything that is kept."""
+        kept = list(self._by_age.values())
+        self._by_age.clear()
+        self._by_kind.clear()
+        return kept

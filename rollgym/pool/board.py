@@ -1,0 +1,99 @@
+"""A page of memory that a worker and its pool share: what the worker is doing, readable without asking it.
+
+The worker writes a sign of life, and for each of its threads which lease is being served since when. The pool
+reads it to find calls that take too long, and, once a worker is dead, who was running when it died.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+_BEAT, _USED, _FIRST = 0, 1, 2
+SLOTS = 4095
+_EACH = 3
+_CELLS = _FIRST + _EACH * SLOTS
+_SIZE = _CELLS * 8
+
+
+class Running(NamedTuple):
+    """A call to an environment."""
+
+    slot: int
+    lease: int
+    seconds: float
+    mb_before: float
+    """The most memory the process had held when the call began, where that was asked for."""
+
+
+def create() -> int:
+    """The descriptor of a new, empty board."""
+    if sys.platform == "linux":
+        fd = os.memfd_create("rollgym-board")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, _SIZE)
+    return fd
+
+
+class Board:
+    """Aligned 64-bit cells: each is written by one thread and read by anybody, so no lock is needed."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory = mmap.mmap(fd, _SIZE)
+        self._cells = memoryview(self._memory).cast("q")
+
+    # The worker's side.
+
+    def beat(self) -> None:
+        """Show a sign of life."""
+        self._cells[_BEAT] = time.monotonic_ns()
+
+    def use(self, slot: int) -> None:
+        """Say that slots up to this one are in use."""
+        if slot >= self._cells[_USED]:
+            self._cells[_USED] = slot + 1
+
+    def enter(self, slot: int, lease: int, mb: float = 0.0) -> None:
+        """A call for the lease begins. Leases count from 1: 0 is nobody."""
+        cells, place = self._cells, _FIRST + _EACH * slot
+        # The lease last: a reader never sees it with the time of an older call.
+        cells[place + 1] = time.monotonic_ns()
+        cells[place + 2] = int(mb)
+        cells[place] = lease
+
+    def leave(self, slot: int) -> None:
+        """The call is over."""
+        self._cells[_FIRST + _EACH * slot] = 0
+
+    def forget(self) -> None:
+        """In a child that an environment forked: write into memory of its own from now on."""
+        self._cells = memoryview(bytearray(_SIZE)).cast("q")
+
+    # The pool's side.
+
+    @property
+    def last_beat(self) -> int:
+        """The monotonic time of the last sign of life, in nanoseconds; 0 before the first."""
+        return self._cells[_BEAT]
+
+    def running(self) -> list[Running]:
+        """The calls that run now, or ran when the worker died."""
+        cells, now = self._cells, time.monotonic_ns()
+        found = []
+        for slot in range(cells[_USED]):
+            place = _FIRST + _EACH * slot
+            lease = cells[place]
+            if lease:
+                found.append(Running(slot, lease, (now - cells[place + 1]) / 1e9, cells[place + 2]))
+        return found
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self._cells.release()
+        self._memory.close()

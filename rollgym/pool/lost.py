@@ -1,0 +1,32 @@
+"""What a session raises when its worker is gone, and who is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from rollgym.errors import WorkerLost
+from rollgym.types import Failure
+
+Reason = Literal["deadline", "memory", "silent", "died", "closed"]
+
+
+class LeaseLost(WorkerLost):
+    """The worker that hosted this episode died or was killed; its message says which and why."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason = "died",
+        guilty: bool = False,
+        culprits: Iterable[str] = (),
+        output: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.guilty = guilty
+        """True where this episode broke a limit, or had a call running when the worker died."""
+        self.culprits = tuple(culprits)
+        """The ids of all such episodes of the worker: one of them did it. Empty where nobody is suspected."""
+        self.failure = Failure(type="LeaseLost", message=message, traceback=output)
