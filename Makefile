@@ -56,6 +56,7 @@ format: $(VENV)/.dev ## Rewrite the code as ruff wants it
 
 bench: $(VENV)/.installed ## Env steps per second of our pool against gymnasium's vector envs
 	$(BIN)/python benchmarks/env_steps.py
+	$(BIN)/python benchmarks/pool_steps.py
 
 docs: $(VENV)/.docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

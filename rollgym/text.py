@@ -123,6 +123,8 @@ class TextEnv(gym.Env[str, str]):
     reward_range: tuple[float, float] = (-float("inf"), float("inf"))
     tasks: TaskSet | None = None
     palette: Mapping[str, str] = {}
+    pool_thread: str = "own"
+    """Where a pool calls it: on a thread of its ``own``; on ``any``, for quick ones; on the ``main`` one."""
 
     def __init__(self, *, render_mode: str | None = None) -> None:
         self.observation_space = TextSpace(MAX_OBSERVATION_CHARS)

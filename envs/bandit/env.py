@@ -42,6 +42,7 @@ class BanditEnv(TextEnv):
     the same two machines, in either order. What a pull pays comes from the episode's seed.
     """
 
+    pool_thread = "any"  # its calls are quick
     success_means = "more than half of the last half of the turns pulled the best machine"
     tasks: TaskSet
 

@@ -45,6 +45,7 @@ class FrozenLakeEnv(TextEnv):
     Splits: random maps, no map in two splits. What the ice does comes from the episode's seed.
     """
 
+    pool_thread = "any"  # its calls are quick
     success_means = "the player stands on the goal"
     reward_range = (0.0, 1.0)
     palette = {"P": "bold cyan", "_": "dim", "O": "blue", "G": "green", "X": "bold red", "√": "bold green"}

@@ -38,6 +38,7 @@ class GuessTheNumberEnv(TextEnv):
     Splits: every task draws its number from the same few, so numbers recur in all splits.
     """
 
+    pool_thread = "any"  # its calls are quick
     success_means = "the hidden number was guessed"
     reward_range = (0.0, 1.0)
     tasks: TaskSet

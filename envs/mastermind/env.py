@@ -54,6 +54,7 @@ class MastermindEnv(TextEnv):
         codes are used, then the same again (4 digits out of 6: 1,038, 129 and 129 codes).
     """
 
+    pool_thread = "any"  # its calls are quick
     success_means = "the code was guessed"
     reward_range = (0.0, 1.0)
 

@@ -54,6 +54,7 @@ class MinesweeperEnv(TextEnv):
         field can be cleared by reasoning alone.
     """
 
+    pool_thread = "any"  # its calls are quick
     success_means = "every cell without a mine is open"
     reward_range = (0.0, 1.0)
     palette = {"#": "dim", ".": "dim", "F": "bold yellow", "*": "bold red", "1": "blue", "2": "green"}

@@ -56,6 +56,7 @@ class TowerOfHanoiEnv(TextEnv):
         used, then the same again. Many starts differ from others by the names of the pegs alone.
     """
 
+    pool_thread = "any"  # its calls are quick
     success_means = "all disks are on the goal peg"
     reward_range = (0.0, 1.0)
 

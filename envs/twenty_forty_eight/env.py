@@ -56,6 +56,7 @@ class TwentyFortyEightEnv(TextEnv):
         4x4 board. Where new tiles appear is up to the seed of the episode, not to the task.
     """
 
+    pool_thread = "any"  # its calls are quick
     success_means = "a tile has reached the goal"
     palette = {".": "dim"}
 

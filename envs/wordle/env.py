@@ -46,6 +46,7 @@ class WordleEnv(TextEnv):
     the split's words are used up, then the same words again.
     """
 
+    pool_thread = "any"  # its calls are quick
     success_means = "the hidden word was guessed"
     reward_range = (0.0, 1.0)
     palette = {"G": "bold green", "Y": "yellow"}
