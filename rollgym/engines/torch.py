@@ -32,6 +32,8 @@ from rollgym.errors import AgentError, UsageError
 __all__ = ["EngineStats", "TorchEngine"]
 
 _CACHE_TOKENS = 131_072
+_SMALL = 2_000_000
+"""Below so many parameters, a second thread gains less than waiting for it costs on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ class TorchEngine:
         max_batch: how many replies are generated at once; more wait.
         cache_tokens: bound on all keys and values held, in tokens. Default 131,072, or twice the context.
         prefill_chunk: how many prompt tokens a pass computes beside one token of each reply.
-        threads: CPU threads for the model. Default: what torch is set to.
+        threads: CPU threads for the model. Default: one for a small model, else what torch is set to.
         deterministic: a reply's bits depend on nothing but its request. Default: on CPU yes, on CUDA no.
         context_length: less than the model's own, where long positions are not needed.
         version: of the weights given.
@@ -88,16 +90,21 @@ class TorchEngine:
         precision = dtype or (torch.float32 if place.type == "cpu" else torch.bfloat16)
         self.deterministic = place.type == "cpu" if deterministic is None else deterministic
 
-        def make() -> Batcher:
+        usual = torch.get_num_threads()
+
+        def make() -> Batcher:  # in the worker's thread: torch counts threads for each of its callers
+            torch.set_num_threads(threads or usual)
             own = Model(model, device=place, dtype=precision, context=context_length)
+            if threads is None and own.parameters < _SMALL:
+                torch.set_num_threads(1)
             if self.deterministic:
                 make_exact(own, most_rows=min(prefill_chunk, 256))
-            bound = _bound(cache_tokens, own.context)
+            bound = _bound(cache_tokens, own.context, round_up(own.rule.length(own.context), LENGTH_GRAIN))
             made = Batcher(own, max_batch=max_batch, cache_tokens=bound, prefill_chunk=prefill_chunk)
             made.version = version
             return made
 
-        self._worker = Worker(make, threads or torch.get_num_threads())
+        self._worker = Worker(make)
         self._batcher = self._worker.start()
         self._model = self._batcher.model
 
@@ -186,8 +193,7 @@ class TorchEngine:
         return min(request.sampling.max_tokens, context - len(ids))
 
 
-def _bound(asked: int | None, context: int) -> int:
-    least = round_up(context, LENGTH_GRAIN)
+def _bound(asked: int | None, context: int, least: int) -> int:
     if asked is None:
         return max(_CACHE_TOKENS, 2 * least)
     if asked < least:

@@ -4,13 +4,15 @@ A row is one token of one sequence, whether it is being prefilled or was just sa
 care; attention does, and works in groups: one for the last row of every running sequence (a view of the
 whole arena), and one for each sequence that has more rows than one.
 
-With ``exact`` set, a row's result has the same bits in whatever company it is computed. Three things make
-it so on CPU (measured, see docs/engine.md; `probe` checks them again on the machine at hand):
+With a `Rule`, a row's result has the same bits in whatever company it is computed: alone, in a batch, or
+as part of a long prompt. The kernels behind a matrix product pick the order in which they add by the size
+of the product, so a rule keeps to sizes that are added in one order (measured, see docs/engine.md; `probe`
+finds the rule for the machine at hand):
 
-* each row is a batch entry of its own, with exactly two query heads per call: the kernels behind one, two
-  and more rows add up in different orders, and an odd number leaves a thread's scratch memory unaligned;
-* lengths are padded to a multiple of 16 and masked: at such lengths, more padding changes nothing;
-* the number of rows is padded to a multiple of 4 or more, as products of fewer rows use another kernel.
+* the number of rows is padded to a multiple of 4: fewer rows use another kernel;
+* so is the number of queries that one head of keys answers;
+* keys are padded to a multiple of 16 and masked, which adds exact zeros at the end. Lengths in a certain
+  gap are split in two at a place that depends on the length, so they are padded to the gap's end.
 """
 
 from __future__ import annotations
@@ -24,9 +26,27 @@ from torch.nn import functional as F
 
 from rollgym.engines.embedded.cache import Arena, round_up
 
-__all__ = ["LENGTH_STEP", "Group", "Rows", "Span", "attend", "lay_out", "store"]
+__all__ = ["Group", "Rows", "Rule", "Span", "attend", "lay_out", "store"]
 
-LENGTH_STEP = 16
+_STEP = 16
+_BLOCK = 512
+"""The attention kernel works through this many keys at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Sizes that are added up in one order."""
+
+    gap: tuple[int, int] = (_BLOCK, _BLOCK)
+    """Lengths of a block of keys to be avoided: above the first and below the second number."""
+    rows: int = 4
+    queries: int = 4
+
+    def length(self, count: int) -> int:
+        """How many keys to work through for this many."""
+        count = round_up(count, _STEP)
+        rest = count % _BLOCK
+        return count - rest + self.gap[1] if self.gap[0] < rest < self.gap[1] else count
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +66,7 @@ class Group:
     last: int
     shared: bool
     keys: Sequence[Tensor]
-    """Of each layer, ``[row, head, position]``; views of the arena."""
+    """Of each layer, ``[slot, head, position]``; views of the arena."""
     values: Sequence[Tensor]
     bias: Tensor
     """0 where a row may look, minus infinity where it may not."""
@@ -65,11 +85,11 @@ class Rows:
     layers: Sequence[Tensor]
     """The arena's layers, ``[slot, position, key or value, head]``."""
     groups: Sequence[Group]
-    exact: bool
+    rule: Rule
 
 
-def lay_out(spans: Sequence[Span], arena: Arena, multiple: int, *, exact: bool) -> Rows:
-    """Arrange spans of consecutive slots as rows, padded to a multiple."""
+def lay_out(spans: Sequence[Span], arena: Arena, rule: Rule) -> Rows:
+    """Arrange spans of consecutive slots as rows."""
     ids = [span.ids[-1] for span in spans]
     positions = [span.start + len(span.ids) - 1 for span in spans]
     slots = [span.slot for span in spans]
@@ -80,26 +100,25 @@ def lay_out(spans: Sequence[Span], arena: Arena, multiple: int, *, exact: bool) 
             ids.extend(span.ids[:-1])
             positions.extend(range(span.start, span.start + len(span.ids) - 1))
             slots.extend([span.slot] * (len(span.ids) - 1))
-    count = len(ids)
-    total = round_up(count, multiple)
+    count, furthest = len(ids), max(positions[: len(spans)])
+    total = round_up(count, rule.rows)
     padding = [0] * (total - count)
     rows = torch.tensor([ids + padding, positions + padding, slots + padding], device=arena.data.device)
     last = len(spans)
     if last == count and slots[0] + total <= arena.slots:
         last = total  # padding rows look at slots that happen to follow, which saves taking them out
-    groups = [_group(arena, rows[1, :last], max(positions[: len(spans)]), 0, slots[0], shared=False)]
-    groups += [_group(arena, rows[1, a:b], positions[b - 1], a, slot, shared=True) for a, b, slot in parts]
+    groups = [_group(arena, rows[1, :last], rule.length(furthest + 1), 0, slots[0], shared=False)]
+    for a, b, slot in parts:
+        groups.append(_group(arena, rows[1, a:b], rule.length(positions[b - 1] + 1), a, slot, shared=True))
     places = rows[2, :count], rows[1, :count]
-    return Rows(rows[0], rows[1], count, places, arena.by_place(), groups, exact)
+    return Rows(rows[0], rows[1], count, places, arena.by_place(), groups, rule)
 
 
-def _group(arena: Arena, at: Tensor, furthest: int, first: int, slot: int, *, shared: bool) -> Group:
-    count, length = len(at), round_up(furthest + 1, LENGTH_STEP)
+def _group(arena: Arena, at: Tensor, length: int, first: int, slot: int, *, shared: bool) -> Group:
     seen = torch.arange(length, device=at.device) <= at[:, None]
-    bias = torch.where(seen, 0.0, -torch.inf).to(arena.data.dtype)[:, None, None, :]
-    part = arena.data[:, :, slot : slot + (1 if shared else count), :, :length]
-    keys, values = part.expand(-1, -1, count, -1, -1, -1).unbind(1)
-    return Group(first, first + count, shared, keys.unbind(0), values.unbind(0), bias)
+    bias = torch.where(seen, 0.0, -torch.inf).to(arena.data.dtype)
+    keys, values = arena.views(slot, 1 if shared else len(at), length)
+    return Group(first, first + len(at), shared, keys, values, bias)
 
 
 def store(rows: Rows, layer: int, kv: Tensor) -> None:
@@ -110,34 +129,32 @@ def store(rows: Rows, layer: int, kv: Tensor) -> None:
 def attend(rows: Rows, layer: int, queries: Tensor, scale: float) -> Tensor:
     """What each row's queries, ``[row, kv head, query of that head]``, find. Padding rows find anything."""
     if rows.groups[0].last == len(queries):
-        return _attend_group(rows.groups[0], layer, queries, scale, rows.exact)
+        return _attend_group(rows.groups[0], layer, queries, scale, rows.rule)
     found = torch.zeros_like(queries, memory_format=torch.contiguous_format)
     for group in rows.groups:
         part = queries[group.first : group.last]
-        found[group.first : group.last] = _attend_group(group, layer, part, scale, rows.exact)
+        found[group.first : group.last] = _attend_group(group, layer, part, scale, rows.rule)
     return found
 
 
-def _attend_group(group: Group, layer: int, queries: Tensor, scale: float, exact: bool) -> Tensor:
-    keys, values, bias = group.keys[layer], group.values[layer], group.bias
+def _attend_group(group: Group, layer: int, queries: Tensor, scale: float, rule: Rule) -> Tensor:
+    keys, values = group.keys[layer], group.values[layer]
+    if not group.shared:
+        bias = group.bias[:, None, None]
+        return _call(queries, keys, values, bias, scale, rule)
     count, heads, per_head, dim = queries.shape
-    if group.shared and not exact:
-        together = queries.transpose(0, 1).reshape(1, heads, count * per_head, dim)
-        bias = bias.expand(-1, -1, per_head, -1).reshape(1, 1, count * per_head, -1)
-        found = F.scaled_dot_product_attention(together, keys[:1], values[:1], bias, scale=scale)
-        return found.view(heads, count, per_head, dim).transpose(0, 1)
-    if not exact or per_head == 2:
-        return F.scaled_dot_product_attention(queries, keys, values, bias, scale=scale)
-    return _in_pairs(queries, keys, values, bias, scale)
+    together = queries.transpose(0, 1).reshape(1, heads, count * per_head, dim)
+    bias = group.bias if per_head == 1 else group.bias.repeat_interleave(per_head, 0)
+    found = _call(together, keys, values, bias[None, None], scale, rule)
+    return found.reshape(heads, count, per_head, dim).transpose(0, 1)
 
 
-def _in_pairs(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
-    found = []
-    for first in range(0, queries.shape[2], 2):
-        pair = queries[:, :, first : first + 2]
-        size = pair.shape[2]
-        pair = F.scaled_dot_product_attention(
-            pair if size == 2 else pair.expand(-1, -1, 2, -1), keys, values, bias, scale=scale
-        )
-        found.append(pair[:, :, :size])
-    return found[0] if len(found) == 1 else torch.cat(found, 2)
+def _call(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float, rule: Rule) -> Tensor:
+    count = queries.shape[2]
+    more = -count % rule.queries
+    if more:
+        queries = F.pad(queries, (0, 0, 0, more))
+        if bias.shape[2] > 1:
+            bias = F.pad(bias, (0, 0, 0, more))
+    found = F.scaled_dot_product_attention(queries, keys, values, bias, scale=scale)
+    return found.narrow(2, 0, count) if more else found

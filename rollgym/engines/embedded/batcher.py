@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from rollgym.engines import FinishReason
 from rollgym.engines.embedded.attention import Span
 from rollgym.engines.embedded.cache import Arena, Kept, Sessions, common_prefix, round_up
 from rollgym.engines.embedded.model import Model
@@ -82,7 +83,7 @@ class Batcher:
     def abort(self, runs: Iterable[Run]) -> None:
         """End these replies with what they have."""
         for run in runs:
-            self._leave(run)
+            self._leave([run])
             run.finish("aborted")
 
     def forget(self, session: str) -> None:
@@ -109,7 +110,7 @@ class Batcher:
         """End these replies with an error; nothing of them is kept."""
         for run in list(runs):
             run.keep = False
-            self._leave(run)
+            self._leave([run])
             run.deliver(error)
 
     def step(self) -> None:
@@ -141,6 +142,7 @@ class Batcher:
         return list(zip(runs, tokens, logprobs, strict=True))
 
     def _take(self, drawn: list[tuple[Run, int, float]]) -> None:
+        finished: list[tuple[Run, FinishReason]] = []
         for run, token, logprob in drawn:
             if math.isnan(logprob):
                 self.arena.wipe(self.running.index(run))
@@ -148,8 +150,10 @@ class Batcher:
                 continue
             reason = run.add(token, logprob, self.version)
             if reason is not None:
-                self._retire(run)
-                run.finish(reason)
+                finished.append((run, reason))
+        self._leave([run for run, _ in finished])
+        for run, reason in finished:
+            run.finish(reason)
 
     def _break_down(self, error: Exception) -> None:
         """A pass failed: so do its replies, and what they had computed is not to be trusted."""
@@ -209,13 +213,13 @@ class Batcher:
 
     def _fit(self, slots: int, length: int) -> bool:
         """Make the arena this large within the bound; False where it cannot be, idle sessions or no."""
-        length = round_up(length, LENGTH_GRAIN)
+        length = self._room(length)
         wide, long = slots > self.arena.slots, length > self.arena.length
         if not wide and not long:
             return True
         # Room to grow, where there is room: resizing copies.
         roomy_slots = max(4, min(2 * slots, self.max_batch)) if wide else self.arena.slots
-        roomy_length = round_up(length * 17 // 16, LENGTH_GRAIN) if long else self.arena.length
+        roomy_length = self._room(length * 17 // 16) if long else self.arena.length
         for size in ((roomy_slots, roomy_length), (slots, roomy_length), (slots, length)):
             if size[0] * size[1] + self.sessions.tokens <= self.cache_tokens:
                 return self._resize(*size)
@@ -224,6 +228,9 @@ class Batcher:
         while slots * length + self.sessions.tokens > self.cache_tokens:
             self._evict()
         return self._resize(slots, length)
+
+    def _room(self, length: int) -> int:
+        return round_up(self.model.rule.length(length), LENGTH_GRAIN)
 
     def _evict(self) -> bool:
         evicted = self.sessions.evict()
@@ -235,21 +242,19 @@ class Batcher:
             self.arena.resize(slots, length)
         return True
 
-    def _leave(self, run: Run) -> None:
-        if run in self.waiting:
-            self.waiting.remove(run)
-        elif run in self.running:
-            self._retire(run)
-
-    def _retire(self, run: Run) -> None:
-        """Take a reply out of the arena and keep its session's keys and values, where they fit."""
-        slot = self.running.index(run)
-        kept = None
-        if run.keep and run.cached:
-            kept = Kept(run.ids[: run.cached], self.arena.save(slot, run.cached))
-        self._vacate(run)
-        if kept is not None:
-            self._keep(run.session, kept)
+    def _leave(self, runs: Sequence[Run]) -> None:
+        """Take replies out; what their sessions have computed is kept where it fits."""
+        kept: list[tuple[str, Kept]] = []
+        for run in runs:
+            if run in self.waiting:
+                self.waiting.remove(run)
+            elif run in self.running:
+                if run.keep and run.cached:
+                    kv = self.arena.save(self.running.index(run), run.cached)
+                    kept.append((run.session, Kept(run.ids[: run.cached], kv)))
+                self._vacate(run)
+        for session, computed in kept:
+            self._keep(session, computed)
 
     def _keep(self, session: str, kept: Kept) -> None:
         self.sessions.pop(session)
@@ -262,7 +267,7 @@ class Batcher:
 
     def _shrink(self) -> None:
         """Give back what the arena does not need, where that is worth copying the rest."""
-        slots, length = len(self.running), round_up(self._longest(), LENGTH_GRAIN)
+        slots, length = len(self.running), self._room(self._longest())
         if slots * length <= self.arena.tokens * 3 // 4:
             self._resize(slots, length)
 

@@ -72,6 +72,11 @@ class Arena:
         """What it counts for."""
         return self.slots * self.length
 
+    def views(self, slot: int, count: int, length: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Keys and values of each layer, ``[slot, head, position]``."""
+        keys, values = self.data[:, :, slot : slot + count, :, :length].unbind(1)
+        return keys.unbind(0), values.unbind(0)
+
     def by_place(self) -> Sequence[Tensor]:
         """Views of its layers, ``[slot, position, key or value, head]``, to write tokens to."""
         return self.data.permute(0, 2, 4, 1, 3, 5).unbind(0)

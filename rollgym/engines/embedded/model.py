@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rollgym.engines.embedded.attention import Span, lay_out
+from rollgym.engines.embedded.attention import Rule, Span, lay_out
 from rollgym.engines.embedded.cache import Arena, KVShape, round_up
 from rollgym.engines.embedded.decoder import LeanDecoder, is_lean
 from rollgym.engines.embedded.modules import ModuleDecoder
@@ -38,21 +38,28 @@ class Model:
         self.module: Any = module.to(device=device, dtype=dtype).eval().requires_grad_(False)
         self.device = device
         self.context = _context(self.module.config, context)
+        self.parameters: int = sum(p.numel() for p in self.module.parameters())
         self.vocabulary = len(self.module.get_input_embeddings().weight)
-        self.shape = _kv_shape(self.module.config, dtype, device)
+        try:
+            self.shape = _kv_shape(self.module.config, dtype, device)
+        except AttributeError as error:
+            raise UsageError(f"The torch engine cannot run {self._name}: {one_line(error)}") from error
+        self.queries = self.module.config.num_attention_heads // self.shape.heads
+        """How many query heads share a head of keys."""
+        self.rule = Rule(rows=1, queries=1)
         self.exact = False
-        self.multiple: int | None = 1
-        """Rows are padded to a multiple of this; ``None`` means one row at a time."""
+        self.single = False
+        """True where one row is computed at a time."""
         self.lean = False
         self._decoder = self._choose()
 
     @torch.inference_mode()
     def run(self, spans: Sequence[Span], arena: Arena, wanted: Sequence[int]) -> Tensor:
         """Compute spans of consecutive slots; logits after those spans that are wanted."""
-        if self.multiple is None:
+        if self.single:
             return self._one_by_one(spans, arena, set(wanted))
-        rows = lay_out(spans, arena, self.multiple, exact=self.exact)
-        size = round_up(len(wanted), self.multiple)
+        rows = lay_out(spans, arena, self.rule)
+        size = round_up(len(wanted), self.rule.rows)
         index = None
         if len(wanted) != len(spans) or len(rows.ids) != size:
             index = torch.tensor([*wanted, *[0] * (size - len(wanted))], dtype=torch.long, device=self.device)
@@ -63,9 +70,9 @@ class Model:
         for number, span in enumerate(spans):
             for offset, token in enumerate(span.ids):
                 one = Span(span.slot, span.start + offset, [token])
-                logits = self._decoder(lay_out([one], arena, 1, exact=True), None)
+                logits = self._decoder(lay_out([one], arena, self.rule), None)
             if number in wanted:
-                found.append(logits)
+                found.append(logits[:1])
         return torch.cat(found) if found else torch.empty(0, self.vocabulary, device=self.device)
 
     def check(self, tensors: Mapping[str, Any]) -> None:
@@ -118,7 +125,7 @@ class Model:
         gap = 0.0
         for first, last in zip(cuts, cuts[1:], strict=False):
             spans = [Span(0, first, ids[first:last].tolist())]
-            logits = decoder(lay_out(spans, arena, 1, exact=False), None)[0]
+            logits = decoder(lay_out(spans, arena, self.rule), None)[0]
             gap = max(gap, float((logits - plain[last - 1]).abs().max()))
         size = max(1.0, float(plain.abs().max()))
         return gap < size * (1e-4 if plain.dtype == torch.float32 else 0.1)
@@ -136,6 +143,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def _read(path: str | Path) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
+    if not Path(path).is_dir():
+        raise UsageError(f"No model can be read from {path}: there is no such folder.")
     try:
         module: nn.Module = AutoModelForCausalLM.from_pretrained(path)
     except (OSError, ValueError) as error:

@@ -24,6 +24,8 @@ __all__ = ["draw", "keep_mask", "stream", "uniform"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_COLDEST = 1e-37
+"""In single precision, less is nothing."""
 
 
 def _mix(x: int) -> int:
@@ -44,7 +46,7 @@ def stream(seed: int) -> int:
 
 def uniform(state: int, position: int) -> float:
     """A number in [0, 1) that depends on nothing but a seed's `stream` and a position."""
-    return (_mix(_mix(state ^ position)) >> 11) * 2.0**-53
+    return (_mix(_mix(state ^ position)) >> 12) * 2.0**-52
 
 
 def draw(
@@ -71,7 +73,7 @@ def draw(
 def _heated(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
     """Scores over temperature; temperature 0 counts as 1 here."""
     scores = logits.float()
-    heat = [s.temperature or 1.0 for s in settings]
+    heat = [max(s.temperature, _COLDEST) if s.temperature else 1.0 for s in settings]
     if all(h == 1.0 for h in heat):
         return scores
     # From the greatest down, so that dividing by the least temperature cannot overflow.
@@ -106,10 +108,7 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
 def _invert(probs: Tensor, uniforms: Tensor) -> Tensor:
     """The token at which the cumulative distribution passes each row's uniform number."""
     rising = probs.cumsum(-1, dtype=torch.float64)
-    tokens = torch.searchsorted(rising, uniforms[:, None] * rising[:, -1:], right=True)
-    tokens = tokens.clamp(max=probs.shape[-1] - 1)
-    if bool((probs.gather(-1, tokens) == 0).any()):
-        # Rounding stepped past the last token that has any probability.
-        last = probs.shape[-1] - 1 - (probs > 0).flip(-1).int().argmax(-1, keepdim=True)
-        tokens = torch.minimum(tokens, last)
-    return tokens[:, 0]
+    # Below the last value even after rounding (a uniform has 52 bits), and above those of tokens that have
+    # no probability: what is found is always a token that can be drawn.
+    found = torch.searchsorted(rising, uniforms[:, None] * rising[:, -1:], right=True)[:, 0]
+    return found.clamp_(max=probs.shape[-1] - 1)  # for rows that are not numbers

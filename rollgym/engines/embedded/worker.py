@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
-
 from rollgym.engines.embedded.batcher import Batcher
 from rollgym.errors import AgentError, one_line
 
@@ -46,9 +44,8 @@ def settle(future: asyncio.Future[T]) -> Callable[[T | BaseException], None]:
 class Worker:
     """A thread that makes a batcher and keeps calling its `step`."""
 
-    def __init__(self, make: Callable[[], Batcher], threads: int) -> None:
+    def __init__(self, make: Callable[[], Batcher]) -> None:
         self._make = make
-        self._threads = threads
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._ready: deque[Batcher | BaseException] = deque()
@@ -108,7 +105,6 @@ class Worker:
             await self.ask(end)
 
     def _live(self) -> None:
-        torch.set_num_threads(self._threads)
         made: Any
         try:
             made = self._make()

@@ -1,0 +1,211 @@
+"""Tokens per second: the embedded engine against transformers' `generate`, on the same small model.
+
+    python benchmarks/engine.py [--quick] [--hidden 128] [--threads 2] [--rounds 3]
+
+Two workloads. One turn: 1, 16 and 64 prompts of 64 tokens, 64 new tokens each; `generate` gets them as one
+batch, the engine as that many requests. Many turns: 16 conversations of 8 turns in which observations and
+replies have different lengths; `generate` runs each turn as a left-padded batch and computes the whole
+conversation anew, the engine keeps what it has computed and no conversation waits for another. The engine
+also reports log-probs and draws by seed; `generate` is not asked to.
+
+Contenders take turns in one run and the median round counts. Machines are shared and noisy: read the ratios.
+The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from rollgym.engines import GenerateRequest, Sampling
+from rollgym.engines.torch import TorchEngine
+from rollgym.seeding import derive_rng
+
+VOCABULARY = 1_000
+PROMPT, REPLY = 64, 64
+TURNS, CONVERSATIONS = 8, 16
+Batches = tuple[int, ...]
+
+
+def make_model(hidden: int) -> Any:
+    """A model of the built-in policy's size, with random weights."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=hidden * 11 // 4 // 16 * 16,
+        num_hidden_layers=4,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Random prompts, the same in every run."""
+    rng = derive_rng("engine benchmark", count)
+    return [rng.integers(0, VOCABULARY, PROMPT).tolist() for _ in range(count)]
+
+
+def turns(conversation: int) -> list[tuple[list[int], int]]:
+    """(observation, how many tokens to reply) of each turn of a conversation."""
+    rng = derive_rng("engine benchmark conversation", conversation)
+    return [
+        (rng.integers(0, VOCABULARY, int(rng.integers(20, 80))).tolist(), int(rng.integers(4, 40)))
+        for _ in range(TURNS)
+    ]
+
+
+def hf_generate(model: Any, ids: list[list[int]], new: int) -> list[list[int]]:
+    """One left-padded batch through transformers' own loop."""
+    longest = max(map(len, ids))
+    padded = torch.tensor([[0] * (longest - len(row)) + row for row in ids])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in ids])
+    out = model.generate(
+        padded,
+        attention_mask=mask,
+        max_new_tokens=new,
+        min_new_tokens=new,
+        do_sample=True,
+        top_k=0,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    return [row[longest:].tolist() for row in out]
+
+
+def hf_turns(model: Any) -> int:
+    """Conversations with everything computed anew each turn; returns the tokens sampled."""
+    history: list[list[int]] = [[] for _ in range(CONVERSATIONS)]
+    plan = [turns(c) for c in range(CONVERSATIONS)]
+    sampled = 0
+    for turn in range(TURNS):
+        for row, its in zip(history, plan, strict=True):
+            row.extend(its[turn][0])
+        replies = hf_generate(model, history, max(its[turn][1] for its in plan))
+        for row, its, reply in zip(history, plan, replies, strict=True):
+            row.extend(reply[: its[turn][1]])
+            sampled += its[turn][1]
+    return sampled
+
+
+async def engine_batch(engine: TorchEngine, count: int) -> int:
+    """As many requests at once as the batch has rows."""
+    replies = await asyncio.gather(
+        *(_ask(engine, ids, REPLY, str(n)) for n, ids in enumerate(prompts(count)))
+    )
+    return sum(map(len, replies))
+
+
+async def engine_turns(engine: TorchEngine) -> int:
+    """Conversations that go their own ways; returns the tokens sampled."""
+
+    async def converse(number: int) -> int:
+        history: list[int] = []
+        sampled = 0
+        for observation, new in turns(number):
+            history.extend(observation)
+            reply = await _ask(engine, history, new, str(number), session=f"conversation {number}")
+            history.extend(reply)
+            sampled += len(reply)
+        await engine.forget(f"conversation {number}")
+        return sampled
+
+    return sum(await asyncio.gather(*(converse(n) for n in range(CONVERSATIONS))))
+
+
+async def _ask(engine: TorchEngine, ids: list[int], new: int, name: str, session: str = "") -> list[int]:
+    sampling = Sampling(max_tokens=new, seed=int(name))
+    request = GenerateRequest(request_id=name, prompt_ids=tuple(ids), sampling=sampling, session=session)
+    return list((await engine.generate(request)).token_ids)
+
+
+def rate(work: Callable[[], int]) -> float:
+    """Tokens per second of one piece of work."""
+    started = time.perf_counter()
+    tokens = work()
+    return tokens / (time.perf_counter() - started)
+
+
+def contenders(args: argparse.Namespace, batches: Batches) -> dict[str, dict[str, Callable[[], int]]]:
+    """Workload -> contender -> the work."""
+    model = make_model(args.hidden)
+    engines = {
+        "engine": TorchEngine(model, threads=args.threads),
+        "engine, not deterministic": TorchEngine(model, threads=args.threads, deterministic=False),
+    }
+
+    def run(work: Callable[[TorchEngine], Coroutine[Any, Any, int]], engine: TorchEngine) -> int:
+        return asyncio.run(work(engine))
+
+    found: dict[str, dict[str, Callable[[], int]]] = {}
+    for n in batches:
+        ids = prompts(n)
+        found[f"{n} at once"] = {
+            "generate": lambda ids=ids: sum(map(len, hf_generate(model, ids, REPLY))),  # type: ignore[misc]
+            **{
+                name: lambda e=engine, n=n: run(lambda e: engine_batch(e, n), e)  # type: ignore[misc]
+                for name, engine in engines.items()
+            },
+        }
+    found["many turns"] = {
+        "generate": lambda: hf_turns(model),
+        **{name: lambda e=engine: run(engine_turns, e) for name, engine in engines.items()},  # type: ignore[misc]
+    }
+    return found
+
+
+def main() -> None:
+    """Measure all contenders in turn and print a table and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=128, help="width of the model, a multiple of 64")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round after the warm-up")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    batches: Batches = (1, 16, 64)
+    rates: dict[str, dict[str, float]] = {}
+    for workload, entrants in contenders(args, batches).items():
+        rounds: dict[str, list[float]] = {name: [] for name in entrants}
+        for _ in range(1 + (1 if args.quick else args.rounds)):
+            for name, work in entrants.items():
+                rounds[name].append(rate(work))
+        rates[workload] = {name: statistics.median(values[1:]) for name, values in rounds.items()}
+    names = list(rates["many turns"])
+    print(f"hidden {args.hidden}, {args.threads} threads, tokens/s\n")
+    print(f"{'':14}" + "".join(f"{name:>28}" for name in names) + f"{'ratio':>10}")
+    for workload, found in rates.items():
+        line = "".join(f"{found[name]:28,.0f}" for name in names)
+        print(f"{workload:14}{line}{found['engine'] / found['generate']:10.2f}")
+    ratios = {f"ratio_{n}": _ratio(rates[f"{n} at once"]) for n in batches}
+    print(
+        json.dumps(
+            {
+                "benchmark": "engine",
+                "hidden": args.hidden,
+                "threads": args.threads,
+                "tokens_per_second": {w: {n: round(v) for n, v in f.items()} for w, f in rates.items()},
+                **ratios,
+                "ratio_multiturn": _ratio(rates["many turns"]),
+            }
+        )
+    )
+
+
+def _ratio(found: dict[str, float]) -> float:
+    return round(found["engine"] / found["generate"], 2)
+
+
+if __name__ == "__main__":
+    main()
