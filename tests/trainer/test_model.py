@@ -286,7 +286,11 @@ def test_what_is_said_to_nonsense_is_whole() -> None:
     assert {token.strip() for token in cut(tokenizer, complaint)} >= set(words)
 
 
-@pytest.mark.parametrize("env_id", [card.env_id for card in rollgym.cards() if not card.needs])
+# Only our own: other tests register environments that misbehave.
+SHIPPED = [card.env_id for card in rollgym.cards() if card.env_id.startswith("rollgym/") and not card.needs]
+
+
+@pytest.mark.parametrize("env_id", SHIPPED)
 def test_text_of_every_environment_is_short_and_comes_back(env_id: str) -> None:
     corpus = collect(env_id, {})
     tokenizer = make_tokenizer([corpus], 1024)
