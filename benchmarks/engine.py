@@ -8,8 +8,8 @@ replies have different lengths; `generate` runs each turn as a left-padded batch
 conversation anew, the engine keeps what it has computed and no conversation waits for another. The engine
 also reports log-probs and draws by seed; `generate` is not asked to.
 
-Contenders take turns in one run and the median round counts. Machines are shared and noisy: read the ratios.
-The last line is one JSON object.
+Contenders take turns in one run; a ratio is the median of the rounds' ratios. Machines are shared and noisy:
+read the ratios. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -175,36 +175,43 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     batches: Batches = (1, 16, 64)
-    rates: dict[str, dict[str, float]] = {}
-    for workload, entrants in contenders(args, batches).items():
-        rounds: dict[str, list[float]] = {name: [] for name in entrants}
-        for _ in range(1 + (1 if args.quick else args.rounds)):
-            for name, work in entrants.items():
-                rounds[name].append(rate(work))
-        rates[workload] = {name: statistics.median(values[1:]) for name, values in rounds.items()}
-    names = list(rates["many turns"])
-    print(f"hidden {args.hidden}, {args.threads} threads, tokens/s\n")
+    rounds = {name: measure(entrants, args) for name, entrants in contenders(args, batches).items()}
+    print(f"hidden {args.hidden}, {args.threads} threads, tokens/s (median of rounds)\n")
+    names = list(rounds["many turns"])
     print(f"{'':14}" + "".join(f"{name:>28}" for name in names) + f"{'ratio':>10}")
-    for workload, found in rates.items():
-        line = "".join(f"{found[name]:28,.0f}" for name in names)
-        print(f"{workload:14}{line}{found['engine'] / found['generate']:10.2f}")
-    ratios = {f"ratio_{n}": _ratio(rates[f"{n} at once"]) for n in batches}
+    for workload, found in rounds.items():
+        line = "".join(f"{statistics.median(found[name]):28,.0f}" for name in names)
+        print(f"{workload:14}{line}{ratio(found):10.2f}")
     print(
         json.dumps(
             {
                 "benchmark": "engine",
                 "hidden": args.hidden,
                 "threads": args.threads,
-                "tokens_per_second": {w: {n: round(v) for n, v in f.items()} for w, f in rates.items()},
-                **ratios,
-                "ratio_multiturn": _ratio(rates["many turns"]),
+                "tokens_per_second": {
+                    workload: {name: round(statistics.median(values)) for name, values in found.items()}
+                    for workload, found in rounds.items()
+                },
+                **{f"ratio_{n}": ratio(rounds[f"{n} at once"]) for n in batches},
+                "ratio_multiturn": ratio(rounds["many turns"]),
             }
         )
     )
 
 
-def _ratio(found: dict[str, float]) -> float:
-    return round(found["engine"] / found["generate"], 2)
+def measure(entrants: dict[str, Callable[[], int]], args: argparse.Namespace) -> dict[str, list[float]]:
+    """Rates of each contender in each round, after one to warm up."""
+    rates: dict[str, list[float]] = {name: [] for name in entrants}
+    for _ in range(1 + (1 if args.quick else args.rounds)):
+        for name, work in entrants.items():
+            rates[name].append(rate(work))
+    return {name: values[1:] for name, values in rates.items()}
+
+
+def ratio(found: dict[str, list[float]]) -> float:
+    """Of neighbours in time, so that a machine that is busy now and then disturbs it less."""
+    pairs = zip(found["engine"], found["generate"], strict=True)
+    return round(statistics.median(ours / theirs for ours, theirs in pairs), 2)
 
 
 if __name__ == "__main__":

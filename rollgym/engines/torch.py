@@ -32,6 +32,8 @@ from rollgym.errors import AgentError, UsageError
 __all__ = ["EngineStats", "TorchEngine"]
 
 _CACHE_TOKENS = 131_072
+_CHUNK_WORK = 1_000_000_000
+"""Parameters times prompt tokens of a pass."""
 _SMALL = 2_000_000
 """Below so many parameters, a second thread gains less than waiting for it costs on a busy machine."""
 
@@ -62,7 +64,8 @@ class TorchEngine:
         dtype: default bfloat16 on CUDA, float32 on CPU.
         max_batch: how many replies are generated at once; more wait.
         cache_tokens: bound on all keys and values held, in tokens. Default 131,072, or twice the context.
-        prefill_chunk: how many prompt tokens a pass computes beside one token of each reply.
+        prefill_chunk: how many prompt tokens a pass computes beside one token of each reply. Default: 128 to
+            1,024, fewer for larger models, so that a prompt does not hold up other replies for long.
         threads: CPU threads for the model. Default: one for a small model, else what torch is set to.
         deterministic: a reply's bits depend on nothing but its request. Default: on CPU yes, on CUDA no.
         context_length: less than the model's own, where long positions are not needed.
@@ -77,14 +80,14 @@ class TorchEngine:
         dtype: torch.dtype | None = None,
         max_batch: int = 64,
         cache_tokens: int | None = None,
-        prefill_chunk: int = 256,
+        prefill_chunk: int | None = None,
         threads: int | None = None,
         deterministic: bool | None = None,
         context_length: int | None = None,
         version: int = 0,
     ) -> None:
-        for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk)):
-            if value < 1:
+        for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk), ("threads", threads)):
+            if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}.")
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         precision = dtype or (torch.float32 if place.type == "cpu" else torch.bfloat16)
@@ -97,10 +100,11 @@ class TorchEngine:
             own = Model(model, device=place, dtype=precision, context=context_length)
             if threads is None and own.parameters < _SMALL:
                 torch.set_num_threads(1)
+            chunk = prefill_chunk or min(1024, max(128, _CHUNK_WORK // own.parameters))
             if self.deterministic:
-                make_exact(own, most_rows=min(prefill_chunk, 256))
+                make_exact(own, most_rows=min(chunk, 256))
             bound = _bound(cache_tokens, own.context, round_up(own.rule.length(own.context), LENGTH_GRAIN))
-            made = Batcher(own, max_batch=max_batch, cache_tokens=bound, prefill_chunk=prefill_chunk)
+            made = Batcher(own, max_batch=max_batch, cache_tokens=bound, prefill_chunk=chunk)
             made.version = version
             return made
 

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from rollgym.engines import Sampling
-from rollgym.engines.embedded.sampling import draw, keep_mask, stream, uniform
+from rollgym.engines.embedded.sampling import draw, keep_mask, stream, uniforms
 
 
 def logits(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def uniform(seed: int, position: int) -> float:
+    return uniforms([stream(seed)], [position])[0]
 
 
 def reference(row: torch.Tensor, sampling: Sampling) -> np.ndarray:
@@ -92,9 +96,10 @@ def test_top_p_one_keeps_every_token_however_unlikely() -> None:
 def test_a_row_does_not_depend_on_its_company() -> None:
     rows = logits(37, 101, seed=5)
     how = [GRID[n % len(GRID)] if n % 3 else Sampling(temperature=n % 2) for n in range(37)]
-    uniforms = [uniform(stream(n), 5) for n in range(37)]
-    together = draw(rows, how, uniforms)
-    alone = [draw(rows[n : n + 1], how[n : n + 1], uniforms[n : n + 1]) for n in range(37)]
+    numbers = uniforms([stream(n) for n in range(37)], [5] * 37)
+    assert numbers == [uniform(n, 5) for n in range(37)]
+    together = draw(rows, how, numbers)
+    alone = [draw(rows[n : n + 1], how[n : n + 1], numbers[n : n + 1]) for n in range(37)]
     assert together == ([a[0][0] for a in alone], [a[1][0] for a in alone])
 
 
@@ -133,13 +138,13 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
 def test_draws_follow_the_softmax(temperature: float) -> None:
     row, draws = logits(1, 20, seed=9) / 2, 20_000
     how = [Sampling(temperature=temperature)] * draws
-    tokens, _ = draw(row.expand(draws, -1), how, [uniform(stream(n), 17) for n in range(draws)])
+    tokens, _ = draw(row.expand(draws, -1), how, [uniform(n, 17) for n in range(draws)])
     expected = torch.softmax(row[0].double() / temperature, -1).numpy() * draws
     assert chi_square(np.bincount(tokens, minlength=20), expected) < 43.8  # 19 degrees, 0.1 %
 
 
 def test_uniforms_are_uniform_over_seeds_positions_and_their_pairs() -> None:
-    by_seed = np.array([[uniform(stream(seed), at) for at in range(40)] for seed in range(500)])
+    by_seed = np.array([[uniform(seed, at) for at in range(40)] for seed in range(500)])
     for values in (by_seed, by_seed[:, 0], by_seed[0]):
         counts, _ = np.histogram(values, bins=10, range=(0, 1))
         assert chi_square(counts, np.full(10, values.size / 10)) < 27.9  # 9 degrees, 0.1 %
@@ -151,4 +156,4 @@ def test_uniforms_are_uniform_over_seeds_positions_and_their_pairs() -> None:
 def test_seeds_of_any_size_count() -> None:
     seeds = [0, 1, 2**31, 2**63, 2**64, 2**64 + 1, 2**200, 2**200 + 2**64]
     assert len({stream(seed) for seed in seeds}) == len(seeds)
-    assert uniform(stream(2**200), 3) != uniform(stream(2**200), 4)
+    assert uniform(2**200, 3) != uniform(2**200, 4)

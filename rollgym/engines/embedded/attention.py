@@ -118,7 +118,7 @@ def _group(arena: Arena, at: Tensor, length: int, first: int, slot: int, *, shar
     seen = torch.arange(length, device=at.device) <= at[:, None]
     bias = torch.where(seen, 0.0, -torch.inf).to(arena.data.dtype)
     keys, values = arena.views(slot, 1 if shared else len(at), length)
-    return Group(first, first + len(at), shared, keys, values, bias)
+    return Group(first, first + len(at), shared, keys, values, bias if shared else bias[:, None, None])
 
 
 def store(rows: Rows, layer: int, kv: Tensor) -> None:
@@ -129,32 +129,46 @@ def store(rows: Rows, layer: int, kv: Tensor) -> None:
 def attend(rows: Rows, layer: int, queries: Tensor, scale: float) -> Tensor:
     """What each row's queries, ``[row, kv head, query of that head]``, find. Padding rows find anything."""
     if rows.groups[0].last == len(queries):
-        return _attend_group(rows.groups[0], layer, queries, scale, rows.rule)
+        return _own(rows.groups[0], layer, queries, scale, rows.rule)
     found = torch.zeros_like(queries, memory_format=torch.contiguous_format)
     for group in rows.groups:
         part = queries[group.first : group.last]
-        found[group.first : group.last] = _attend_group(group, layer, part, scale, rows.rule)
+        ask = _shared if group.shared else _own
+        found[group.first : group.last] = ask(group, layer, part, scale, rows.rule)
     return found
 
 
-def _attend_group(group: Group, layer: int, queries: Tensor, scale: float, rule: Rule) -> Tensor:
-    keys, values = group.keys[layer], group.values[layer]
-    if not group.shared:
-        bias = group.bias[:, None, None]
-        return _call(queries, keys, values, bias, scale, rule)
+def _own(group: Group, layer: int, queries: Tensor, scale: float, rule: Rule) -> Tensor:
+    """Each row asks the keys of its own slot."""
+    count = queries.shape[2]
+    padded = _widen(queries, -count % rule.queries)
+    found = F.scaled_dot_product_attention(
+        padded, group.keys[layer], group.values[layer], group.bias, scale=scale
+    )
+    return found if padded is queries else found.narrow(2, 0, count)
+
+
+def _widen(queries: Tensor, more: int) -> Tensor:
+    """Add queries whose answers nobody reads: what follows in memory where that suffices, else zeros."""
+    if not more:
+        return queries
+    rows, heads, count, dim = queries.shape
+    row, head, query, step = queries.stride()
+    room = row - (heads - 1) * head - (count - 1) * query - dim
+    if query == dim and step == 1 and room >= more * dim:
+        return queries.as_strided((rows, heads, count + more, dim), (row, head, query, 1))
+    return F.pad(queries, (0, 0, 0, more))
+
+
+def _shared(group: Group, layer: int, queries: Tensor, scale: float, rule: Rule) -> Tensor:
+    """All rows ask the keys of one slot, as queries of one product."""
     count, heads, per_head, dim = queries.shape
     together = queries.transpose(0, 1).reshape(1, heads, count * per_head, dim)
     bias = group.bias if per_head == 1 else group.bias.repeat_interleave(per_head, 0)
-    found = _call(together, keys, values, bias[None, None], scale, rule)
-    return found.reshape(heads, count, per_head, dim).transpose(0, 1)
-
-
-def _call(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float, rule: Rule) -> Tensor:
-    count = queries.shape[2]
-    more = -count % rule.queries
+    more = -len(bias) % rule.queries
     if more:
-        queries = F.pad(queries, (0, 0, 0, more))
-        if bias.shape[2] > 1:
-            bias = F.pad(bias, (0, 0, 0, more))
-    found = F.scaled_dot_product_attention(queries, keys, values, bias, scale=scale)
-    return found.narrow(2, 0, count) if more else found
+        together, bias = F.pad(together, (0, 0, 0, more)), F.pad(bias, (0, 0, 0, more))
+    found = F.scaled_dot_product_attention(
+        together, group.keys[layer], group.values[layer], bias[None, None], scale=scale
+    )
+    return found.narrow(2, 0, count * per_head).reshape(heads, count, per_head, dim).transpose(0, 1)

@@ -24,7 +24,7 @@ from rollgym.engines.embedded.attention import Span
 from rollgym.engines.embedded.cache import Arena, Kept, Sessions, common_prefix, round_up
 from rollgym.engines.embedded.model import Model
 from rollgym.engines.embedded.run import Run
-from rollgym.engines.embedded.sampling import draw
+from rollgym.engines.embedded.sampling import draw, uniforms
 from rollgym.errors import AgentError, one_line
 
 __all__ = ["LENGTH_GRAIN", "Batcher", "Counts"]
@@ -120,9 +120,10 @@ class Batcher:
             spans = self._plan()
             if not spans:
                 return
-            ready = [run for run, span in self._pairs(spans) if run.pending == len(span.ids)]
-            wanted = [slot for slot, run in enumerate(self.running) if run in ready]
-            drawn = self._draw(ready, self.model.run(spans, self.arena, wanted))
+            ready = [span.slot for run, span in self._pairs(spans) if run.pending == len(span.ids)]
+            drawn = self._draw(
+                [self.running[slot] for slot in ready], self.model.run(spans, self.arena, ready)
+            )
         except Exception as error:
             self._break_down(error)
             return
@@ -138,7 +139,8 @@ class Batcher:
     def _draw(self, runs: list[Run], logits: Tensor) -> list[tuple[Run, int, float]]:
         if not runs:
             return []
-        tokens, logprobs = draw(logits, [run.sampling for run in runs], [run.uniform for run in runs])
+        numbers = uniforms([run.stream for run in runs], [len(run.ids) for run in runs])
+        tokens, logprobs = draw(logits, [run.sampling for run in runs], numbers)
         return list(zip(runs, tokens, logprobs, strict=True))
 
     def _take(self, drawn: list[tuple[Run, int, float]]) -> None:
@@ -193,11 +195,11 @@ class Batcher:
         while self.running and not self._fit(len(self.running), self._longest()):
             self._set_back(max(self.running, key=lambda run: run.submitted))
         budget, sizes = self.prefill_chunk, {}
-        for run in sorted(self.running, key=lambda run: run.submitted):
+        for run in sorted((run for run in self.running if run.pending > 1), key=lambda run: run.submitted):
             sizes[run] = min(run.pending, 1 + budget)
             budget -= sizes[run] - 1
         return [
-            Span(slot, run.cached, run.ids[run.cached : run.cached + sizes[run]])
+            Span(slot, run.cached, run.ids[run.cached : run.cached + sizes.get(run, 1)])
             for slot, run in enumerate(self.running)
         ]
 

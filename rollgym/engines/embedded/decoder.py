@@ -42,7 +42,7 @@ def is_lean(module: nn.Module, config: Any) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Linear:
     columns: Tensor
-    """The weights, transposed (a view)."""
+    """The weights, transposed: products of few rows are faster so."""
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -151,20 +151,26 @@ def _norm(norm: Any) -> _Norm:
     return _Norm(norm.weight, norm.variance_epsilon)
 
 
-def _pack(linears: Sequence[nn.Linear]) -> _Linear:
+def _pack(linears: Sequence[Any]) -> _Linear:
     """One product for several; their own parameters become views of it."""
-    return _Linear(
-        _join([linear.weight for linear in linears]).t(),
-        _join([linear.bias for linear in linears]) if linears[0].bias is not None else None,
-    )
+    columns = _join([linear.weight.t() for linear in linears], 1)
+    for linear, part in zip(linears, _parts(columns, linears, 1), strict=True):
+        linear.weight.data = part.t()
+    if linears[0].bias is None:
+        return _Linear(columns, None)
+    bias = _join([linear.bias for linear in linears], 0)
+    for linear, part in zip(linears, _parts(bias, linears, 0), strict=True):
+        linear.bias.data = part
+    return _Linear(columns, bias)
 
 
-def _join(parameters: Sequence[Tensor]) -> Tensor:
-    with torch.no_grad():
-        packed = torch.cat([p.data for p in parameters])
-    for parameter, part in zip(parameters, torch.split(packed, [len(p) for p in parameters]), strict=True):
-        parameter.data = part
-    return packed
+@torch.no_grad()
+def _join(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return torch.cat([part.data for part in parts], dim).contiguous()
+
+
+def _parts(whole: Tensor, linears: Sequence[Any], dim: int) -> Sequence[Tensor]:
+    return torch.split(whole, [linear.out_features for linear in linears], dim)
 
 
 def _rotary(base: Any, positions: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from rollgym.engines import FinishReason, GenerateRequest, Generation
-from rollgym.engines.embedded.sampling import stream, uniform
+from rollgym.engines.embedded.sampling import stream
 
 __all__ = ["Run"]
 
@@ -19,7 +19,7 @@ class Run:
     def __init__(self, request: GenerateRequest, limit: int, deliver: Deliver) -> None:
         self.request = request
         self.sampling = request.sampling
-        self._stream = stream(request.sampling.seed)
+        self.stream = stream(request.sampling.seed)
         self.limit = limit
         """How many tokens to draw at most: what was asked for, or what fits."""
         self.deliver = deliver
@@ -37,11 +37,6 @@ class Run:
     def pending(self) -> int:
         """How many ids are still to be computed before the next can be drawn: at least one."""
         return len(self.ids) - self.cached
-
-    @property
-    def uniform(self) -> float:
-        """The number that decides the next token."""
-        return uniform(self._stream, len(self.ids))
 
     def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
         """Take a sampled token; the reason where it is the last."""

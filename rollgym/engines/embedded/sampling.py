@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rollgym.engines import Sampling
 
-__all__ = ["draw", "keep_mask", "stream", "uniform"]
+__all__ = ["draw", "keep_mask", "stream", "uniforms"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -28,8 +30,8 @@ _COLDEST = 1e-37
 """In single precision, less is nothing."""
 
 
-def _mix(x: int) -> int:
-    """The 64-bit finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+def _mix(x: Any) -> Any:
+    """The 64-bit finaliser of SplitMix64 (Steele, Lea, Flood 2014), of a number or of an array of them."""
     x = (x + _GOLDEN) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -38,21 +40,25 @@ def _mix(x: int) -> int:
 
 def stream(seed: int) -> int:
     """The state that a seed of any size stands for."""
-    state = _mix(seed & _MASK)
+    state: int = _mix(seed & _MASK)
     while seed := seed >> 64:
         state = _mix(state ^ (seed & _MASK))
     return state
 
 
-def uniform(state: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing but a seed's `stream` and a position."""
-    return (_mix(_mix(state ^ position)) >> 12) * 2.0**-52
+def uniforms(states: Sequence[int], positions: Sequence[int]) -> list[float]:
+    """Numbers in [0, 1), each of which depends on nothing but a seed's `stream` and a position."""
+    if len(states) < 8:  # too few for arrays to pay
+        return [(_mix(_mix(s ^ p)) >> 12) * 2.0**-52 for s, p in zip(states, positions, strict=True)]
+    mixed = np.array(states, dtype=np.uint64) ^ np.array(positions, dtype=np.uint64)
+    found: list[float] = ((_mix(_mix(mixed)) >> 12) * 2.0**-52).tolist()
+    return found
 
 
 def draw(
-    logits: Tensor, settings: Sequence[Sampling], uniforms: Sequence[float]
+    logits: Tensor, settings: Sequence[Sampling], numbers: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """One token per row and its log-prob. A row whose logits are not numbers gets the log-prob NaN."""
+    """One token per row, chosen by a number in [0, 1), and its log-prob: NaN where a row has no numbers."""
     scores = _heated(logits, settings)
     filtered = [i for i, s in enumerate(settings) if s.temperature and _filters(s)]
     if filtered:
@@ -60,7 +66,7 @@ def draw(
         kept = keep_mask(scores[rows], [settings[i] for i in filtered])
         scores = scores.index_copy(0, rows, scores[rows].masked_fill(~kept, -torch.inf))
     probs = torch.softmax(scores, -1)
-    tokens = _invert(probs, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+    tokens = _invert(probs, torch.tensor(numbers, dtype=torch.float64, device=logits.device))
     greedy = [s.temperature == 0 for s in settings]
     if any(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), scores.argmax(-1), tokens)
@@ -105,10 +111,10 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 
-def _invert(probs: Tensor, uniforms: Tensor) -> Tensor:
+def _invert(probs: Tensor, numbers: Tensor) -> Tensor:
     """The token at which the cumulative distribution passes each row's uniform number."""
     rising = probs.cumsum(-1, dtype=torch.float64)
     # Below the last value even after rounding (a uniform has 52 bits), and above those of tokens that have
     # no probability: what is found is always a token that can be drawn.
-    found = torch.searchsorted(rising, uniforms[:, None] * rising[:, -1:], right=True)[:, 0]
+    found = torch.searchsorted(rising, numbers[:, None] * rising[:, -1:], right=True)[:, 0]
     return found.clamp_(max=probs.shape[-1] - 1)  # for rows that are not numbers

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from rollgym.engines.embedded.batcher import Batcher
 from rollgym.errors import AgentError, one_line
 
@@ -114,8 +116,9 @@ class Worker:
             self._ready.append(made)
             self._wake.notify_all()
         if isinstance(made, Batcher):
-            while not self._closed:
-                self._turn(made)
+            with torch.inference_mode():
+                while not self._closed:
+                    self._turn(made)
 
     def _turn(self, batcher: Batcher) -> None:
         with self._wake:
