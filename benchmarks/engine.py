@@ -1,6 +1,6 @@
 """Tokens per second: the embedded engine against transformers' `generate`, on the same small model.
 
-    python benchmarks/engine.py [--quick] [--hidden 128] [--threads 2] [--rounds 3]
+    python benchmarks/engine.py [--quick] [--hidden 128] [--threads 2] [--rounds 5]
 
 Two workloads. One turn: 1, 16 and 64 prompts of 64 tokens, 64 new tokens each; `generate` gets them as one
 batch, the engine as that many requests. Many turns: 16 conversations of 8 turns in which observations and
@@ -8,6 +8,8 @@ replies have different lengths; `generate` runs each turn as a left-padded batch
 conversation anew, the engine keeps what it has computed and no conversation waits for another. The engine
 also reports log-probs and draws by seed; `generate` is not asked to.
 
+`generate` runs with as many threads as asked for and with one; the engine with its own default (one, for a
+model this small). ``ratio_*`` compares with `generate` on ``--threads``, ``best_*`` with the faster one.
 Contenders take turns in one run; a ratio is the median of the rounds' ratios. Machines are shared and noisy:
 read the ratios. The last line is one JSON object.
 """
@@ -17,13 +19,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import statistics
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
+from transformers.generation import ContinuousBatchingConfig
 
 from rollgym.engines import GenerateRequest, Sampling
 from rollgym.engines.torch import TorchEngine
@@ -32,7 +37,8 @@ from rollgym.seeding import derive_rng
 VOCABULARY = 1_000
 PROMPT, REPLY = 64, 64
 TURNS, CONVERSATIONS = 8, 16
-Batches = tuple[int, ...]
+BATCHES = (1, 16, 64)
+Entrants = dict[str, Callable[[], int]]
 
 
 def make_model(hidden: int) -> Any:
@@ -82,6 +88,22 @@ def hf_generate(model: Any, ids: list[list[int]], new: int) -> list[list[int]]:
         eos_token_id=None,
     )
     return [row[longest:].tolist() for row in out]
+
+
+def hf_continuous(model: Any, ids: list[list[int]], new: int) -> int:
+    """One batch through transformers' continuous batching with paged attention."""
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+    out = model.generate_batch(
+        ids,
+        generation_config=GenerationConfig(
+            max_new_tokens=new, do_sample=True, eos_token_id=-1, pad_token_id=0
+        ),
+        continuous_batching_config=ContinuousBatchingConfig(
+            block_size=32, num_blocks=512, max_batch_tokens=512, return_logprobs=True
+        ),
+        progress_bar=False,
+    )
+    return sum(len(reply.generated_tokens) for reply in out.values())
 
 
 def hf_turns(model: Any) -> int:
@@ -137,81 +159,96 @@ def rate(work: Callable[[], int]) -> float:
     return tokens / (time.perf_counter() - started)
 
 
-def contenders(args: argparse.Namespace, batches: Batches) -> dict[str, dict[str, Callable[[], int]]]:
+def contenders(args: argparse.Namespace) -> dict[str, Entrants]:
     """Workload -> contender -> the work."""
     model = make_model(args.hidden)
     engines = {
-        "engine": TorchEngine(model, threads=args.threads),
-        "engine, not deterministic": TorchEngine(model, threads=args.threads, deterministic=False),
+        "engine": TorchEngine(model, threads=args.engine_threads),
+        "engine, free": TorchEngine(model, threads=args.engine_threads, deterministic=False),
     }
 
-    def run(work: Callable[[TorchEngine], Coroutine[Any, Any, int]], engine: TorchEngine) -> int:
-        return asyncio.run(work(engine))
-
-    found: dict[str, dict[str, Callable[[], int]]] = {}
-    for n in batches:
-        ids = prompts(n)
-        found[f"{n} at once"] = {
-            "generate": lambda ids=ids: sum(map(len, hf_generate(model, ids, REPLY))),  # type: ignore[misc]
-            **{
-                name: lambda e=engine, n=n: run(lambda e: engine_batch(e, n), e)  # type: ignore[misc]
-                for name, engine in engines.items()
-            },
+    def entrants(hf: Callable[[], int], ours: Callable[[TorchEngine], Coroutine[Any, Any, int]]) -> Entrants:
+        return {
+            **{f"generate x{n}": partial(on_threads, n, hf) for n in sorted({1, args.threads})},
+            **{name: partial(run, ours, engine) for name, engine in engines.items()},
         }
-    found["many turns"] = {
-        "generate": lambda: hf_turns(model),
-        **{name: lambda e=engine: run(engine_turns, e) for name, engine in engines.items()},  # type: ignore[misc]
-    }
-    return found
+
+    def batch(count: int) -> int:
+        return sum(map(len, hf_generate(model, prompts(count), REPLY)))
+
+    found = {f"{n} at once": entrants(partial(batch, n), partial(engine_batch, count=n)) for n in BATCHES}
+    if args.continuous:
+        for n in BATCHES:
+            paged = partial(hf_continuous, model, prompts(n), REPLY)
+            found[f"{n} at once"]["continuous"] = partial(on_threads, 1, paged)
+    return {**found, "many turns": entrants(partial(hf_turns, model), engine_turns)}
+
+
+def on_threads(count: int, work: Callable[[], int]) -> int:
+    """Work with so many threads of torch's."""
+    torch.set_num_threads(count)
+    return work()
+
+
+def run(work: Callable[[TorchEngine], Coroutine[Any, Any, int]], engine: TorchEngine) -> int:
+    """An engine's work in an event loop of its own."""
+    return asyncio.run(work(engine))
+
+
+def measure(entrants: Entrants, rounds: int) -> dict[str, list[float]]:
+    """Rates of each contender in each round, after one to warm up."""
+    rates: dict[str, list[float]] = {name: [] for name in entrants}
+    for _ in range(1 + rounds):
+        for name, work in entrants.items():
+            rates[name].append(rate(work))
+    return {name: values[1:] for name, values in rates.items()}
+
+
+def ratio(found: dict[str, list[float]], *names: str) -> float:
+    """The engine to the fastest of these, round by round: a machine busy now and then disturbs it less."""
+    theirs = [max(values) for values in zip(*(found[name] for name in names), strict=True)]
+    return round(statistics.median(a / b for a, b in zip(found["engine"], theirs, strict=True)), 2)
 
 
 def main() -> None:
     """Measure all contenders in turn and print a table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--hidden", type=int, default=128, help="width of the model, a multiple of 64")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="of `generate`")
+    parser.add_argument("--engine-threads", type=int, default=None)
+    parser.add_argument(
+        "--continuous", action="store_true", help="measure transformers' continuous batching, too (slow)"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round after the warm-up")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    batches: Batches = (1, 16, 64)
-    rounds = {name: measure(entrants, args) for name, entrants in contenders(args, batches).items()}
-    print(f"hidden {args.hidden}, {args.threads} threads, tokens/s (median of rounds)\n")
-    names = list(rounds["many turns"])
-    print(f"{'':14}" + "".join(f"{name:>28}" for name in names) + f"{'ratio':>10}")
+    rounds = {
+        name: measure(entrants, 1 if args.quick else args.rounds)
+        for name, entrants in contenders(args).items()
+    }
+    names = list(rounds["1 at once"])
+    theirs = [name for name in names if name.startswith("generate")]
+    asked = f"generate x{args.threads}"
+    print(f"hidden {args.hidden}, tokens/s (median of rounds)\n")
+    print(f"{'':12}" + "".join(f"{name:>14}" for name in names) + f"{'ratio':>10}{'to best':>10}")
     for workload, found in rounds.items():
-        line = "".join(f"{statistics.median(found[name]):28,.0f}" for name in names)
-        print(f"{workload:14}{line}{ratio(found):10.2f}")
-    print(
-        json.dumps(
-            {
-                "benchmark": "engine",
-                "hidden": args.hidden,
-                "threads": args.threads,
-                "tokens_per_second": {
-                    workload: {name: round(statistics.median(values)) for name, values in found.items()}
-                    for workload, found in rounds.items()
-                },
-                **{f"ratio_{n}": ratio(rounds[f"{n} at once"]) for n in batches},
-                "ratio_multiturn": ratio(rounds["many turns"]),
-            }
+        line = "".join(
+            f"{statistics.median(found[name]):14,.0f}" if name in found else f"{'-':>14}" for name in names
         )
-    )
-
-
-def measure(entrants: dict[str, Callable[[], int]], args: argparse.Namespace) -> dict[str, list[float]]:
-    """Rates of each contender in each round, after one to warm up."""
-    rates: dict[str, list[float]] = {name: [] for name in entrants}
-    for _ in range(1 + (1 if args.quick else args.rounds)):
-        for name, work in entrants.items():
-            rates[name].append(rate(work))
-    return {name: values[1:] for name, values in rates.items()}
-
-
-def ratio(found: dict[str, list[float]]) -> float:
-    """Of neighbours in time, so that a machine that is busy now and then disturbs it less."""
-    pairs = zip(found["engine"], found["generate"], strict=True)
-    return round(statistics.median(ours / theirs for ours, theirs in pairs), 2)
+        print(f"{workload:12}{line}{ratio(found, asked):10.2f}{ratio(found, *theirs):10.2f}")
+    keys = {**{f"{n} at once": str(n) for n in BATCHES}, "many turns": "multiturn"}
+    report = {
+        "benchmark": "engine",
+        "hidden": args.hidden,
+        "threads": args.threads,
+        "tokens_per_second": {
+            workload: {name: round(statistics.median(values)) for name, values in found.items()}
+            for workload, found in rounds.items()
+        },
+        **{f"ratio_{key}": ratio(rounds[workload], asked) for workload, key in keys.items()},
+        **{f"best_{key}": ratio(rounds[workload], *theirs) for workload, key in keys.items()},
+    }
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from rollgym.pool.local import LocalPool
 from rollgym.records import jsonable
 from rollgym.scheduler.episode import EpisodeLife
 from rollgym.scheduler.events import EventLog
+from rollgym.scheduler.garbage import rare_collections
 from rollgym.scheduler.places import Places
 from rollgym.store import EVENTS, RunFolder
 from rollgym.summary import summarise
@@ -130,7 +131,8 @@ class Evaluation:
         places = self._places = Places(lanes, log, emit, self._crash)
         fill()
         try:
-            await over.wait()
+            with rare_collections():
+                await over.wait()
         finally:
             await places.cancel_all()
         if self._failure is not None:

@@ -45,6 +45,7 @@ class GroupBoard:
         self._overtaken: Counter[int] = Counter()
         self._skipped_in_a_row = 0
         self._farthest = 0
+        self._hand_version = 0
         self._passed: list[Passed] = []
 
     def may_hand_out(self) -> bool:
@@ -60,8 +61,10 @@ class GroupBoard:
             number, self.next_ticket = self.next_ticket, self.next_ticket + 1
         ticket = self.stream.ticket(number)
         state = GroupState(self.stream, ticket, self.config.groups, issue=self._issues[number])
+        in_order = not self.open or number > next(reversed(self.open))
         self.open[number] = state
-        self.open = dict(sorted(self.open.items()))
+        if not in_order:
+            self.open = dict(sorted(self.open.items()))
         self.counts["handed_out"] += 1
         return state.start()
 
@@ -82,12 +85,15 @@ class GroupBoard:
 
     def fresh_in_hand(self) -> int:
         """How many groups are in hand; those that became too old there are to be played again."""
-        old = [group for group in self.hand if self._too_old(group)]
-        if old:
-            self.hand = [group for group in self.hand if not self._too_old(group)]
-        for group in old:
-            self.counts["taken"] -= 1
-            self._play_later(int(group.group_id[1:]), group.group_id)
+        if self._hand_version != self.version:
+            self._hand_version = self.version
+            chosen, self.hand = self.hand, []
+            for group in chosen:
+                if self._too_old(group):
+                    self.counts["taken"] -= 1
+                    self._play_later(int(group.group_id[1:]), group.group_id)
+                else:
+                    self.hand.append(group)
         return len(self.hand)
 
     def give(self, count: int) -> list[Group]:
@@ -165,6 +171,8 @@ class GroupBoard:
 
     def _count_overtaken(self, taken: int) -> None:
         self._farthest = max(self._farthest, taken)
+        if self.config.max_overtakes is None:
+            return
         still = [*self.open, *self._again]
         self._overtaken = Counter({number: self._overtaken[number] + (number < taken) for number in still})
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from rollgym.errors import UsageError
@@ -15,7 +16,8 @@ class Evaluations:
     """The evaluation under way, if any. Its gate is closed to weight updates while episodes play."""
 
     def __init__(self) -> None:
-        self.gate = asyncio.Lock()
+        self._held = False
+        self._free = asyncio.Event()
         self._queue: deque[EpisodeSpec] = deque()
         self._playing: set[str] = set()
         self._finished: dict[str, Episode] = {}
@@ -23,10 +25,18 @@ class Evaluations:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def active(self) -> bool:
-        """Whether any episode plays or waits to."""
-        return bool(self._queue or self._playing)
+    @asynccontextmanager
+    async def gate(self) -> AsyncIterator[None]:
+        """For one at a time: an evaluation or a change of the weights. Once the run is over nobody waits."""
+        while self._held and not self._closed:
+            await self._free.wait()
+        self._held = True
+        self._free.clear()
+        try:
+            yield
+        finally:
+            self._held = False
+            self._free.set()
 
     async def add(
         self, specs: Sequence[EpisodeSpec], fill: Callable[[], None], cancel: Callable[[str], object]
@@ -35,7 +45,7 @@ class Evaluations:
         ids = [f"eval-{spec.episode_id}" for spec in specs]
         if len(set(ids)) != len(ids):
             raise UsageError("An evaluation holds an episode twice.")
-        async with self.gate:
+        async with self.gate():
             # One that was called off may still have episodes that are ending.
             await self._idle.wait()
             self._finished = {}
@@ -72,6 +82,7 @@ class Evaluations:
         self._closed = True
         self._queue.clear()
         self._idle.set()
+        self._free.set()
 
     def _call_off(self, cancel: Callable[[str], object]) -> None:
         self._queue.clear()
@@ -80,7 +91,7 @@ class Evaluations:
         self._note_idle()
 
     def _note_idle(self) -> None:
-        if self._closed or not self.active:
+        if self._closed or not (self._queue or self._playing):
             self._idle.set()
         else:
             self._idle.clear()

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -33,6 +33,7 @@ from rollgym.scheduler.config import SchedulerConfig
 from rollgym.scheduler.episode import EpisodeLife
 from rollgym.scheduler.evaluations import Evaluations
 from rollgym.scheduler.events import EventLog
+from rollgym.scheduler.garbage import rare_collections
 from rollgym.scheduler.places import Places
 from rollgym.scheduler.stream import TaskStream
 from rollgym.scheduler.watchdog import Stalled, waiting_report
@@ -66,12 +67,14 @@ class Scheduler:
         self._taking = asyncio.Lock()
         self._changed = asyncio.Event()
         self._waiting: Counter[str] = Counter()
+        self._updater: asyncio.Task[Any] | None = None
         self._paused = self._draining = False
         self._failure: RollgymError | None = None
         self._failed_in_a_row = 0
         self._last_error = ""
         self._taken_episodes = self._taken_turns = 0
         self._watchdog: asyncio.Task[None] | None = None
+        self._while_open = ExitStack()
 
     # What a trainer uses.
 
@@ -105,7 +108,10 @@ class Scheduler:
         They enter no training statistics. `updating` waits until they have ended.
         """
         self._raise_failure()
-        episodes = await self._evaluation.add(specs, self._fill, self._places.cancel)
+        if self._updater is asyncio.current_task():
+            raise UsageError("evaluate() inside updating() would wait for itself: call it before or after.")
+        with self._waits("evaluate"):
+            episodes = await self._evaluation.add(specs, self._fill, self._places.cancel)
         self._raise_failure()
         versions = {turn.policy_version for episode in episodes for turn in episode.turns}
         if len(versions) > 1:
@@ -115,8 +121,12 @@ class Scheduler:
     @asynccontextmanager
     async def updating(self, version: int) -> AsyncIterator[None]:
         """Change the weights inside this block: no evaluation is under way, and none starts."""
-        async with self._evaluation.gate:
-            yield
+        async with self._evaluation.gate():
+            self._updater = asyncio.current_task()
+            try:
+                yield
+            finally:
+                self._updater = None
             self.board.version = version
             self._log.add("version", version=version)
         self._fill()
@@ -161,11 +171,11 @@ class Scheduler:
     def waiting_for(self) -> str:
         """What everything waits for, in words."""
         notes = [f"{count} in {caller}()" for caller, count in self._waiting.items() if count]
-        notes += ["evaluating"] * self._evaluation.active
         notes += ["paused"] * self._paused + ["draining"] * self._draining
         return waiting_report(self._places, len(self._queue), self.board, notes, self._log.now)
 
     async def __aenter__(self) -> Scheduler:
+        self._while_open.enter_context(rare_collections())
         self._watchdog = asyncio.create_task(self._watch())
         self._fill()
         return self
@@ -179,6 +189,7 @@ class Scheduler:
         await self._places.cancel_all()
         if self._watchdog is not None:
             await asyncio.wait([self._watchdog])
+        self._while_open.close()
         self._log.flush()
 
     # The machine.
@@ -260,9 +271,14 @@ class Scheduler:
         """Wait until anything changes. Between the look at what is and this there must be no ``await``."""
         self._raise_failure()
         self._changed.clear()
+        with self._waits(caller):
+            await self._changed.wait()
+
+    @contextmanager
+    def _waits(self, caller: str) -> Iterator[None]:
         self._waiting[caller] += 1
         try:
-            await self._changed.wait()
+            yield
         finally:
             self._waiting[caller] -= 1
 
@@ -324,7 +340,7 @@ class Scheduler:
         while quiet < 4:
             await asyncio.sleep(self.config.stall_seconds / 4)
             self._log.flush()
-            awaited = any(self._waiting.values()) or self._evaluation.active
+            awaited = any(self._waiting.values())
             halted = not self._places.lives and (self._paused or self._draining)
             before, seen = seen, (awaited and not halted, self._log.count)
             quiet = quiet + 1 if seen[0] and seen == before else 0

@@ -1,6 +1,7 @@
 """The token agent with a real model: made on the spot, tiny, with random weights."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,16 @@ pytest.importorskip("transformers")
 
 from rollgym.agent import AgentSetup, make_agent  # noqa: E402
 from rollgym.pool.inline import InlinePool  # noqa: E402
+from rollgym.pool.local import LocalPool  # noqa: E402
+from rollgym.registry import make  # noqa: E402
+from rollgym.scheduler.config import SchedulerConfig  # noqa: E402
 from rollgym.scheduler.episode import play_episode  # noqa: E402
+from rollgym.scheduler.groups import GroupPolicy  # noqa: E402
+from rollgym.scheduler.scheduler import Scheduler  # noqa: E402
+from rollgym.scheduler.stream import Source, TaskStream  # noqa: E402
+from rollgym.text import text_face  # noqa: E402
 from rollgym.trainer.model import make_policy  # noqa: E402
-from rollgym.types import Episode, EpisodeSpec, Limits, Outcome  # noqa: E402
+from rollgym.types import Episode, EpisodeSpec, Limits, Outcome, Seconds  # noqa: E402
 
 ENV = "rollgym/FrozenLake-v0"
 
@@ -84,3 +92,33 @@ def test_a_folder_without_weights_fails_the_episode_with_its_name(model: Path, t
     assert episode.outcome is Outcome.ENGINE_ERROR
     assert episode.error is not None
     assert episode.error.message.startswith(f"The model in {tmp_path} cannot be loaded: ")
+
+
+def rollout(model: Path, in_flight: int, workers: int) -> list[Any]:
+    """What a scheduler makes of the model: everything in its episodes but the times."""
+
+    async def run() -> list[Any]:
+        agent: Any = make_agent("lm", AgentSetup(env_id=ENV), model=str(model), max_tokens=6, device="cpu")
+        pool = LocalPool(workers=workers) if workers else InlinePool()
+        tasks = text_face(make(ENV)).tasks
+        source = Source(env_id=ENV, tasks=tasks, limits=Limits(turns=4, seconds=300))
+        config = SchedulerConfig(max_in_flight=in_flight, groups=GroupPolicy(size=3))
+        try:
+            async with Scheduler(TaskStream([source], seed=5), pool, agent, config) as scheduler:
+                groups = await scheduler.take(6)
+        finally:
+            await agent.close()
+            await pool.close()
+        return [
+            (episode.spec, episode.outcome, [replace(turn, seconds=Seconds()) for turn in episode.turns])
+            for group in groups
+            for episode in group.episodes
+        ]
+
+    return asyncio.run(run())
+
+
+def test_the_same_seed_gives_the_same_episodes_with_1_and_8_in_flight(model: Path) -> None:
+    alone = rollout(model, in_flight=1, workers=0)
+    assert len(alone) == 18
+    assert rollout(model, in_flight=8, workers=2) == alone

@@ -91,6 +91,18 @@ def test_whatever_is_raised_is_an_outcome(
         assert given_back(world)
 
 
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_a_pool_that_answers_nonsense_is_an_environment_s_error(where: str) -> None:
+    async def nothing(*args: object) -> None:
+        return None
+
+    episode, world, _ = play((VirtualSession, where, nothing))
+    assert episode.outcome is Outcome.ENV_ERROR
+    assert episode.error is not None
+    assert episode.error.type == "AttributeError"
+    assert given_back(world)
+
+
 def test_an_agent_that_cannot_start_is_an_engine_error() -> None:
     def refuse(*args: object) -> Any:
         raise KeyError("x")

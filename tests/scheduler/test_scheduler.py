@@ -15,6 +15,7 @@ from rollgym.scheduler.groups import GroupPolicy
 from rollgym.scheduler.places import STOP_SECONDS
 from rollgym.scheduler.scheduler import Scheduler
 from rollgym.scheduler.stream import Source, TaskStream
+from rollgym.scheduler.watchdog import Stalled
 from rollgym.types import Episode, EpisodeSpec, Limits, Outcome
 
 
@@ -402,6 +403,32 @@ def test_weights_change_only_between_evaluations() -> None:
             versions = [{t.policy_version for e in es for t in e.turns} for es in (await first, await second)]
             assert versions == [{0}, {1}]
             assert scheduler.board.version == 1
+
+    run(main)
+
+
+def test_an_evaluation_inside_an_update_would_wait_for_itself() -> None:
+    async def main() -> None:
+        async with Scene(stall_seconds=100.0).scheduler as scheduler:
+            async with scheduler.updating(1):
+                with pytest.raises(UsageError, match="would wait for itself"):
+                    await scheduler.evaluate(evaluation("x"))
+            assert len(await scheduler.evaluate(evaluation("x"))) == 1
+            with pytest.raises(Stalled, match=r"1 in evaluate\(\)"):
+                async with scheduler.updating(2):
+                    await asyncio.create_task(scheduler.evaluate(evaluation("x")))
+
+    run(main)
+
+
+def test_an_update_that_fails_changes_no_version() -> None:
+    async def main() -> None:
+        async with Scene().scheduler as scheduler:
+            with pytest.raises(ZeroDivisionError):
+                async with scheduler.updating(1):
+                    raise ZeroDivisionError
+            assert scheduler.board.version == 0
+            assert len(await scheduler.evaluate(evaluation("x"))) == 1
 
     run(main)
 

@@ -142,7 +142,7 @@ def test_an_evaluation_that_does_not_end_ends_with_a_report(monkeypatch: pytest.
         return str(caught.value)
 
     report, _ = stage(scene)
-    assert "evaluating, draining" in report
+    assert "1 in evaluate(), draining" in report
     assert "eval-x (env, turn 0): generating" in report
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +147,26 @@ def _read(path: str | Path) -> nn.Module:
     if not Path(path).is_dir():
         raise UsageError(f"No model can be read from {path}: there is no such folder.")
     try:
-        module: nn.Module = AutoModelForCausalLM.from_pretrained(path)
+        with _no_progress_bar():
+            module: nn.Module = AutoModelForCausalLM.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"No model can be read from {path}: {one_line(error)}") from error
     return module
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Without transformers' bar on the terminal, which would cut through ours."""
+    from transformers.utils import logging
+
+    settings: Any = logging
+    shown = settings.is_progress_bar_enabled()
+    settings.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            settings.enable_progress_bar()
 
 
 def _context(config: Any, asked: int | None) -> int:
