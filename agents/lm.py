@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.agent import AgentSetup, Briefing, Move
+from rollgym.agents.dialogue import Dialogue
 from rollgym.agents.lm_options import EngineOptions, LmOptions, read_options
 from rollgym.agents.parsing import make_parser, take_action
-from rollgym.agents.prompting import fill_template, load_template
+from rollgym.agents.prompting import load_template
 from rollgym.chat import ChatTemplate, Conversation, Tokenizer, load_tokenizer
 from rollgym.engines import Engine, GenerateRequest, Generation
 from rollgym.errors import AgentError, ContextFull, MissingExtra, RollgymError, UsageError, one_line
-from rollgym.records import clean_text
 from rollgym.seeding import derive_seed
 from rollgym.text import MAX_ACTION_CHARS
 from rollgym.types import Usage
@@ -92,6 +92,10 @@ class LmAgent:
         """A player with a conversation of its own."""
         return LmPlayer(self, self.engine, briefing, next(self._players))
 
+    def dialogue(self, instructions: str) -> Dialogue:
+        """A conversation of this agent's in an environment with these instructions."""
+        return Dialogue(self.chat, self.prompt, self.options, instructions)
+
     async def close(self) -> None:
         """Close the engine, if it was made here."""
         if self._make is not None and self._engine is not None:
@@ -111,26 +115,19 @@ class LmPlayer:
     """One episode's conversation with the model."""
 
     def __init__(self, agent: LmAgent, engine: Engine, briefing: Briefing, number: int) -> None:
-        options = agent.options
-        told = fill_template(agent.prompt, briefing.instructions, options.parser)
-        prompt = clean_text(told) if options.instructions else ""
         self._agent = agent
         self._engine = engine
         self._seed = briefing.spec.sampling_seed
         # Two players may play the same episode, one after a failure or at another version of the weights.
         self.session = f"{briefing.spec.episode_id}#{number}"
-        self.talk = Conversation(agent.chat, system=prompt if options.system else "")
-        self._lead = "" if options.system or not prompt else f"{prompt}\n\n"
-        self._turn = 0
+        self.dialogue = agent.dialogue(briefing.instructions)
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> Move:
         """Ask the model, and take the action out of its reply. `ContextFull` where there is no more room."""
-        self._observe(observation)
-        added, new_row = self.talk.added_ids, self.talk.new_row
+        added, new_row = self.dialogue.observe(observation)
         made = await self._generate()
-        reply = self.talk.reply(made.token_ids, made.logprobs)
+        reply = self.dialogue.reply(made.token_ids, made.logprobs)
         action, matched = take_action(self._agent.parser, reply)
-        self._turn += 1
         self._count(made, new_row, matched)
         return Move(
             action=action[:MAX_ACTION_CHARS],
@@ -152,33 +149,36 @@ class LmPlayer:
         """The episode has ended: the engine need not keep anything for it."""
         await self._engine.forget(self.session)
 
-    def _observe(self, observation: str) -> None:
-        lead = "" if self._turn else self._lead
-        try:
-            self.talk.observe(f"{lead}{observation}")
-        except UsageError as error:
-            raise AgentError(f"The conversation cannot go on: {error}") from error
+    def view(self, observation: str) -> tuple[tuple[int, ...], bool]:
+        """What an observation after the last turn adds, for a critic: its ids, and whether in a new row."""
+        return self.dialogue.observe(observation)
+
+    @property
+    def talk(self) -> Conversation:
+        """The conversation so far."""
+        return self.dialogue.talk
 
     async def _generate(self) -> Generation:
         prompt = self.talk.prompt_ids
+        turn = self.dialogue.turn
         room = self._engine.context_length - len(prompt)
         if room < 1:
             self._agent.counts["context_full"] += 1
             raise ContextFull(
-                f"The conversation has {len(prompt)} tokens before turn {self._turn + 1}, which leaves no "
+                f"The conversation has {len(prompt)} tokens before turn {turn + 1}, which leaves no "
                 f"room for a reply in a context of {self._engine.context_length}."
             )
-        seed = derive_seed("lm", self._seed, self._turn)
+        seed = derive_seed("lm", self._seed, turn)
         made = await self._engine.generate(
             GenerateRequest(
-                request_id=f"{self.session}/{self._turn}",
+                request_id=f"{self.session}/{turn}",
                 prompt_ids=prompt,
                 sampling=self._agent.options.sampling(seed, self.talk.stop_ids, room),
                 session=self.session,
             )
         )
         if made.finish_reason == "aborted":
-            raise AgentError(f"The reply of turn {self._turn + 1} was aborted.")
+            raise AgentError(f"The reply of turn {turn + 1} was aborted.")
         return made
 
     def _count(self, made: Generation, new_row: bool, matched: bool) -> None:

@@ -30,6 +30,9 @@ class LmOptions:
     """Whether the model is told the environment's instructions at all; a policy of one game knows them."""
     system: bool = True
     """Whether they are a system message; if not, they lead the first observation."""
+    remember: bool = True
+    """Whether the model sees the turns before this one. Without, each turn is a conversation of its own:
+    for games whose observation says everything, at a fraction of the context."""
     chat_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """What the model's chat template is told, as a JSON object, such as ``{"enable_thinking": false}``."""
     date: str | None = None
@@ -41,7 +44,7 @@ class LmOptions:
                 raise UsageError(f"{name} must be text, not {getattr(self, name)!r}.")
         make_parser(self.parser)
         load_template(self.template)
-        for name in ("instructions", "system"):
+        for name in ("instructions", "system", "remember"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be true or false, not {getattr(self, name)!r}.")
         if not isinstance(self.chat_kwargs, Mapping):

@@ -9,6 +9,7 @@
         ├── WorkerLost          the process that hosted an environment died or was killed
         ├── AgentError          the agent (or the engine behind it) could not act
         ├── ContextFull         the conversation no longer fits the model (ends as token_limit)
+        ├── RewardError         an episode was played but could not be scored (ends as env_error)
         └── ResultsError        a results file is broken or of a newer schema
 
 Environment and agent authors raise plain Python errors; `boundary` names them once, where they cross
@@ -86,6 +87,10 @@ class AgentError(RunError):
 
 class ContextFull(RunError):
     """The conversation is longer than the model can read; the episode ends as ``token_limit``."""
+
+
+class RewardError(RunError):
+    """An episode could not be scored: a reward worker raised, hung, died or said no number."""
 
 
 class ResultsError(RunError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from rollgym.errors import AgentError, EnvError, RollgymError, WorkerLost
+from rollgym.errors import AgentError, EnvError, RewardError, RollgymError, WorkerLost
 from rollgym.records import clean_text
 from rollgym.types import Failure, Outcome
 
@@ -12,6 +12,7 @@ _OUTCOMES: list[tuple[type[RollgymError], Outcome]] = [
     (WorkerLost, Outcome.WORKER_LOST),
     (AgentError, Outcome.ENGINE_ERROR),
     (EnvError, Outcome.ENV_ERROR),
+    (RewardError, Outcome.ENV_ERROR),
 ]
 
 

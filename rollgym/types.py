@@ -200,6 +200,11 @@ class Episode:
     """What the agent was told once, before the first observation."""
     reset_info: dict[str, Any] = field(default_factory=dict)
     final_observation: str = ""
+    final_ids: tuple[int, ...] = ()
+    """What the final observation would have added to the conversation, where a limit cut the episode short:
+    what a critic needs to say how it might have gone on."""
+    final_row: bool = False
+    """True where ``final_ids`` begin a row of their own."""
     success: bool | None = None
     """As the environment defines it; ``None`` where it defines none, or the episode failed."""
     error: Failure | None = None

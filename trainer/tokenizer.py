@@ -44,7 +44,7 @@ CHAT_TEMPLATE = (
 
 COMMON = 3
 """In how many of the tasks played a piece must occur to be a token."""
-_WORD = "[A-Z]?[a-z]+"
+_WORD = "[A-Z]?[a-z]+(?:[0-9](?![0-9]))?"  # b3 is a word, too: places have such names
 _ALONE = r" [^ \n](?![^ \n])"
 _AFTER = r"(?<=[A-Za-z0-9)])[.,:;!?] (?=[^ \n][^ \n])"
 
@@ -54,7 +54,7 @@ def pattern(glued: Sequence[str]) -> str:
 
     It means the same to Python and to the tokenizers library.
     """
-    words = [f" (?:{'|'.join(glued)})(?![a-z])"] if glued else []
+    words = [f" (?:{'|'.join(glued)})(?![a-z0-9])"] if glued else []
     return "|".join([_AFTER, _ALONE, *words, _WORD, f" +(?={_ALONE})", " +", r"[\s\S]"])
 
 

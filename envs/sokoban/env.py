@@ -164,13 +164,14 @@ def generated(rules: Rules, task: Task) -> Level:
 
 
 def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> str:
-    symbols = "" if view == "coords" else f"Symbols: {legend(vocabulary)}.\n"
-    places = (
-        ""
-        if view == "grid"
-        else (
-            "Places are (row, column), counted from (0, 0) at the top left. The border of the room is wall.\n"
-        )
+    symbols = "" if view in ("coords", "cells") else f"Symbols: {legend(vocabulary)}.\n"
+    places = {
+        "grid": "",
+        "cells": "Cells are named by column, a at the left, and row, 1 at the top. The border of the room is "
+        "wall.\n",
+    }.get(
+        view,
+        "Places are (row, column), counted from (0, 0) at the top left. The border of the room is wall.\n",
     )
     several = (
         f"You may give up to {per_turn} actions in one turn, in order, like this: Right || Up\n"

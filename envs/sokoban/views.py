@@ -11,7 +11,7 @@ VOCABULARIES: Mapping[str, str] = {
 }
 """For each vocabulary its wall, floor, target, box, box on target, player and player on target."""
 
-VIEWS = ("grid", "coords", "grid_coords")
+VIEWS = ("grid", "coords", "grid_coords", "cells")
 
 _MEANINGS = ("wall", "floor", "target", "box", "box on target", "player", "player on target")
 _STYLES = ("grey50", "grey30", "red", "yellow", "bold green", "bold cyan", "bold magenta")
@@ -39,6 +39,8 @@ def show(board: str, view: str, table: Mapping[int, int]) -> str:
         return board.translate(table)
     if view == "coords":
         return coordinates(board, walls=True)
+    if view == "cells":
+        return cells(board)
     return f"{board.translate(table)}\n{coordinates(board, walls=False)}"
 
 
@@ -55,6 +57,38 @@ def coordinates(board: str, *, walls: bool) -> str:
         lines.insert(0, f"Room: {len(rows)} rows, {len(rows[0])} columns")
         lines.append(f"Walls inside: {_places([' ', *inner], '#') or 'none'}")
     return "\n".join(lines)
+
+
+def cells(board: str) -> str:
+    """A position in few words: cells have names as in chess, columns from a and rows from 1 at the top."""
+    rows = board.split("\n")
+    inner = [f" {row[1:-1]}" for row in rows[1:-1]]
+    found = {
+        "player": _names(rows, "@+"),
+        "box": _names(rows, "$*"),
+        "target": _names(rows, ".*+"),
+        "wall": _names([" ", *inner], "#"),
+    }
+    return " ".join(f"{kind} {' '.join(names)}" for kind, names in found.items() if names)
+
+
+def _names(rows: list[str], symbols: str) -> list[str]:
+    return [
+        f"{_column(x)}{y + 1}"
+        for y, row in enumerate(rows)
+        for x, symbol in enumerate(row)
+        if symbol in symbols
+    ]
+
+
+def _column(number: int) -> str:
+    """The name of a column: a to z, then aa and so on."""
+    name = ""
+    number += 1
+    while number:
+        number, letter = divmod(number - 1, 26)
+        name = chr(ord("a") + letter) + name
+    return name
 
 
 def _places(rows: list[str], symbols: str) -> str:

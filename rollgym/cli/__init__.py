@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.cli import check, compare, envs, evaluate, model, new, play, trace
+from rollgym.cli import check, compare, config, envs, evaluate, model, new, play, trace, train
 from rollgym.errors import RollgymError, one_line
 
 EPILOG = "Start with: rollgym envs, then rollgym play rollgym/Sokoban-v0."
@@ -31,10 +31,13 @@ app.command("eval", epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
 app.command("check", epilog=check.EPILOG)(check.check)
 app.command("new", epilog=new.EPILOG)(new.new)
+app.command("train", epilog=train.EPILOG)(train.train)
+app.command("imitate", epilog=train.IMITATE_EPILOG)(train.imitate)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
 models = typer.Typer(help="Make the built-in policy.", no_args_is_help=True, rich_markup_mode=None)
 models.command("new", epilog=model.EPILOG)(model.new)
 app.add_typer(models, name="model")
+app.add_typer(config.app, name="config")
 
 
 @models.callback()

@@ -120,6 +120,10 @@ class GroupBoard:
         chosen = [int(group.group_id[1:]) for group in self.hand]
         return sorted([*self.open, *self._again, *chosen])
 
+    def issues(self) -> dict[int, int]:
+        """How often tickets were handed out before, where they were, for `play_again`."""
+        return {number: count for number, count in self._issues.items() if count}
+
     def play_again(self, tickets: Sequence[int], issues: Mapping[int, int] | None = None) -> None:
         """Hand these tickets out before new ones; ``issues`` says how often they were handed out before."""
         self._again = sorted({*self._again, *tickets})

@@ -1,4 +1,4 @@
-"""One episode's life: open, reset, then observation and action by turns until something ends it.
+"""One episode's life: open, reset, then observation and action by turns until something ends it, and a score.
 
 Whatever happens, the result is an `Episode` with a typed outcome. A cancelled one stops at once, wherever it
 is, and is an episode too.
@@ -14,10 +14,12 @@ from enum import StrEnum
 from typing import Any
 
 from rollgym.agent import Agent, Briefing, Move, Player
-from rollgym.errors import AgentError, ContextFull, EnvError, RollgymError, boundary
+from rollgym.errors import AgentError, ContextFull, EnvError, RewardError, RollgymError, boundary
 from rollgym.failures import failure_of, outcome_of
 from rollgym.pool import EnvPool, EnvSession, Reset, Step
 from rollgym.records import clean_text
+from rollgym.rewards.scoring import Scorer
+from rollgym.rewards.weighted import score_episode
 from rollgym.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn
 
 
@@ -30,6 +32,7 @@ class EpisodeState(StrEnum):
     GENERATING = "generating"
     STEPPING = "stepping"
     CLOSING = "closing"
+    SCORING = "scoring"
     DONE = "done"
 
 
@@ -45,10 +48,16 @@ def _nobody(state: EpisodeState, turns: int, worker: str) -> None:
 
 
 async def play_episode(
-    spec: EpisodeSpec, pool: EnvPool, agent: Agent, *, attempts: int = 1, watcher: Watcher = _nobody
+    spec: EpisodeSpec,
+    pool: EnvPool,
+    agent: Agent,
+    *,
+    scorer: Scorer | None = None,
+    attempts: int = 1,
+    watcher: Watcher = _nobody,
 ) -> Episode:
     """Play one episode and return it, however it ended. Cancelling the calling task raises, as ever."""
-    life = EpisodeLife(spec, pool, agent, attempts=attempts, watcher=watcher)
+    life = EpisodeLife(spec, pool, agent, scorer=scorer, attempts=attempts, watcher=watcher)
     episode = await life.live()
     if life.cancelled_by_caller:
         raise asyncio.CancelledError
@@ -68,6 +77,7 @@ class EpisodeLife:
         pool: EnvPool,
         agent: Agent,
         *,
+        scorer: Scorer | None = None,
         attempts: int = 1,
         watcher: Watcher = _nobody,
     ) -> None:
@@ -78,6 +88,7 @@ class EpisodeLife:
         self._cancel_asked = False
         self._pool = pool
         self._agent = agent
+        self._scorer = scorer
         self._attempts = attempts
         self.watcher = watcher
         self._task: asyncio.Task[Outcome] | None = None
@@ -87,8 +98,11 @@ class EpisodeLife:
         self._player: Player | None = None
         self._start: Reset | None = None
         self._observation = ""
+        self._final: tuple[tuple[int, ...], bool] = ((), False)
         self._worker = ""
         self._info: dict[str, Any] = {}
+        self._success: bool | None = None
+        """As the environment said last, or a scorer after it."""
 
     async def live(self) -> Episode:
         """Play until something ends the episode."""
@@ -102,8 +116,6 @@ class EpisodeLife:
             # Awaiting a task hands a cancellation on to it, so it is over by now, whoever asked for it.
             self.cancelled_by_caller = not self._cancel_asked
             outcome = Outcome.CANCELLED
-        except ContextFull:
-            outcome = Outcome.TOKEN_LIMIT
         except RollgymError as failure:
             outcome, error = outcome_of(failure), failure_of(failure)
         except Exception as bug:
@@ -113,7 +125,10 @@ class EpisodeLife:
         return self._end(outcome, error)
 
     def cancel(self) -> None:
-        """End the episode now; what it waits for is told to stop. One that has ended already stays so."""
+        """End the episode now; what it waits for is told to stop.
+
+        One that only has to be given back keeps its outcome, unless it is still to be scored.
+        """
         self._cancel_asked = True
         if self._task is not None and self.state is not EpisodeState.CLOSING:
             self._task.cancel()
@@ -123,7 +138,7 @@ class EpisodeLife:
         return self._end(Outcome.CANCELLED, None)
 
     async def _play(self) -> Outcome:
-        """Play, then give everything back. Failing at that is an error only where all else went well."""
+        """Play, give everything back, score. Failing to give back does not hide an earlier failure."""
         try:
             outcome = await self._in_time()
         except BaseException:
@@ -131,6 +146,7 @@ class EpisodeLife:
                 await self._give_back()
             raise
         await self._give_back()
+        await self._score(outcome)
         return outcome
 
     async def _in_time(self) -> Outcome:
@@ -139,6 +155,8 @@ class EpisodeLife:
                 return await self._in_session()
         except TimeoutError:
             return Outcome.TIME_LIMIT
+        except ContextFull:
+            return Outcome.TOKEN_LIMIT
 
     async def _in_session(self) -> Outcome:
         self._enter(EpisodeState.OPENING)
@@ -148,7 +166,7 @@ class EpisodeLife:
         self._enter(EpisodeState.RESETTING)
         with _border(EnvError, "the environment could not be reset"):
             self._start = await session.reset()
-        self._observation, self._info = self._start.observation, self._start.info
+        self._hear(self._start.observation, self._start.info)
         with boundary(AgentError, "the agent could not start"):
             briefing = Briefing(spec=self.spec, instructions=self._start.instructions)
             self._player = player = self._agent.player(briefing)
@@ -172,16 +190,37 @@ class EpisodeLife:
         if failure is not None:
             raise failure
 
+    async def _score(self, outcome: Outcome) -> None:
+        """Add a scorer's reward, all of it or nothing. The environment is free for others by now."""
+        if self._scorer is None or not self.turns:
+            return
+        if self._cancel_asked:
+            raise asyncio.CancelledError
+        self._enter(EpisodeState.SCORING)
+        with _border(RewardError, "the episode could not be scored"):
+            scored = await score_episode(self._scorer, self._end(outcome, None))
+        self.turns, self._success = list(scored.turns), scored.success
+
     async def _turns(self, session: EnvSession, player: Player) -> Outcome:
         tokens = 0
         while True:
             outcome = self._limit_reached(tokens)
             if outcome is not None:
-                return outcome
+                return self._cut_short(outcome, player)
             turn = await self._turn(session, player)
             tokens += len(turn.prompt_ids) + len(turn.action_ids)
-            if turn.ends:
-                return Outcome.TERMINATED if turn.terminated else Outcome.TRUNCATED
+            if turn.terminated:
+                return Outcome.TERMINATED
+            if turn.truncated:
+                return self._cut_short(Outcome.TRUNCATED, player)
+
+    def _cut_short(self, outcome: Outcome, player: Player) -> Outcome:
+        """Note what the player would have read next, where it can say so: a critic values it."""
+        view = getattr(player, "view", None)
+        if view is not None and self.turns:
+            with boundary(AgentError, "the agent could not read the last observation"):
+                self._final = view(self._observation)
+        return outcome
 
     async def _turn(self, session: EnvSession, player: Player) -> Turn:
         self._enter(EpisodeState.GENERATING)
@@ -197,8 +236,13 @@ class EpisodeLife:
         with boundary(AgentError, "the agent's move cannot be recorded"):
             turn = _make_turn(self._observation, move, step, seconds)
         self.turns.append(turn)
-        self._observation, self._info = step.observation, step.info
+        self._hear(step.observation, step.info)
         return turn
+
+    def _hear(self, observation: str, info: dict[str, Any]) -> None:
+        said = info.get("success")
+        self._observation, self._info = observation, info
+        self._success = None if said is None else bool(said)
 
     def _limit_reached(self, tokens: int) -> Outcome | None:
         limits = self.spec.limits
@@ -213,8 +257,7 @@ class EpisodeLife:
         self.watcher(state, len(self.turns), self._worker)
 
     def _end(self, outcome: Outcome, error: Failure | None) -> Episode:
-        """The finished episode. A failed one has no success; others have what the environment said last."""
-        said = self._info.get("success")
+        """The finished episode. A failed one has no success."""
         return Episode(
             spec=self.spec,
             outcome=outcome,
@@ -222,7 +265,9 @@ class EpisodeLife:
             instructions=self._start.instructions if self._start else "",
             reset_info=self._start.info if self._start else {},
             final_observation=self._observation,
-            success=None if outcome.failed or said is None else bool(said),
+            final_ids=self._final[0],
+            final_row=self._final[1],
+            success=None if outcome.failed else self._success,
             error=error,
             attempts=self._attempts,
             started=self._started,

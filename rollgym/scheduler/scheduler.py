@@ -28,6 +28,7 @@ from typing import Any
 from rollgym.agent import Agent
 from rollgym.errors import RollgymError, RunError, UsageError, boundary, one_line
 from rollgym.pool import EnvPool
+from rollgym.rewards.scoring import Scorer
 from rollgym.scheduler.board import GroupBoard, oldest_version
 from rollgym.scheduler.config import SchedulerConfig
 from rollgym.scheduler.episode import EpisodeLife
@@ -41,7 +42,10 @@ from rollgym.types import Episode, EpisodeSpec, Group
 
 
 class Scheduler:
-    """Plays a task stream with one agent in one pool; ``async with`` starts and stops it."""
+    """Plays a task stream with one agent in one pool; ``async with`` starts and stops it.
+
+    With a ``scorer`` every episode, evaluation included, is scored as soon as it has ended.
+    """
 
     def __init__(
         self,
@@ -50,15 +54,18 @@ class Scheduler:
         agent: Agent,
         config: SchedulerConfig | None = None,
         *,
+        scorer: Scorer | None = None,
         log: EventLog | None = None,
         on_episode: Callable[[Episode], None] = lambda episode: None,
         first_ticket: int = 0,
+        paused: bool = False,
     ) -> None:
         self.config = config or SchedulerConfig()
         self.board = GroupBoard(stream, self.config, first_ticket)
         self.outcomes: Counter[str] = Counter()
         self._pool = pool
         self._agent = agent
+        self._scorer = scorer
         self._log = log or EventLog()
         self._on_episode = on_episode
         self._places = Places(self.config.max_in_flight, self._log, self._emit, self._crashed)
@@ -68,7 +75,7 @@ class Scheduler:
         self._changed = asyncio.Event()
         self._waiting: Counter[str] = Counter()
         self._updater: asyncio.Task[Any] | None = None
-        self._paused = self._draining = False
+        self._paused, self._draining = paused, False
         self._failure: RollgymError | None = None
         self._failed_in_a_row = 0
         self._last_error = ""
@@ -201,7 +208,7 @@ class Scheduler:
                 spec = self._next_spec()
                 if spec is None:
                     return
-                self._places.start(EpisodeLife(spec, self._pool, self._agent))
+                self._places.start(EpisodeLife(spec, self._pool, self._agent, scorer=self._scorer))
         except Exception as error:
             self._crashed(error)
 

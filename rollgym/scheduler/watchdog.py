@@ -19,6 +19,7 @@ WAITS_FOR = {
     "generating": "the agent or its engine",
     "stepping": "the environment's step()",
     "closing": "the environment to be given back",
+    "scoring": "its reward",
     "done": "nothing",
 }
 

@@ -125,6 +125,13 @@ def test_coordinates_say_where_everything_is(level_file: Callable[[str], Path]) 
     )
 
 
+def test_cells_have_names_as_in_chess(level_file: Callable[[str], Path]) -> None:
+    path = level_file("######\n#@#  #\n# * .#\n#  $ #\n######\n")
+    env = SokobanEnv(levels=path, view="cells")
+    assert env.reset(seed=0)[0] == "player b2 box c3 d4 target c3 e3 wall c2"
+    assert "Cells are named by column" in env.instructions
+
+
 @pytest.mark.parametrize(
     ("text", "codes"),
     [
@@ -280,7 +287,7 @@ def test_a_file_of_one_level_has_train_and_all(lane: Callable[..., SokobanEnv]) 
     [
         ({"preset": "7x7"}, "no preset of Sokoban called '7x7'"),
         ({"vocabulary": "emoji"}, "no vocabulary of Sokoban called 'emoji'"),
-        ({"view": "pixels"}, "Choose from: grid, coords, grid_coords"),
+        ({"view": "pixels"}, "Choose from: grid, coords, grid_coords, cells"),
         ({"size": 3}, "size must be a number from 4 to 30"),
         ({"size": "big"}, "or rows and columns like '7x9', not 'big'"),
         ({"size": 6, "boxes": 9}, "16 cells inside its walls, too few for boxes=9: it takes 21"),

@@ -69,6 +69,20 @@ def test_a_run_in_which_nothing_moves_ends_with_a_report(
     assert ends == [Outcome.CANCELLED] * 3
 
 
+def test_a_stalled_run_gives_everything_back_before_anybody_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VirtualPlayer, "act", never)
+
+    async def scene(scheduler: Scheduler) -> dict[str, int]:
+        with pytest.raises(Stalled):
+            await scheduler.take(1)
+        await asyncio.sleep(50.0)
+        return dict(scheduler.outcomes)
+
+    outcomes, log = stage(scene)
+    assert outcomes == {"cancelled": 3}
+    assert sum(event["kind"] == "emitted" for event in log.events) == 3
+
+
 def test_what_moves_is_not_stalled_however_long_it_takes() -> None:
     class Slow(World):
         async def delay(self, *what: object, most: float = float("inf")) -> None:

@@ -18,7 +18,7 @@ from rollgym.engines.embedded.decoder import LeanDecoder, is_lean
 from rollgym.engines.embedded.modules import ModuleDecoder
 from rollgym.errors import UsageError, one_line
 
-__all__ = ["Model", "read_tensors"]
+__all__ = ["Model", "read_module", "read_tensors"]
 
 Decoder = Callable[..., Tensor]
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Model:
         dtype: torch.dtype,
         context: int | None = None,
     ) -> None:
-        module: Any = copy.deepcopy(source) if isinstance(source, nn.Module) else _read(source)
+        module: Any = copy.deepcopy(source) if isinstance(source, nn.Module) else read_module(source)
         self.module: Any = module.to(device=device, dtype=dtype).eval().requires_grad_(False)
         self.device = device
         self.context = _context(self.module.config, context)
@@ -138,10 +138,11 @@ class Model:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The weights in a folder in HF format."""
-    return dict(_read(path).state_dict())
+    return dict(read_module(path).state_dict())
 
 
-def _read(path: str | Path) -> nn.Module:
+def read_module(path: str | Path) -> nn.Module:
+    """The model in a folder in HF format, or a sentence about why there is none."""
     from transformers import AutoModelForCausalLM
 
     if not Path(path).is_dir():

@@ -1,0 +1,112 @@
+"""``rollgym train`` and ``rollgym imitate``: teach a policy."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rollgym.cli.common import AsJson, console
+from rollgym.errors import MissingExtra
+
+EPILOG = "Example: rollgym train sokoban-grpo stop.steps=20 learner.learning_rate=1e-4"
+IMITATE_EPILOG = "Example: rollgym imitate sokoban-grpo warm_start.episodes=500 --out runs/imitated"
+
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="CONFIG", help="A YAML file, or a shipped configuration.", show_default=False),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", show_default=False),
+]
+Out = Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/<name>")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, exactly.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a live panel.")]
+
+
+def train(
+    config: Name = None,
+    settings: Words = None,
+    out: Out = None,
+    resume: Resume = False,
+    plain: Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a policy with reinforcement learning.
+
+    Everything is in the configuration: `rollgym config explain` lists the settings. A run can be killed at
+    any moment; with --resume it goes on from its last checkpoint, to the same weights as if it had not been.
+    """
+    _run(config, settings, out, resume=resume, imitate_only=False, plain=plain, as_json=as_json)
+
+
+def imitate(
+    config: Name = None,
+    settings: Words = None,
+    out: Out = None,
+    plain: Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a policy to imitate, without reinforcement learning.
+
+    Plays the demonstrations that the configuration's warm_start section describes (an expert's, any agent's,
+    or recorded ones) and trains on them. The policy is in the run's folder, under final/.
+    """
+    _run(config, settings, out, resume=False, imitate_only=True, plain=plain, as_json=as_json)
+
+
+def _run(
+    config: str | None,
+    settings: list[str] | None,
+    out: Path | None,
+    *,
+    resume: bool,
+    imitate_only: bool,
+    plain: bool,
+    as_json: bool,
+) -> None:
+    words = list(settings or [])
+    if config is not None and "=" in config and not Path(config).exists():
+        words, config = [config, *words], None
+    summary = _command().run_training(
+        config, words, out, resume=resume, imitate_only=imitate_only, plain=plain
+    )
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        _print(summary)
+
+
+def _command() -> Any:
+    # By name: the core imports nothing of the trainer.
+    try:
+        return importlib.import_module("rollgym.trainer.command")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("rollgym"):
+            raise
+        raise MissingExtra("Training", "train") from error
+
+
+def _print(summary: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table("step", "when", "environment", "held-out success", "interval")
+    for line in summary["evaluations"]:
+        rate, interval = line["success_rate"], line["success_ci"]
+        table.add_row(
+            str(line["step"]),
+            line["phase"].replace("_", " "),
+            line["env"],
+            "-" if rate is None else f"{rate:.3f}",
+            "" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
+        )
+    screen = console()
+    screen.print(table)
+    screen.print(
+        f"{summary['steps']} steps in {summary['seconds']:.0f} s ({summary['ended']}); "
+        f"the policy is in {summary['run']}/final"
+    )

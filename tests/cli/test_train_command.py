@@ -1,0 +1,219 @@
+"""``rollgym train`` and ``rollgym imitate``: a mistake is a sentence and leaves nothing behind."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import fast_versions, write
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _fast_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast_versions(monkeypatch)
+
+
+@pytest.fixture
+def train(rollgym_command: Command, tmp_path: Path) -> Command:
+    """Run ``rollgym train small.yaml ...`` with a small configuration, changed as told."""
+
+    def run(*words: object, command: str = "train", config: str = "small.yaml", **changes: Any) -> Any:
+        write(tmp_path, **changes)
+        return rollgym_command(command, *([config] if config else []), *words)
+
+    return run
+
+
+MISTAKES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "an unknown setting": ("rollout.gruops=3", {}, "Did you mean groups"),
+    "a value of the wrong kind": ("stop.steps=many", {}, "stop.steps"),
+    "a word that is no setting": ("faster", {}, "faster"),
+    "settings that contradict": ("estimator=gae", {}, "estimator gae needs a critic"),
+    "an unknown environment": (
+        "",
+        {"envs": [{"id": "rollgym/Sokobann-v0"}]},
+        "Did you mean rollgym/Sokoban-v0",
+    ),
+    "an unknown split": ("", {"envs": [{"id": "lessons:Yes", "split": "trian"}]}, "Did you mean train?"),
+    "an unknown split to evaluate on": ("evaluation.split=tset", {}, "Did you mean test?"),
+    "an argument the environment has not": (
+        "",
+        {"envs": [{"id": "lessons:Yes", "kwargs": {"colour": "red"}}]},
+        "unexpected keyword argument 'colour'",
+    ),
+    "a module that is not there": ("rollout.modules=[no_such_module]", {}, "rollout.modules no_such_module"),
+    "more groups than tasks": (
+        "rollout.groups=4",
+        {"envs": [{"id": "lessons:Few"}]},
+        "rollout.groups is 4, but the split 'train' of lessons:Few has only 3 tasks",
+    ),
+    "more held-out episodes than tasks": (
+        "evaluation.episodes=51",
+        {"envs": [{"id": "lessons:Few"}]},
+        "Split 'test' of lessons:Few has 50 tasks",
+    ),
+    "--resume without --out": ("--resume", {}, "--resume --out runs/NAME"),
+    "--resume of nothing": ("--resume --out nowhere", {}, "There is nothing to resume in nowhere"),
+}
+
+
+@pytest.mark.parametrize(("words", "changes", "told"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(
+    train: Command, tmp_path: Path, words: str, changes: dict[str, Any], told: str
+) -> None:
+    ran = train(*words.split(), **changes)
+    assert ran.code == 2, ran.err
+    assert told in ran.err
+    assert len(ran.err.strip().splitlines()) == 1, ran.err
+    assert ran.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+
+
+def test_a_misspelt_configuration_is_suggested(train: Command) -> None:
+    ran = train(config="frozen-lake-gpro")
+    assert ran.code == 2
+    assert "Did you mean frozen-lake-grpo" in ran.err
+
+
+def test_without_a_configuration_it_says_where_to_find_one(train: Command) -> None:
+    ran = train(config="")
+    assert ran.code == 2
+    assert "rollgym config list" in ran.err
+
+
+def test_settings_without_a_configuration_are_no_configuration(train: Command) -> None:
+    ran = train(config="stop.steps=3")
+    assert ran.code == 2
+    assert "Say which configuration to train" in ran.err
+
+
+def test_imitation_needs_to_be_told_of_whom(train: Command, tmp_path: Path) -> None:
+    ran = train(command="imitate")
+    assert ran.code == 2
+    assert "the configuration has no warm_start section" in ran.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(train: Command) -> None:
+    ran = train("--out", "small.yaml/run")
+    assert ran.code == 2
+    assert "Cannot write the run to small.yaml/run" in ran.err
+
+
+def test_a_run_is_named_after_its_configuration_and_says_where_the_policy_is(
+    train: Command, tmp_path: Path
+) -> None:
+    ran = train("stop.steps=1")
+    assert ran.code == 0, ran.err
+    assert "1 steps in" in ran.out
+    assert "the policy is in runs/small/final" in ran.out
+    assert (tmp_path / "runs" / "small" / "final" / "model.safetensors").is_file()
+
+
+def test_as_json_it_prints_one_object(train: Command) -> None:
+    ran = train("stop.steps=1", "--json")
+    summary = json.loads(ran.out)
+    assert summary["run"] == "runs/small"
+    assert summary["steps"] == 1
+    assert [line["phase"] for line in summary["evaluations"]] == ["before", "after"]
+
+
+def test_imitation_is_a_command_of_its_own(train: Command) -> None:
+    ran = train(
+        "--json", command="imitate", warm_start={"agent": "lessons:Teacher", "episodes": 4, "epochs": 1}
+    )
+    assert ran.code == 0, ran.err
+    assert [line["phase"] for line in json.loads(ran.out)["evaluations"]] == ["before", "warm_start", "after"]
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(train: Command, tmp_path: Path) -> None:
+    train("stop.steps=1", "--out", "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    ran = train("stop.steps=1", "--out", "run")
+    assert ran.code == 2
+    assert "run already holds a run: give --resume" in ran.err
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_names_every_setting_that_differs_and_takes_those_that_may(train: Command) -> None:
+    train("stop.steps=1", "--out", "run")
+    ran = train("--resume", "--out", "run", "seed=4", "learner.learning_rate=0.1", "stop.steps=2")
+    assert ran.code == 2
+    assert "seed: 0 / 4" in ran.err
+    assert "learner.learning_rate: 0.003 / 0.1" in ran.err
+    assert "stop.steps" not in ran.err
+    ran = train("--resume", "--out", "run", "stop.steps=2", "checkpoints.keep=1", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["steps"] == 2
+
+
+def test_where_rates_depend_on_the_number_of_steps_it_may_not_change(train: Command) -> None:
+    schedule = {"learner": {"schedule": "linear"}}
+    train("stop.steps=1", "--out", "run", **schedule)
+    ran = train("--resume", "--out", "run", "stop.steps=2", **schedule)
+    assert ran.code == 2
+    assert "stop.steps: 1 / 2" in ran.err
+
+
+def test_resume_needs_only_the_folder(train: Command) -> None:
+    train("stop.steps=1", "--out", "run")
+    ran = train("stop.steps=2", "--resume", "--out", "run", "--json", config="")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["steps"] == 2
+    assert "run: 2 steps, 1 of them done" in ran.err
+
+
+def test_resume_of_something_else_is_refused(rollgym_command: Command) -> None:
+    rollgym_command("eval", "lessons:Yes", "--episodes", 2, "--out", "results")
+    ran = rollgym_command("train", "--resume", "--out", "results")
+    assert ran.code == 2
+    assert "config.yaml" in ran.err
+
+
+def test_a_damaged_checkpoint_is_named(train: Command, tmp_path: Path) -> None:
+    train("--out", "run")
+    (tmp_path / "run" / "checkpoints" / "step-00000004" / "learner.safetensors").write_bytes(b"")
+    ran = train("--resume", "--out", "run")
+    assert ran.code == 0, ran.err
+    assert "step-00000004 is damaged: learner.safetensors is not what was written" in ran.err
+    (tmp_path / "run" / "checkpoints" / "step-00000004" / "learner.safetensors").write_bytes(b"")
+    (tmp_path / "run" / "checkpoints" / "step-00000002" / "state.json").unlink()
+    ran = train("--resume", "--out", "run")
+    assert ran.code == 1
+    assert "No checkpoint of this run is whole" in ran.err
+    assert "state.json is missing" in ran.err
+
+
+HOPELESS = {
+    "rewards that are no numbers": ("lessons:NotANumber", "returned the reward nan; it must be finite"),
+    "an environment that raises": ("lessons:Broken", "the lever came off"),
+}
+
+
+@pytest.mark.parametrize(("env", "why"), HOPELESS.values(), ids=HOPELESS)
+def test_where_every_episode_fails_the_run_ends_with_the_reason(train: Command, env: str, why: str) -> None:
+    train("stop.steps=0", "--out", "model")
+    ran = train("--out", "run", envs=[{"id": env}], model={"path": "model/final"})
+    assert ran.code == 1
+    last = ran.err.splitlines()[-1]
+    assert "groups in a row could not be filled" in last
+    assert why in last
+
+
+@pytest.mark.parametrize(("env", "why"), HOPELESS.values(), ids=HOPELESS)
+def test_no_policy_is_made_for_an_environment_that_cannot_be_played(
+    train: Command, env: str, why: str
+) -> None:
+    ran = train("--out", "run", envs=[{"id": env}])
+    assert ran.code == 1
+    assert why in ran.err.splitlines()[-1]
+
+
+def test_help_says_how_to_begin(rollgym_command: Command) -> None:
+    ran = rollgym_command("train", "--help")
+    assert ran.code == 0
+    assert "Example: rollgym train" in ran.out
+    assert "--resume" in ran.out

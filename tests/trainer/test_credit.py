@@ -1,0 +1,356 @@
+"""Credit by hand: the rules, what is refused, and the page about it."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollgym.errors import UnknownName, UsageError
+from rollgym.trainer.credit import ESTIMATORS, CreditSettings, Trajectory, find_estimator
+
+PAGE = Path(__file__).parents[2] / "docs" / "credit.md"
+RELATIVE = ["grpo", "dr_grpo", "rloo", "gigpo"]
+
+
+def trajectory(rewards, tokens, *, group="g", terminated=True, **more):
+    return Trajectory(group=group, rewards=rewards, tokens=tokens, terminated=terminated, **more)
+
+
+def credit(name, trajectories, **changes):
+    return find_estimator(name)(trajectories, CreditSettings(**changes))
+
+
+def advantages(name, trajectories, **changes):
+    return [a.tolist() for a in credit(name, trajectories, **changes).advantages]
+
+
+def near(expected, **how):
+    return [pytest.approx(row, **({"abs": 1e-9} | how)) for row in expected]
+
+
+def test_observation_tokens_carry_no_delta_and_no_decay():
+    """Rule 7: eight action tokens of value .5, reward 1; +0.296 whatever the environment says in between."""
+    how = {"level": "token", "discount": "token", "gamma": 0.99, "lam": 0.95}
+    right = trajectory([0, 1], [4, 4], values=[0.5] * 8)
+    assert advantages("gae", [right], **how)[0][0] == pytest.approx(0.296, abs=5e-4)
+    talkative = trajectory([0, *[0] * 50, 1], [4, *[0] * 50, 4], values=[0.5] * 8)
+    assert advantages("gae", [talkative], **how) == advantages("gae", [right], **how)
+    # Were the 50 observation tokens taken for action tokens, it would be this:
+    wrong = trajectory([0, 1], [4 + 50, 4], values=[0.5] * 58)
+    assert advantages("gae", [wrong], **how)[0][0] == pytest.approx(-0.066, abs=5e-4)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "gae"])
+def test_returns_flow_across_what_the_environment_says(name):
+    """Rule 8: a reward at the end reaches the first action."""
+    t = trajectory([0, 0, 0, 4], [1, 0, 0, 1], values=[0, 0])
+    assert advantages(name, [t], gamma=0.5) == [[2, 4]]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gae", {"level": "turn"}),
+        ("gae", {"level": "token"}),
+        ("gae", {"level": "token", "discount": "token"}),
+        ("reinforce", {}),
+    ],
+)
+def test_the_value_of_what_follows_counts_only_where_the_episode_was_cut_short(name, changes):
+    """Rule 9: terminated means V = 0, cut short means V of the state that was reached."""
+    over = trajectory([1.0], [1], values=[0.0], last_value=10.0)
+    cut = replace(over, terminated=False)
+    assert advantages(name, [over, cut], gamma=0.5, **changes) == [[1.0], [6.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("dr_grpo", 5.0), ("rloo", 10.0), ("grpo", 1.0), ("reinforce_pp", 1.0)]
+)
+def test_an_episode_counts_once_however_long_it_is(name, expected):
+    """Rule 11: of scores 10 in one turn and 0 in five turns, the baseline is 5, not 1.67."""
+    short = trajectory([10], [1])
+    long = trajectory([0] * 5, [1] * 5)
+    assert advantages(name, [short, long]) == near([[expected], [-expected] * 5])
+
+
+def test_only_who_asks_for_tokens_gets_a_mean_over_tokens():
+    """Rule 11: the other mean has to be asked for."""
+    batch = [trajectory([10], [1]), trajectory([0] * 5, [1] * 5)]
+    assert advantages("reinforce", batch, baseline="batch")[0] == pytest.approx([5.0])
+    found = advantages("reinforce", batch, baseline="batch", weigh="token")[0]
+    assert found == pytest.approx([10 - 10 / 6])
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_groups_go_by_id(name):
+    """Rule 12: members of two groups in turn; by position the differences would be another matter."""
+    turns = [(0, "a"), (100, "b"), (2, "a"), (100, "b"), (4, "a")]
+    batch = [trajectory([r], [1], group=g, states=["s"]) for r, g in turns]
+    found = [row[0] for row in advantages(name, batch)]
+    assert found[1] == found[3] == found[2] == 0
+    assert found[4] == -found[0] > 0
+
+
+@pytest.mark.parametrize("whiten", ["none", "batch"])
+@pytest.mark.parametrize("name", RELATIVE)
+def test_a_group_of_one_has_no_advantage(name, whiten):
+    """Rule 12: not its raw reward, and not what a batch mean would leave of it."""
+    alone = trajectory([7, 1], [3, 2], group="alone", states=["s", "t"])
+    others = [trajectory([r], [n], group="b", states=["s"]) for r, n in [(1, 1), (0, 4), (3, 2)]]
+    weigh = {} if whiten == "none" else {"weigh": "token"}
+    made = credit(name, [alone, *others], whiten=whiten, **weigh)
+    assert made.advantages[0].tolist() == [0] * 5
+    assert any(made.advantages[1])
+    assert made.metrics["groups_of_one"] == 0.5
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_rounding_is_no_variance(name):
+    """Rule 12: 0.1 + 0.2 is not better than 0.3."""
+    batch = [
+        trajectory([0.1, 0.2], [1, 1], states=["s", "t"]),
+        trajectory([0.3, 0], [1, 1], states=["s", "u"]),
+    ]
+    assert batch[0].score != batch[1].score
+    made = credit(name, batch)
+    assert not np.concatenate(made.advantages).any()
+    assert made.metrics["groups_without_variance"] == 1.0
+
+
+def test_the_tolerance_decides_what_variance_is():
+    batch = [trajectory([0], [1]), trajectory([1e-3], [1])]
+    assert advantages("grpo", batch) == near([[-1], [1]])
+    assert advantages("grpo", batch, tolerance=1e-2) == [[0], [0]]
+
+
+def test_the_unit_of_the_discount_is_what_it_says():
+    """Rule 14: by turns, gamma counts once for a turn of three tokens; by tokens, three times."""
+    t = trajectory([0, 8], [3, 2])
+    assert advantages("reinforce", [t], gamma=0.5) == [[4, 4, 4, 8, 8]]
+    assert advantages("reinforce", [t], gamma=0.5, discount="token") == [[0.5, 1, 2, 4, 8]]
+
+
+RICH = [
+    trajectory([0.5, 1], [2, 1], group="a", tag="x", states="pq", values=[0.1, 0.2, 0.3]),
+    trajectory(
+        [0.25, 3, 1],
+        [1, 3, 2],
+        group="a",
+        tag="y",
+        states="ppq",
+        values=[0.1, 0.5, 0.2, 0.3, 1, 2],
+        terminated=False,
+        last_value=2.0,
+    ),
+    trajectory([2, -1], [2, 1], group="b", tag="y", states="pr", values=[1, 0.2, 0.3]),
+    trajectory([4], [3], group="b", tag="x", states="p", values=[0, 1, 0.3]),
+    trajectory([1, 1], [1, 2], group="b", tag="x", states="pr", values=[0, 1, 0.3]),
+    trajectory([1], [4], group="c", tag="x", states="p", values=[0, 1, 0, 1]),
+]
+OTHER = {
+    "gamma": 0.5,
+    "lam": 0.5,
+    "discount": "token",
+    "level": "token",
+    "baseline": "batch",
+    "whiten": "batch",
+    "weigh": "token",
+    "tolerance": 50.0,
+    "step_weight": 3.0,
+    "divide_by": "one",
+}
+NEEDED = {"discount": {"gamma": 0.5, "level": "token"}, "weigh": {"whiten": "batch"}}
+
+
+def outcome(name, **changes):
+    made = credit(name, RICH, **changes)
+    return [a.tolist() for a in made.advantages], made.metrics
+
+
+@pytest.mark.parametrize("setting", OTHER)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_setting_is_read_or_refused(name, setting):
+    """Rule 15: what is accepted changes something."""
+    reads = ESTIMATORS[name].reads
+    base = {key: value for key, value in NEEDED.get(setting, {}).items() if key in reads}
+    if setting not in (*reads, "tolerance"):
+        with pytest.raises(UsageError, match=f"{name} would ignore {setting}; .* reads .*tolerance"):
+            outcome(name, **{setting: OTHER[setting]})
+        return
+    assert outcome(name, **base, **{setting: OTHER[setting]}) != outcome(name, **base)
+
+
+def test_a_setting_that_needs_another_is_refused_without_it():
+    """Rule 15: read sometimes is not read always."""
+    with pytest.raises(UsageError, match="gae would ignore discount"):
+        credit("gae", RICH, discount="token")
+    with pytest.raises(UsageError, match="grpo would ignore weigh"):
+        credit("grpo", RICH, weigh="token")
+    credit("reinforce", RICH, baseline="batch", weigh="token")
+    credit("reinforce_pp", RICH, weigh="token")
+
+
+def test_no_two_names_are_one_estimator():
+    """Rule 15: the names mean what they say."""
+    found = [str(advantages(name, RICH)) for name in ESTIMATORS]
+    assert len(set(found)) == len(ESTIMATORS) == 7
+
+
+# --- what is refused, and what comes with it ---
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e200])
+@pytest.mark.parametrize("field", ["rewards", "values", "token_rewards", "last_value"])
+def test_what_is_not_a_number_is_refused_with_the_trajectory_s_name(field, bad):
+    good = {"rewards": [0.0], "values": [0.0], "token_rewards": [0.0], "last_value": 0.0}
+    wrong = bad if field == "last_value" else [bad]
+    with pytest.raises(UsageError, match=f"trajectory 'e7' of group 'g3' .*{field}"):
+        Trajectory(group="g3", name="e7", tokens=[1], terminated=True, **{**good, field: wrong})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": [1.0]}, "rewards of shape"),
+        ({"rewards": [[1.0, 2.0]]}, "rewards of shape"),
+        ({"values": [1.0]}, "values of shape"),
+        ({"token_rewards": [1.0] * 4}, "token_rewards of shape"),
+        ({"states": ["s"]}, "1 states are given for 2 turns"),
+        ({"tokens": [1, -1]}, "whole numbers"),
+        ({"tokens": [1.5, 1.5]}, "whole numbers"),
+    ],
+)
+def test_lengths_must_fit(changes, message):
+    with pytest.raises(UsageError, match=message):
+        trajectory(**{"rewards": [0, 0], "tokens": [1, 2], **changes})
+
+
+def test_an_empty_batch_a_missing_critic_and_missing_states_are_refused():
+    with pytest.raises(UsageError, match="no trajectories"):
+        credit("grpo", [])
+    bare = trajectory([1], [1], name="e1")
+    with pytest.raises(UsageError, match="'e1'.*values"):
+        credit("gae", [bare])
+    with pytest.raises(UsageError, match="'e1'.*states"):
+        credit("gigpo", [bare])
+    with pytest.raises(UnknownName, match="grpo"):
+        find_estimator("grop")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"gamma": 1.01}, {"gamma": math.nan}, {"lam": -0.1}, {"tolerance": -1.0}, {"step_weight": math.inf}]
+    + [{name: "neither"} for name in ("discount", "level", "baseline", "whiten", "weigh", "divide_by")],
+)
+def test_settings_out_of_range_are_refused(changes):
+    with pytest.raises(UsageError, match=next(iter(changes))):
+        CreditSettings(**changes)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_episode_without_action_tokens_has_no_advantages_and_still_a_score(name):
+    batch = [
+        trajectory([1.0, 0.0], [0, 0], states="pq", values=[]),
+        trajectory([], [], values=[]),
+        trajectory([3.0], [2], states="p", values=[0, 0]),
+    ]
+    found = advantages(name, batch)
+    assert [len(row) for row in found] == [0, 0, 2]
+    assert advantages(name, batch[:2]) == [[], []]
+    if name == "dr_grpo":
+        assert found[2] == near([[3 - 4 / 3] * 2])[0]
+
+
+def test_a_trajectory_keeps_what_it_was_given():
+    rewards = np.array([1.0])
+    t = trajectory(rewards, [1])
+    rewards[0] = 9
+    assert t.score == 1
+    with pytest.raises(ValueError, match="read-only"):
+        t.rewards[0] = 2
+
+
+def test_metrics_say_what_the_batch_was_like():
+    batch = [
+        trajectory([0], [1], group="a"),
+        trajectory([2], [3], group="a", terminated=False),
+        trajectory([5], [1], group="b"),
+        trajectory([1], [1], group="c"),
+        trajectory([1], [1], group="c"),
+    ]
+    metrics = credit("dr_grpo", batch).metrics
+    assert metrics == pytest.approx(
+        {
+            "groups": 3,
+            "groups_of_one": 1 / 3,
+            "groups_without_variance": 1 / 3,
+            "cut_short": 0.2,
+            "score_mean": 1.8,
+            "advantage_mean": 2 / 7,
+            "advantage_std": math.sqrt(4 / 7 - (2 / 7) ** 2),
+            "advantage_largest": 1,
+        }
+    )
+
+
+# --- the page ---
+
+
+def table(first):
+    """The rows of the page's table whose header begins with these words, as dictionaries."""
+    lines = PAGE.read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    header, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines[
+            start : start + next(i for i, x in enumerate(lines[start:]) if not x.startswith("|"))
+        ]
+    ]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+EXAMPLE = trajectory([0, 1], [2, 1], values=[0.4, 0.5, 0.6], last_value=0.2)
+
+
+def test_the_worked_example_of_the_page_is_right():
+    rows = sorted(table("token | turn"), key=lambda row: int(row["token"]))
+    assert [float(row["V"]) for row in rows] == EXAMPLE.values.tolist()
+    made = credit("gae", [EXAMPLE], gamma=0.9, lam=0.5, level="token")
+    assert made.advantages[0].tolist() == pytest.approx([float(row["A"]) for row in rows])
+    assert made.returns is not None
+    assert made.returns[0].tolist() == pytest.approx([float(row["return"]) for row in rows])
+    later = 0.0
+    for row in reversed(rows):
+        n = {key: float(row[key]) for key in row}
+        assert n["delta"] == pytest.approx(n["r"] + n["gamma"] * n["next V"] - n["V"])
+        later = n["delta"] + n["gamma"] * n["lam"] * later
+        assert n["A"] == pytest.approx(later)
+        assert n["return"] == pytest.approx(n["A"] + n["V"])
+
+
+@pytest.mark.parametrize("row", table("level"), ids=lambda row: "-".join(list(row.values())[:3]))
+def test_the_other_settings_of_the_example_are_right(row):
+    t = replace(EXAMPLE, terminated=row["ends"] == "terminated")
+    found = advantages("gae", [t], gamma=0.9, lam=0.5, level=row["level"], discount=row["discount"])[0]
+    assert found == pytest.approx([float(row[f"A of token {i}"]) for i in (1, 2, 3)])
+
+
+def test_the_page_names_every_estimator_and_what_it_reads():
+    rows = {row["name"].strip("`"): row["reads, besides `tolerance`"] for row in table("name")}
+    assert {name: tuple(re.findall(r"`(\w+)`", reads)) for name, reads in rows.items()} == {
+        name: estimator.reads for name, estimator in ESTIMATORS.items()
+    }
+
+
+def test_the_page_s_remark_on_units_is_right():
+    said = re.search(r"keeps ([\d.]+) % of its worth by turns and ([\d.]+) % by tokens", PAGE.read_text())
+    assert said is not None
+    t = trajectory([0] * 20 + [1], [50] * 20 + [1])
+    by_turn, by_token = (
+        advantages("reinforce", [t], gamma=0.99, discount=u)[0][0] for u in ("turn", "token")
+    )
+    assert f"{100 * by_turn:.0f}" == said[1]
+    assert f"{100 * by_token:.3f}" == said[2]

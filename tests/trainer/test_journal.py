@@ -1,0 +1,434 @@
+"""A run's journal: nothing half written is read, nothing whole is lost, a resumed run looks never killed."""
+
+import errno
+import importlib
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hand import ended
+
+from rollgym.errors import MissingExtra, ResultsError, RunError, UsageError
+from rollgym.records import read_episodes
+from rollgym.store import EPISODES
+from rollgym.trainer.journal import BOARD, EVALUATIONS, METRICS, Journal, read_metrics
+from rollgym.types import Episode, EpisodeSpec
+
+FILES = (METRICS, EVALUATIONS, EPISODES)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lines are written at the same time, so that files can be compared."""
+    monkeypatch.setattr("rollgym.trainer.journal.time.time", lambda: 1000.5)
+
+
+def episode(name: str) -> Episode:
+    return ended(EpisodeSpec(episode_id=name, env_id="a/B-v0"), reward=1.0)
+
+
+def play(journal: Journal, *steps: int) -> None:
+    """What a run writes in these steps."""
+    for step in steps:
+        journal.record(step, {"success": step / 10, "loss": -1.5})
+        journal.keep(step, [episode(f"{step}-a"), episode(f"{step}-b")])
+        journal.evaluated(step, {"success_rate": step / 20, "length": {"p50": 3}})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+def scalars(folder: Path) -> dict[str, Any]:
+    """What TensorBoard shows."""
+    reading = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    found = reading.EventAccumulator(str(folder / BOARD)).Reload()
+    return {
+        tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]
+    }
+
+
+def test_a_step_is_one_line_with_its_number_and_time(tmp_path: Path) -> None:
+    metrics: dict[str, Any] = {"loss": 0.1, "tokens": 12, "gap": np.float32(0.5)}
+    with Journal(tmp_path / "new" / "run") as journal:
+        journal.record(3, metrics)
+        assert read_metrics(journal.folder) == [
+            {"step": 3, "time": 1000.5, "loss": 0.1, "tokens": 12.0, "gap": 0.5}
+        ]
+
+
+def test_numbers_that_are_not_finite_are_null_and_named(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.record(1, {"loss": math.nan, "kl": -math.inf, "return": 2.0})
+    (line,) = read_metrics(tmp_path)
+    assert (line["loss"], line["kl"], line["return"]) == (None, None, 2.0)
+    assert line["not_finite"] == ["loss", "kl"]
+    assert "NaN" not in (tmp_path / METRICS).read_text()
+    assert math.isnan(scalars(tmp_path)["train/loss"][0][1])
+
+
+@pytest.mark.parametrize(
+    ("step", "metrics", "words"),
+    [
+        (-1, {"loss": 1.0}, "whole number"),
+        (1, {"step": 1.0}, "cannot be called 'step'"),
+        (1, {"time": 1.0}, "cannot be called 'time'"),
+        (1, {"loss": "1"}, "'loss' must be a number"),
+        (1, {"loss": None}, "'loss' must be a number"),
+        (1, {"loss": 10**400}, "'loss' must be a number"),
+    ],
+)
+def test_a_line_that_would_be_wrong_is_refused_unwritten(
+    tmp_path: Path, step: int, metrics: Any, words: str
+) -> None:
+    with Journal(tmp_path) as journal:
+        with pytest.raises(UsageError, match=words):
+            journal.record(step, metrics)
+        assert read_metrics(tmp_path) == []
+
+
+def test_evaluations_stay_apart_from_training(tmp_path: Path) -> None:
+    """Rule 32: no number of an evaluation enters training's."""
+    with Journal(tmp_path) as journal:
+        journal.record(1, {"success": 0.5})
+        journal.evaluated(1, {"success": 0.25, "ci": (0.1, np.float64(0.4)), "mean": math.nan, "done": True})
+    (line,) = read_metrics(tmp_path)
+    assert line == {"step": 1, "time": 1000.5, "success": 0.5}
+    assert json.loads((tmp_path / EVALUATIONS).read_text()) == {
+        "step": 1, "time": 1000.5, "success": 0.25, "ci": [0.1, 0.4], "mean": None, "done": True,
+    }  # fmt: skip
+    assert scalars(tmp_path) == {
+        "train/success": [(1, 0.5)],
+        "eval/success": [(1, 0.25)],
+        "eval/done": [(1, 1.0)],
+    }
+
+
+def test_kept_episodes_are_ordinary_ones_and_tell_their_step(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        play(journal, 1, 2)
+        journal.keep(3, [])
+    assert read_episodes(tmp_path / EPISODES) == [episode(name) for name in ("1-a", "1-b", "2-a", "2-b")]
+    lines = (tmp_path / EPISODES).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 1, 2, 2]
+
+
+def test_no_episodes_are_kept_where_none_are_wanted(tmp_path: Path) -> None:
+    with Journal(tmp_path, episodes="none") as journal:
+        play(journal, 1)
+        assert journal.marks()[EPISODES] == 0
+    with pytest.raises(UsageError, match="'all' or 'none', not 'some'"):
+        Journal(tmp_path, episodes="some")  # type: ignore[arg-type]
+
+
+def test_a_line_is_in_the_file_before_the_call_returns(tmp_path: Path) -> None:
+    """Rule 35: what a killed process has written is there."""
+    code = (
+        "import os, sys; from pathlib import Path; from rollgym.trainer.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1])); journal.record(7, {'loss': 1.0}); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 9
+    assert [line["step"] for line in read_metrics(tmp_path)] == [7]
+    assert scalars(tmp_path) == {"train/loss": [(7, 1.0)]}
+
+
+def test_the_module_needs_neither_torch_nor_tensorboard() -> None:
+    code = (
+        "import sys, rollgym.trainer.journal\n"
+        "assert not {'torch', 'tensorboard', 'wandb'} & sys.modules.keys(), sorted(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("marked", [0, 1, 3])
+@pytest.mark.parametrize("killed", [1, 3, 4, 6])
+def test_a_resumed_run_looks_as_if_it_had_never_been_killed(tmp_path: Path, marked: int, killed: int) -> None:
+    """Rule 35, for every file and for TensorBoard: rewound to the checkpoint, nothing is there twice."""
+    with Journal(tmp_path / "whole") as journal:
+        play(journal, *range(1, 8))
+    with Journal(tmp_path / "killed") as journal:
+        play(journal, *range(1, marked + 1))
+        marks = journal.marks()
+        play(journal, *range(marked + 1, killed + 1))
+    for name in FILES:
+        with open(tmp_path / "killed" / name, "ab") as file:
+            file.write(b'{"step": 9, "ti')  # the line it died in
+    with Journal(tmp_path / "killed") as journal:
+        journal.rewind(json.loads(json.dumps(marks)))
+        play(journal, *range(marked + 1, 8))
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert scalars(tmp_path / "killed") == scalars(tmp_path / "whole")
+
+
+def test_a_checkpoint_between_a_step_and_its_evaluation_loses_neither(tmp_path: Path) -> None:
+    """Rule 35: TensorBoard forgets whole steps, so the half of a step that stays is told again."""
+    with Journal(tmp_path) as journal:
+        play(journal, 1)
+        journal.record(2, {"success": 0.2, "loss": math.nan})
+        marks = journal.marks()
+        journal.evaluated(2, {"success_rate": 0.9})
+    with Journal(tmp_path) as journal:
+        journal.rewind(marks)
+    shown = scalars(tmp_path)
+    assert shown["eval/success_rate"] == [(1, pytest.approx(0.05))]
+    assert shown["train/success"] == [(1, pytest.approx(0.1)), (2, pytest.approx(0.2))]
+    assert [step for step, _ in shown["train/loss"]] == [1, 2]
+
+
+def test_the_board_forgets_steps_whose_lines_were_lost_with_the_machine(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.record(1, {"loss": 1.0})
+        marks = journal.marks()
+        journal.record(2, {"loss": 2.0})
+    os.truncate(tmp_path / METRICS, marks[METRICS])
+    with Journal(tmp_path) as journal:
+        journal.rewind(marks)
+    assert scalars(tmp_path) == {"train/loss": [(1, 1.0)]}
+
+
+def test_an_event_file_cut_off_by_a_crash_does_not_hide_the_resumed_run(tmp_path: Path) -> None:
+    """Rule 35: half a record ends what TensorBoard reads of a file, so a resumed run has its own."""
+    with Journal(tmp_path) as journal:
+        play(journal, 1)
+        marks = journal.marks()
+        play(journal, 2)
+    (events,) = (tmp_path / BOARD).iterdir()
+    os.truncate(events, events.stat().st_size - 3)
+    with Journal(tmp_path) as journal:
+        journal.rewind(marks)
+        play(journal, 2)
+    assert [step for step, _ in scalars(tmp_path)["eval/success_rate"]] == [1, 2]
+
+
+def test_a_run_goes_on_without_a_rewind_after_a_cut_off_line(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        play(journal, 1)
+    with open(tmp_path / METRICS, "ab") as file:
+        file.write(b'{"step": 2' + b" " * 70_000)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+    with Journal(tmp_path) as journal:
+        play(journal, 2)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("change", ["shorter", "unmarked", "other"])
+def test_a_file_that_is_not_the_marked_one_is_refused_and_nothing_is_cut(
+    tmp_path: Path, name: str, change: str
+) -> None:
+    with Journal(tmp_path) as journal:
+        play(journal, 1)
+        marks = journal.marks()
+        play(journal, 2)
+        before = contents(tmp_path)
+        marks[name] = {"shorter": len(before[name]) + 1, "unmarked": 0, "other": marks[name] - 1}[change]
+        if change == "unmarked":
+            del marks[name]
+        with pytest.raises(ResultsError, match=f"{name} is not the file the checkpoint knows"):
+            journal.rewind(marks)
+        assert contents(tmp_path) == before
+
+
+def test_marks_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 35: a checkpoint never counts on bytes that a power cut can take."""
+    synced: set[str] = set()
+    real = os.fsync
+
+    def fsync(number: int) -> None:
+        synced.add(Path(os.readlink(f"/proc/self/fd/{number}")).name)
+        real(number)
+
+    with Journal(tmp_path) as journal:
+        play(journal, 1)
+        monkeypatch.setattr(os, "fsync", fsync)
+        assert journal.marks() == {name: (tmp_path / name).stat().st_size for name in FILES}
+        assert synced == {*FILES, "events.out.tfevents.000001"}
+
+
+def _full(name: str, after: int) -> Callable[[int, Any], int]:
+    """os.write for a disk that has room for ``after`` more bytes of one file."""
+    real, room = os.write, [after]
+
+    def write(number: int, data: Any) -> int:
+        if name not in os.readlink(f"/proc/self/fd/{number}"):
+            return real(number, data)
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = real(number, bytes(data)[: room[0]])
+        room[0] -= done
+        return done
+
+    return write
+
+
+@pytest.mark.parametrize("name", [*FILES, "events.out.tfevents.000001"])
+@pytest.mark.parametrize("after", [0, 20])
+def test_a_full_disk_is_named_and_what_was_written_stays_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: int
+) -> None:
+    with Journal(tmp_path) as journal:
+        play(journal, 1)
+        before = contents(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", _full(name, after))
+            with pytest.raises(RunError, match=rf"Cannot write .*{name}: No space left on device\."):
+                play(journal, 2)
+        assert name not in before or contents(tmp_path)[name] == before[name]
+        assert scalars(tmp_path)["eval/length/p50"] == [(1, 3.0)]
+        play(journal, 3)  # somebody made room
+    assert read_metrics(tmp_path)[-1]["step"] == 3
+    assert read_episodes(tmp_path / EPISODES)[-1] == episode("3-b")
+    assert scalars(tmp_path)["train/success"][-1] == (3, pytest.approx(0.3))
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """The kernel itself refuses to let a file grow beyond 200 bytes, after writing a part."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_write_the_kernel_cuts_short_leaves_no_part_of_it(tmp_path: Path) -> None:
+    with Journal(tmp_path, tensorboard=False) as journal:
+        journal.record(1, {"loss": 1.0})
+        before = contents(tmp_path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        with pytest.raises(RunError, match="metrics.jsonl: File too large"):
+            journal.record(2, {f"metric {n}": 1.0 for n in range(30)})
+        assert contents(tmp_path) == before
+
+
+def test_a_full_disk_does_not_hide_what_ended_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(ZeroDivisionError), Journal(tmp_path):
+            _ = 1 / 0
+        with pytest.raises(RunError, match="No space left"), Journal(tmp_path):
+            pass
+    with Journal(tmp_path):  # both let the folder go
+        pass
+
+
+def test_nobody_writes_beside_a_running_run(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        play(journal, 1)
+        with pytest.raises(UsageError, match="Another process is writing"):
+            Journal(tmp_path)
+        play(journal, 2)
+    journal.close()
+    assert len(read_metrics(tmp_path)) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="Cannot write .*metrics.jsonl: Not a directory"):
+        Journal(tmp_path / "file")
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_bytes(b'{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(ResultsError, match=r"metrics.jsonl, line 2"):
+        read_metrics(tmp_path)
+    with pytest.raises(ResultsError, match="Cannot read .*metrics.jsonl: No such file"):
+        read_metrics(tmp_path / "nowhere")
+
+
+def test_without_tensorboard_no_event_files_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(MissingExtra, match=r"^Logging to TensorBoard needs .*'rollgym\[train\]'$"):
+        Journal(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with Journal(tmp_path, tensorboard=False) as journal:
+        play(journal, 1)
+        marks = journal.marks()
+        play(journal, 2)
+        journal.rewind(marks)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+    assert not (tmp_path / BOARD).exists()
+
+
+class FakeWandb(types.ModuleType):
+    """Weights & Biases as far as the journal knows it."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.settings: list[dict[str, Any]] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.ended: list[int] = []
+        self.id = "abc123"
+
+    def init(self, **settings: Any) -> "FakeWandb":
+        self.settings.append(settings)
+        return self
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.logged.append((step, values))
+
+    def finish(self, exit_code: int) -> None:
+        self.ended.append(exit_code)
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def test_wandb_gets_the_numbers_and_finds_its_run_again(tmp_path: Path, wandb: FakeWandb) -> None:
+    with Journal(tmp_path, wandb={"project": "lake"}) as journal:
+        play(journal, 1)
+    with pytest.raises(ZeroDivisionError), Journal(tmp_path, wandb={"project": "lake"}):
+        _ = 1 / 0
+    assert wandb.settings[0] == {"dir": str(tmp_path), "project": "lake"}
+    assert wandb.settings[1] == {"dir": str(tmp_path), "project": "lake", "id": "abc123", "resume": "allow"}
+    assert wandb.logged == [
+        (1, {"train/success": 0.1, "train/loss": -1.5}),
+        (1, {"eval/success_rate": 0.05, "eval/length/p50": 3.0}),
+    ]
+    assert wandb.ended == [0, 1]
+
+
+def test_wandb_is_touched_only_when_asked_for(tmp_path: Path, wandb: FakeWandb) -> None:
+    with Journal(tmp_path) as journal:
+        play(journal, 1)
+    assert (wandb.settings, wandb.logged) == ([], [])
+
+
+@pytest.mark.parametrize("found", [None, types.ModuleType("wandb")])
+def test_a_missing_wandb_is_one_sentence_and_lets_the_folder_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: types.ModuleType | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", found)
+    with pytest.raises(MissingExtra, match=r"^Logging to W&B needs the package wandb: pip install wandb$"):
+        Journal(tmp_path, wandb={})
+    Journal(tmp_path).close()
+
+
+def test_what_wandb_refuses_is_named(
+    tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**settings: Any) -> None:
+        raise ValueError("no api key")
+
+    monkeypatch.setattr(wandb, "init", broken)
+    with pytest.raises(RunError, match="W&B could not be started: ValueError: no api key"):
+        Journal(tmp_path, wandb={})

@@ -1,0 +1,70 @@
+"""What a learner writes: it goes on from it as if nothing had happened, and others can load it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from learner_cases import assert_same, differ, make_learner, mixed_batch, tiny, weights  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+from rollgym.errors import RunError  # noqa: E402
+
+
+@pytest.mark.parametrize("critic", ["none", "head", "own"])
+def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(tmp_path: Path, critic: str) -> None:
+    """Rule 35: the same bits as a learner that was never stopped."""
+    settings: dict[str, Any] = {"mini_batches": 2, "schedule": "cosine", "warmup_steps": 2, "critic": critic}
+    options = {"total_steps": 10, "seed": 3}
+    batches = [mixed_batch(seed, also=("returns", "values")) for seed in range(4)]
+    whole = make_learner(options=options, **settings)
+    for number, batch in enumerate(batches):
+        whole.update(batch)
+        if number == 1:
+            whole.save(tmp_path)
+    other = make_learner(tiny(seed=5), options=options, **settings)
+    other.load(tmp_path)
+    assert other.steps == 4
+    for batch in batches[2:]:
+        other.update(batch)
+    assert_same(other._state(), whole._state(), 0.0)
+    assert differ(weights(whole), weights(make_learner())) > 1e-2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": tiny(hidden_size=64)},
+        {"model": tiny(num_hidden_layers=1)},
+        {"model": tiny(vocab_size=1)},  # would be spread over all of the vocabulary
+        {"critic": "head"},
+    ],
+    ids=["wider", "fewer layers", "one word", "a critic"],
+)
+def test_a_checkpoint_of_another_learner_is_refused_and_changes_nothing(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    make_learner(**given).save(tmp_path)
+    learner = make_learner()
+    before = weights(learner)
+    with pytest.raises(RunError, match="another model or other learner settings"):
+        learner.load(tmp_path)
+    assert_same(weights(learner), before, 0.0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_exported_policy_is_a_model_that_anything_can_load(tmp_path: Path, tied: bool) -> None:
+    learner = make_learner(tiny(tie_word_embeddings=tied))
+    learner.update(mixed_batch())
+    learner.export(tmp_path)
+    assert "rollgym" not in (tmp_path / "config.json").read_text()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config._attn_implementation == "sdpa"
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.allclose(loaded(input_ids=ids).logits, learner.model(input_ids=ids).logits, atol=1e-5)
+    again = make_learner(tmp_path)
+    assert_same(weights(again), weights(learner), 0.0)

@@ -1,0 +1,111 @@
+"""Settings of losses: complete, and none that nobody reads."""
+
+import math
+import subprocess
+import sys
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from rollgym.errors import UnknownName, UsageError
+from rollgym.trainer.loss_settings import LOSS_SPECS, LossSettings
+
+OTHER: dict[str, Any] = {
+    "clip_low": 0.1,
+    "clip_high": 0.3,
+    "dual_clip": 3.0,
+    "topr_positive": (0.5, 1.0),
+    "topr_negative": (0.0, 0.5),
+    "decoupled": False,
+    "tis_cap": 5.0,
+}
+COMMON = {"entropy_coef", "kl_coef", "kl_estimator", "kl_in"}
+
+
+def test_every_setting_is_tried_here() -> None:
+    assert {f.name for f in fields(LossSettings)} == {"name"} | set(OTHER) | COMMON
+
+
+@pytest.mark.parametrize("setting", OTHER)
+@pytest.mark.parametrize("loss", LOSS_SPECS)
+def test_a_setting_is_read_or_refused(loss: str, setting: str) -> None:
+    """Rule 15: where a setting is taken, it changes the loss or its gradient; else it is refused."""
+    torch = pytest.importorskip("torch")
+    from loss_cases import make_batch, tokens_of
+
+    from rollgym.trainer.losses import policy_loss
+
+    if setting not in LOSS_SPECS[loss].reads:
+        with pytest.raises(UsageError, match=f"{loss!r} does not read {setting}"):
+            LossSettings(loss, **{setting: OTHER[setting]})
+        return
+    batch = make_batch([1] * 12 + [5, 9], 1)
+    batch["logprobs"][0] = batch["old"][0] + 2  # far enough for the dual clip
+    batch["advantages"][0] = -1.0
+    found = []
+    for chosen in (LossSettings(loss), LossSettings(loss, **{setting: OTHER[setting]})):
+        tokens = tokens_of(batch)
+        policy_loss(tokens, chosen).loss.backward()
+        found.append(tokens.logprobs.grad)
+    assert not torch.allclose(found[0], found[1], atol=1e-4)
+
+
+def test_the_specs_are_those_of_the_losses() -> None:
+    pytest.importorskip("torch")
+    from rollgym.trainer.losses import POLICY_LOSSES
+
+    assert list(POLICY_LOSSES) == list(LOSS_SPECS)
+
+
+def test_bounds_are_the_losses_own_unless_set() -> None:
+    assert LossSettings("ppo").clip == LossSettings("grpo").clip == (0.2, 0.2)
+    assert LossSettings("gspo").clip == (3e-4, 4e-4)
+    assert LossSettings("cispo").clip == (1.0, 4.0)
+    assert LossSettings("ppo", clip_high=0.28).clip == (0.2, 0.28)
+    assert LossSettings("ppo", clip_low=0.0).clip == (0.0, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"clip_low": 1.5}, "clip_low must be from 0 to 1"),
+        ({"clip_high": -0.1}, "clip_high"),
+        ({"clip_high": math.nan}, "clip_high"),
+        ({"dual_clip": 1.0}, "dual_clip must be above 1"),
+        ({"tis_cap": 0.0}, "tis_cap"),
+        ({"entropy_coef": -0.1}, "entropy_coef"),
+        ({"kl_coef": math.inf}, "kl_coef"),
+        ({"kl_coef": 0.1, "kl_in": "rewards"}, "'loss' or 'reward'"),
+        ({"kl_coef": 0.1, "kl_estimator": "k4"}, "k1, k2 or k3"),
+        ({"kl_in": "reward"}, "kl_in is not read while kl_coef is 0"),
+        ({"kl_estimator": "k3"}, "kl_estimator is not read while kl_coef is 0"),
+        ({"decoupled": False, "tis_cap": 5.0}, "tis_cap is not read"),
+        ({"topr_negative": (0.5, 0.2)}, "0 <= low <= high"),
+    ],
+)
+def test_wrong_values_are_named(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        LossSettings("ppo", **wrong)
+
+
+def test_an_unknown_loss_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="Did you mean grpo"):
+        LossSettings("gprpo")
+
+
+def test_lists_from_a_file_are_bounds_too() -> None:
+    assert LossSettings("topr", topr_negative=[0.0, 1.0]) == LossSettings("topr")  # type: ignore[arg-type]
+
+
+def test_a_changed_coefficient_can_be_passed_on() -> None:
+    settings = LossSettings("gspo", kl_coef=0.1, kl_estimator="k3")
+    assert replace(settings, kl_coef=0.2).kl_coef == 0.2
+
+
+def test_settings_are_checked_without_torch() -> None:
+    code = (
+        "import sys, rollgym.trainer.loss_settings, rollgym.trainer.weighting; print('torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"

@@ -1,0 +1,265 @@
+"""Killed at any moment and resumed, a run ends as if it had never been killed.
+
+The commands run in processes of their own (tests/fixtures/forge.py), which get a real signal: at an exact
+moment (the n-th call of a function), or at a random one.
+"""
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM
+from typing import Any
+
+import pytest
+from training import Forge, Story, write
+
+from rollgym.errors import ResultsError
+
+UPDATE = "rollgym.trainer.learner.local:LocalLearner.update"
+RENEW = "rollgym.trainer.setup:Parts.renew"
+KEEP = "rollgym.trainer.journal:Journal.keep"
+EVALUATED = "rollgym.trainer.journal:Journal.evaluated"
+SUMS = "rollgym.trainer.checkpoint:write_json"
+NAME = "rollgym.trainer.checkpoint:_replace"
+SAVE = "rollgym.trainer.learner.local:LocalLearner.save"
+MODEL = "rollgym.trainer.model:_save_model"
+SUMMARY = "rollgym.trainer.run:write_json"
+
+WARM: dict[str, Any] = {
+    "warm_start": {"agent": "lessons:Teacher", "episodes": 6, "epochs": 3, "batch": 3, "learning_rate": 1e-4},
+    "stop": {"steps": 5},
+    "checkpoints": {"every": 2},
+    "evaluation": {"every": 2},
+}
+
+
+def ended(forge: Forge, folder: Path, *, words: tuple[str, ...] = ()) -> Story:
+    """Resume until the end."""
+    code = forge.run(folder, "train", *words, "--resume", "--out", "run")
+    assert code == 0, (folder / "err.txt").read_text()
+    return Story.of(folder / "run")
+
+
+def whole(forge: Forge, folder: Path, **changes: Any) -> Story:
+    """The run that nobody disturbs."""
+    folder.mkdir()
+    write(folder, **changes)
+    assert forge.run(folder, "train", "small.yaml", "--out", "run") == 0, (folder / "err.txt").read_text()
+    return Story.of(folder / "run")
+
+
+def same(story: Story, expected: Story) -> None:
+    """Piece by piece, for a shorter message than that of the whole."""
+    assert story.weights == expected.weights
+    assert story.metrics == expected.metrics
+    assert story.evaluations == expected.evaluations
+    assert story.episodes == expected.episodes
+    assert story.summary == expected.summary
+
+
+@pytest.fixture(scope="module")
+def undisturbed(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    return whole(forge, tmp_path_factory.mktemp("whole") / "w", **WARM)
+
+
+@pytest.fixture(scope="module")
+def plain(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """Undisturbed as well, without a warm start."""
+    return whole(forge, tmp_path_factory.mktemp("plain") / "w")
+
+
+def test_killed_again_and_again_and_resumed_it_ends_the_same(
+    forge: Forge, tmp_path: Path, undisturbed: Story
+) -> None:
+    """Rule 35."""
+    write(tmp_path, **WARM)
+    words: tuple[str, ...] = ("train", "small.yaml", "--out", "run")
+    for moment in (
+        (RENEW, 2),  # in the warm start
+        (NAME, 1),  # before the first checkpoint has its name
+        (KEEP, 1),  # between a step's metrics and its episodes
+        (SUMS, 2),  # in the middle of a checkpoint
+        (UPDATE, 1),  # between a checkpoint and the next step
+        (EVALUATED, 2),  # after the last evaluation
+        (SUMMARY, 2),  # before the summary is written, the last thing of all
+    ):
+        assert forge.run(tmp_path, *words, at=moment) == -SIGKILL, (
+            moment,
+            (tmp_path / "err.txt").read_text(),
+        )
+        words = ("train", "--resume", "--out", "run")
+    same(ended(forge, tmp_path), undisturbed)
+
+
+MOMENTS = [(MODEL, 1), (EVALUATED, 1), (UPDATE, 3), (SAVE, 1), (SAVE, 2), (NAME, 2), (NAME, 3), (KEEP, 5)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS, ids=[f"{place.rsplit(':')[1]}-{call}" for place, call in MOMENTS])
+def test_killed_once_at_any_of_these_moments_it_ends_the_same(
+    forge: Forge, tmp_path: Path, undisturbed: Story, moment: tuple[str, int]
+) -> None:
+    """Rule 35."""
+    write(tmp_path, **WARM)
+    assert forge.run(tmp_path, "train", "small.yaml", "--out", "run", at=moment) == -SIGKILL
+    same(ended(forge, tmp_path), undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_killed_at_twenty_random_moments_it_ends_the_same(forge: Forge, tmp_path: Path, workers: int) -> None:
+    """Rule 35."""
+    settings = {**WARM, "stop": {"steps": 60}, "rollout": {"workers": workers}}
+    expected = whole(forge, tmp_path / "w", **settings)
+    write(tmp_path, **settings)
+    rng = random.Random(7)
+    killed = 0
+    while killed < 20:
+        words = ("--resume",) if (tmp_path / "run" / "manifest.json").exists() else ("small.yaml",)
+        with forge.started(tmp_path, "train", *words, "--out", "run") as process:
+            time.sleep(rng.uniform(0.1, 1.5))
+            with suppress(ProcessLookupError):
+                os.kill(process, SIGKILL)
+        killed += forge.code == -SIGKILL
+        if forge.code == 0:
+            same(Story.of(tmp_path / "run"), expected)
+            shutil.rmtree(tmp_path / "run")
+    if not (tmp_path / "run" / "manifest.json").exists():
+        assert forge.run(tmp_path, "train", "small.yaml", "--out", "run") == 0
+    same(ended(forge, tmp_path), expected)
+
+
+def test_killed_before_its_first_checkpoint_it_begins_again(
+    forge: Forge, tmp_path: Path, plain: Story
+) -> None:
+    """Rule 35."""
+    write(tmp_path)
+    assert forge.run(tmp_path, "train", "small.yaml", "--out", "run", at=(SAVE, 1)) == -SIGKILL
+    assert (tmp_path / "run" / "evaluations.jsonl").read_text(), "something to forget"
+    same(ended(forge, tmp_path), plain)
+
+
+def test_the_curriculum_goes_on_where_it_was(forge: Forge, tmp_path: Path) -> None:
+    """Rule 35."""
+    settings = {
+        "envs": [{"id": "lessons:Granted"}, {"id": "lessons:Yes"}],
+        "curriculum": {"window": 2, "advance_at": 0.5},
+        "checkpoints": {"every": 1},
+        "evaluation": {"every": 0, "episodes": 1},
+    }
+    expected = whole(forge, tmp_path / "w", **settings)
+    write(tmp_path, **settings)
+    for number, moment in enumerate([(UPDATE, 2), (UPDATE, 2), (UPDATE, 2)]):
+        words = ("--resume",) if number else ("small.yaml",)
+        assert forge.run(tmp_path, "train", *words, "--out", "run", at=moment) == -SIGKILL
+    story = ended(forge, tmp_path)
+    assert {one["spec"]["env_id"] for one in story.episodes} == {"lessons:Granted", "lessons:Yes"}
+    same(story, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"estimator": "gae", "learner": {"critic": "own"}},
+        {"loss": {"name": "grpo", "kl_coef": 0.1}, "kl_target": 0.01},
+        {"rollout": {"skip_equal_returns": True, "max_skipped": 2, "refills": 0}},
+        {"learner": {"schedule": "cosine", "warmup_steps": 3, "epochs": 2}},
+        {"learner": {"lora": {"rank": 2}}},
+    ],
+    ids=["critic", "adaptive KL", "skipping", "schedule", "lora"],
+)
+def test_whatever_changes_while_training_is_in_the_checkpoint(
+    forge: Forge, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Rule 35."""
+    expected = whole(forge, tmp_path / "w", **changes)
+    write(tmp_path, **changes)
+    assert forge.run(tmp_path, "train", "small.yaml", "--out", "run", at=(UPDATE, 4)) == -SIGKILL
+    same(ended(forge, tmp_path), expected)
+
+
+@pytest.mark.parametrize(
+    ("moment", "number", "kept"),
+    [
+        ((UPDATE, 3), SIGINT, "the checkpoint of step 2 is kept"),
+        ((RENEW, 1), SIGTERM, "the checkpoint of step 0 is kept"),
+        ((SAVE, 2), SIGINT, "the checkpoint of step 2 is kept"),
+    ],
+    ids=["Ctrl-C", "termination", "Ctrl-C while saving"],
+)
+def test_asked_to_stop_it_says_how_to_go_on_and_does(
+    forge: Forge, tmp_path: Path, plain: Story, moment: tuple[str, int], number: int, kept: str
+) -> None:
+    write(tmp_path)
+    assert forge.run(tmp_path, "train", "small.yaml", "--out", "run", at=moment, signal=number) == 1
+    said = (tmp_path / "err.txt").read_text().strip().splitlines()[-1]
+    assert said.startswith("rollgym: Stopped after step ")
+    assert kept in said
+    assert said.endswith("`rollgym train --resume --out run` goes on.")
+    assert "Traceback" not in (tmp_path / "err.txt").read_text()
+    same(ended(forge, tmp_path), plain)
+
+
+def test_a_damaged_newest_checkpoint_costs_only_the_way_from_the_one_before(
+    forge: Forge, tmp_path: Path, plain: Story
+) -> None:
+    write(tmp_path)
+    assert forge.run(tmp_path, "train", "small.yaml", "--out", "run", at=(UPDATE, 4)) == -SIGKILL
+    newest = tmp_path / "run" / "checkpoints" / "step-00000002"
+    (newest / "optimiser.pt").write_bytes(b"rubbish")
+    same(ended(forge, tmp_path), plain)
+    said = (tmp_path / "err.txt").read_text()
+    assert "step-00000002 is damaged: optimiser.pt is not what was written" in said
+    assert "going on after step 0" in said
+
+
+Run = Callable[..., Path]
+
+
+def test_a_finished_run_goes_on_to_more_steps_as_if_it_had_never_ended(train_here: Run) -> None:
+    """Rule 35."""
+    expected = Story.of(train_here("whole", stop={"steps": 5}))
+    train_here("run", stop={"steps": 3})
+    same(Story.of(train_here("run", stop={"steps": 5}, resume=True)), expected)
+
+
+def test_a_run_that_went_on_to_more_steps_remembers_how_many(train_here: Run, tmp_path: Path) -> None:
+    from rollgym.trainer.command import run_training
+
+    train_here("run", stop={"steps": 1})
+    train_here("run", stop={"steps": 3}, resume=True)
+    summary = run_training(None, (), tmp_path / "run", resume=True, plain=True)
+    assert summary["ended"] == "all 3 steps are done"
+
+
+def test_a_finished_run_stays_the_same_when_it_is_resumed(train_here: Run) -> None:
+    folder = train_here("run", stop={"steps": 3})
+    before = Story.of(folder)
+    same(Story.of(train_here("run", stop={"steps": 3}, resume=True)), before)
+
+
+def test_training_time_is_counted_over_resumptions(train_here: Run) -> None:
+    folder = train_here("run", stop={"steps": 1})
+    state = folder / "checkpoints" / "step-00000001" / "state.json"
+    first = json.loads(state.read_text())["seconds"]
+    assert first > 0
+    folder = train_here("run", stop={"steps": 2}, resume=True)
+    assert (
+        json.loads((folder / "checkpoints" / "step-00000002" / "state.json").read_text())["seconds"] > first
+    )
+
+
+def test_where_every_checkpoint_is_damaged_the_run_cannot_go_on(train_here: Run) -> None:
+    folder = train_here("run")
+    before = (folder / "metrics.jsonl").read_bytes()
+    for place in (folder / "checkpoints").glob("step-*"):
+        (place / "learner.safetensors").write_bytes(b"")
+    with pytest.raises(ResultsError, match="No checkpoint of this run is whole"):
+        train_here("run", resume=True)
+    assert (folder / "metrics.jsonl").read_bytes() == before, "nothing is forgotten for nothing"

@@ -1,0 +1,128 @@
+"""A run's folder: the same settings and seed give the same run, bit for bit, and it says what it was."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from training import Story, digest, lines
+
+from rollgym.config import fingerprint, load
+from rollgym.errors import UsageError
+from rollgym.trainer.config import TrainConfig
+
+Run = Callable[..., Path]
+
+
+def test_the_same_settings_and_seed_give_the_same_weights_metrics_and_episodes(train_here: Run) -> None:
+    """Rule 34."""
+    first, second = Story.of(train_here("first")), Story.of(train_here("second"))
+    assert first.weights == second.weights
+    assert first.metrics == second.metrics
+    assert first.episodes == second.episodes
+    assert first.evaluations == second.evaluations
+    assert first.summary == second.summary
+
+
+def test_training_changes_the_weights_at_every_step(train_here: Run) -> None:
+    """Else the other tests here would say nothing."""
+    folder = train_here("run")
+    assert all(line["grad_norm"] > 0 for line in lines(folder / "metrics.jsonl"))
+    assert digest(folder / "final" / "model.safetensors") != digest(folder / "model" / "model.safetensors")
+
+
+def test_another_seed_gives_other_weights_and_other_tasks(train_here: Run) -> None:
+    """Rule 34."""
+    first, second = Story.of(train_here("first")), Story.of(train_here("second", seed=1))
+    assert first.weights != second.weights
+    assert [one["spec"]["task"] for one in first.episodes] != [one["spec"]["task"] for one in second.episodes]
+
+
+def test_worker_processes_change_nothing(train_here: Run) -> None:
+    """Rule 34."""
+    assert Story.of(train_here("none")) == Story.of(train_here("two", rollout={"workers": 2}))
+
+
+def test_how_many_episodes_play_at_once_changes_nothing(train_here: Run) -> None:
+    """Rule 34."""
+    few = train_here("few", rollout={"max_in_flight": 3}, engine={"max_batch": 2})
+    assert Story.of(few) == Story.of(train_here("many"))
+
+
+def test_the_summary_says_how_it_ended_and_what_every_evaluation_found(train_here: Run) -> None:
+    folder = train_here("run")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["kind"] == "train"
+    assert summary["ended"] == "all 4 steps are done"
+    assert summary["steps"] == 4
+    assert summary["seconds"] > 0
+    assert [(line["step"], line["phase"]) for line in summary["evaluations"]] == [
+        (0, "before"),
+        (2, "training"),
+        (4, "training"),
+        (4, "after"),
+    ]
+    assert summary["last_success"] == summary["evaluations"][-1]["success_rate"]
+
+
+def test_the_manifest_says_what_was_trained_on_with_which_seed_and_versions(train_here: Run) -> None:
+    """Rule 37."""
+    folder = train_here("run", seed=3)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["envs"] == [{"id": "lessons:Yes", "kwargs": {}}]
+    assert manifest["seed"] == 3
+    assert {"rollgym", "numpy", "torch", "python"} <= manifest["versions"].keys()
+    assert manifest["config_sha256"] == fingerprint(load(TrainConfig, folder / "config.yaml"))
+
+
+def test_every_setting_is_written_down_defaults_included(train_here: Run) -> None:
+    """Rule 37."""
+    folder = train_here("run", "learner.clip_norm=0.5")
+    config = load(TrainConfig, folder / "config.yaml")
+    assert config.learner.clip_norm == 0.5
+    assert "skip_equal_returns: false" in (folder / "config.yaml").read_text()
+
+
+def test_each_evaluation_line_says_which_held_out_tasks_it_was_on(train_here: Run) -> None:
+    """Rule 37."""
+    for line in lines(train_here("run") / "evaluations.jsonl"):
+        assert line["split"] == "test"
+        assert line["episodes"] == 4
+        assert line["task_set"]["hash"]
+
+
+def test_the_final_policy_is_a_model_folder_to_train_from(train_here: Run) -> None:
+    final = train_here("first") / "final"
+    folder = train_here("second", model={"path": str(final)}, stop={"steps": 0})
+    assert digest(folder / "model" / "model.safetensors") == digest(final / "model.safetensors")
+    assert digest(folder / "final" / "model.safetensors") == digest(final / "model.safetensors")
+
+
+def test_a_model_folder_without_a_model_is_refused(train_here: Run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no model folder: it has no config\.json"):
+        train_here("run", model={"path": str(tmp_path)})
+
+
+def test_the_best_policy_is_kept_apart_from_the_last_checkpoints(
+    train_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _say(monkeypatch, [0.1, 0.3, 0.9, 0.2, 0.4, 0.5, 0.6])
+    folder = train_here(
+        "run", evaluation={"every": 1}, checkpoints={"every": 1, "keep": 1}, stop={"steps": 5}
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["best_success"], summary["best_step"], summary["last_success"]) == (0.9, 2, 0.6)
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["best", "step-00000005"]
+    state = json.loads((folder / "checkpoints" / "best" / "state.json").read_text())
+    assert state["step"] == 2
+    best = folder / "checkpoints" / "best" / "model"
+    assert (best / "tokenizer.json").is_file()
+    assert digest(best / "model.safetensors") != digest(folder / "final" / "model.safetensors")
+
+
+def _say(monkeypatch: pytest.MonkeyPatch, rates: list[float]) -> None:
+    """Have evaluations find these success rates, one after the other."""
+    from rollgym.trainer import run
+
+    real, left = run._score, list(rates)
+    monkeypatch.setattr(run, "_score", lambda *args: real(*args) | {"success_rate": left.pop(0)})

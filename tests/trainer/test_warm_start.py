@@ -1,0 +1,175 @@
+"""Learning from others before reinforcement learning: who is imitated, on which tasks, until when."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import SMALL, Story, digest, lines, merged
+
+from rollgym.config import load
+from rollgym.errors import UsageError
+from rollgym.scheduler.scheduler import Scheduler
+from rollgym.trainer import warm_start
+from rollgym.trainer.config import EnvChoice, TrainConfig
+from rollgym.types import Episode, EpisodeSpec
+
+Run = Callable[..., Path]
+Command = Callable[..., Any]
+TAUGHT: dict[str, Any] = {
+    "agent": "lessons:Teacher",
+    "episodes": 24,
+    "epochs": 12,
+    "batch": 6,
+    "learning_rate": 0.01,
+}
+
+
+def phases(folder: Path) -> list[tuple[int, str]]:
+    return [(line["step"], line["phase"]) for line in lines(folder / "evaluations.jsonl")]
+
+
+def test_a_policy_that_was_shown_how_succeeds(train_here: Run) -> None:
+    folder = train_here("run", imitate=True, warm_start=TAUGHT, evaluation={"episodes": 20})
+    before, after, last = (line["success_rate"] for line in lines(folder / "evaluations.jsonl"))
+    assert before < 0.2
+    assert after == last > 0.9
+
+
+def test_imitation_alone_ends_without_a_training_step(train_here: Run) -> None:
+    folder = train_here("run", imitate=True, warm_start={**TAUGHT, "epochs": 1})
+    assert phases(folder) == [(0, "before"), (0, "warm_start"), (0, "after")]
+    assert (folder / "metrics.jsonl").read_text() == ""
+    assert json.loads((folder / "summary.json").read_text())["ended"] == "all 0 steps are done"
+    assert digest(folder / "final" / "model.safetensors") != digest(folder / "model" / "model.safetensors")
+
+
+def test_what_was_imitated_can_be_trained_further(train_here: Run) -> None:
+    settings = {"warm_start": {**TAUGHT, "epochs": 1}}
+    expected = Story.of(train_here("whole", **settings))
+    train_here("run", imitate=True, **settings)
+    assert Story.of(train_here("run", resume=True, **settings)) == expected
+
+
+def test_training_goes_on_from_what_was_imitated(train_here: Run) -> None:
+    folder = train_here("run", warm_start={**TAUGHT, "epochs": 2}, stop={"steps": 1})
+    assert phases(folder) == [(0, "before"), (0, "warm_start"), (1, "after")]
+    versions = {turn["policy_version"] for one in lines(folder / "episodes.jsonl") for turn in one["turns"]}
+    assert versions == {2}, "one for each epoch of imitation"
+
+
+def test_imitation_stops_when_enough_succeed(train_here: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    enough = {**TAUGHT, "epochs": 40, "until_success": 0.3, "validation_episodes": 20}
+    folder = train_here("run", imitate=True, warm_start=enough, evaluation={"episodes": 20})
+    notes = [line for line in capfd.readouterr().err.splitlines() if "imitation epoch" in line]
+    rates = [float(line.rsplit(" ", 1)[1]) for line in notes]
+    assert 0 < len(rates) < 40
+    assert all(rate < 0.3 for rate in rates[:-1])
+    assert rates[-1] >= 0.3
+    assert lines(folder / "evaluations.jsonl")[1]["phase"] == "warm_start"
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[EpisodeSpec]]:
+    """The tasks of the demonstrations, and of what was evaluated."""
+    found: dict[str, list[EpisodeSpec]] = {"shown": [], "evaluated": []}
+    real_play, real_evaluate = warm_start.play_episode, Scheduler.evaluate
+
+    async def play(spec: EpisodeSpec, *args: Any) -> Episode:
+        found["shown"].append(spec)
+        return await real_play(spec, *args)
+
+    async def evaluate(self: Scheduler, specs: Sequence[EpisodeSpec]) -> list[Episode]:
+        found["evaluated"] += specs
+        return await real_evaluate(self, specs)
+
+    monkeypatch.setattr(warm_start, "play_episode", play)
+    monkeypatch.setattr(Scheduler, "evaluate", evaluate)
+    return found
+
+
+def test_demonstrations_and_their_check_are_on_different_training_tasks(
+    train_here: Run, seen: dict[str, list[EpisodeSpec]]
+) -> None:
+    """Rule 32: nothing that is held out is shown."""
+    settings = {**TAUGHT, "epochs": 1, "until_success": 1.0, "validation_episodes": 25}
+    envs = [{"id": "lessons:Small"}]
+    train_here("run", imitate=True, envs=envs, warm_start=settings)
+    shown = {spec.task for spec in seen["shown"]}
+    checks = {spec.task for spec in seen["evaluated"] if spec.split == "train"}
+    assert {spec.split for spec in seen["shown"]} == {"train"}
+    assert (len(shown), len(checks)) == (24, 25)
+    assert not shown & checks
+
+
+def test_demonstrations_depend_on_the_seed(train_here: Run, seen: dict[str, list[EpisodeSpec]]) -> None:
+    once = {**TAUGHT, "epochs": 1}
+    train_here("first", imitate=True, warm_start=once)
+    train_here("second", imitate=True, warm_start=once, seed=1)
+    first, second = seen["shown"][:24], seen["shown"][24:]
+    assert [spec.task for spec in first] != [spec.task for spec in second]
+
+
+def test_an_agent_that_never_succeeds_is_not_imitated(train_here: Run) -> None:
+    with pytest.raises(UsageError, match="'lessons:Wrong' did not succeed once: there is nothing to imitate"):
+        train_here("run", warm_start={**TAUGHT, "agent": "lessons:Wrong"})
+
+
+def test_an_environment_without_an_expert_is_named(train_here: Run) -> None:
+    with pytest.raises(UsageError, match="has no expert"):
+        train_here("run", warm_start={**TAUGHT, "agent": "expert"})
+
+
+def record(rollgym_command: Command, agent: str, split: str) -> str:
+    words = ("--agent", agent, "--split", split, "--episodes", 12, "--out", f"shown-{split}")
+    assert rollgym_command("eval", "lessons:Yes", *words).code == 0
+    return f"shown-{split}"
+
+
+def test_recorded_episodes_are_imitated(rollgym_command: Command, train_here: Run) -> None:
+    shown = record(rollgym_command, "lessons:Teacher", "train")
+    folder = train_here("run", imitate=True, warm_start={**TAUGHT, "run": shown}, evaluation={"episodes": 20})
+    assert lines(folder / "evaluations.jsonl")[-1]["success_rate"] > 0.9
+
+
+def test_recorded_episodes_of_held_out_tasks_are_not_imitated(
+    rollgym_command: Command, train_here: Run
+) -> None:
+    """Rule 32: nothing that is held out is shown."""
+    shown = record(rollgym_command, "lessons:Teacher", "test")
+    with pytest.raises(UsageError, match=r"training split: there is nothing to imitate.*--split train"):
+        train_here("run", warm_start={**TAUGHT, "run": shown})
+
+
+def test_recorded_episodes_that_failed_are_not_imitated(rollgym_command: Command, train_here: Run) -> None:
+    shown = record(rollgym_command, "lessons:Wrong", "train")
+    with pytest.raises(UsageError, match="No episode in shown-train succeeded"):
+        train_here("run", warm_start={**TAUGHT, "run": shown})
+
+
+def test_a_folder_without_recorded_episodes_is_named(train_here: Run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no results folder"):
+        train_here("run", warm_start={**TAUGHT, "run": str(tmp_path)})
+
+
+def test_demonstrations_are_shared_out_by_weight_and_everybody_gets_one() -> None:
+    envs = [EnvChoice(id="a", weight=6), EnvChoice(id="b", weight=3), EnvChoice(id="c", weight=0.001)]
+    assert warm_start._shares(envs, 9) == [6, 3, 1]
+
+
+def test_the_check_takes_no_task_that_was_shown_even_if_few_are_left() -> None:
+    config = load(TrainConfig, merged(SMALL, {"envs": [{"id": "lessons:Small"}], "warm_start": TAUGHT}))
+    assert config.warm_start is not None
+    specs = warm_start._specs(config, config.envs[0], "imitation", 0, 45)
+    shown: Any = [Shown(spec) for spec in specs]
+    settings = config.warm_start.model_copy(update={"validation_episodes": 5})
+    (check,) = warm_start._validation(config, settings, shown)
+    assert {spec.task for spec in check} == set(range(50)) - {spec.task for spec in specs}
+
+
+class Shown:
+    """All that matters of an episode here."""
+
+    def __init__(self, spec: EpisodeSpec) -> None:
+        self.spec = spec

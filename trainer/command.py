@@ -1,0 +1,122 @@
+"""What ``rollgym train`` and ``rollgym imitate`` do."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rollgym.config import diff, find_config, load
+from rollgym.errors import RunError, UsageError
+from rollgym.registry import import_module
+from rollgym.store import MANIFEST, SUMMARY, read_json
+from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.console import Console
+from rollgym.trainer.loop import train
+from rollgym.trainer.run import CONFIG, Run, held_out
+from rollgym.trainer.setup import make_stream, open_parts
+
+MAY_CHANGE = ("stop.", "checkpoints.", "tracking.", "name")
+"""Settings that a resumed run may have changed: they leave every step as it was."""
+
+
+def run_training(
+    name: str | None,
+    overrides: Sequence[str],
+    out: Path | None,
+    *,
+    resume: bool = False,
+    imitate_only: bool = False,
+    plain: bool = False,
+) -> dict[str, Any]:
+    """Train as a configuration says; returns the summary, with the folder as ``run``."""
+    config = _resumed(name, overrides, out) if resume else _fresh(name, overrides)
+    if imitate_only:
+        if config.warm_start is None:
+            raise UsageError("There is nothing to imitate: the configuration has no warm_start section.")
+        config = config.model_copy(update={"stop": config.stop.model_copy(update={"steps": 0})})
+    _check(config)
+    folder = out or Path("runs") / (config.name or Path(str(name)).stem)
+    console = Console(plain=plain)
+    with console:
+        run = Run(config, folder, console, resume=resume)
+        try:
+            console.start(folder.name, config.stop.steps, done=run.progress.step)
+            asyncio.run(_train(config, run))
+        finally:
+            run.close()
+    return {**read_json(folder / SUMMARY), "run": str(folder)}
+
+
+def _check(config: TrainConfig) -> None:
+    """Find out before anything is written that an environment, a split or a size is not to be had."""
+    for module in config.rollout.modules:
+        import_module(module, "rollout.modules")
+    make_stream(config, config.envs, 0)
+    for env in config.envs:
+        held_out(config, env)
+
+
+async def _train(config: TrainConfig, run: Run) -> None:
+    """Ctrl-C ends the run in order: what plays is given back, and the last checkpoint stays."""
+    task = asyncio.current_task()
+    assert task is not None
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        async with open_parts(config, run.folder) as parts:
+            await train(parts, run)
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        saved = run.checkpoints.steps()
+        kept = f"the checkpoint of step {saved[-1]} is kept" if saved else "there is no checkpoint yet"
+        raise RunError(
+            f"Stopped after step {run.progress.step}; {kept}. "
+            f"`rollgym train --resume --out {run.folder}` goes on."
+        ) from None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _fresh(name: str | None, overrides: Sequence[str]) -> TrainConfig:
+    if name is None:
+        raise UsageError(
+            "Say which configuration to train: a YAML file, or a name from `rollgym config list`."
+        )
+    config = load(TrainConfig, find_config(name), overrides)
+    return config if config.name else config.model_copy(update={"name": Path(name).stem})
+
+
+def _resumed(name: str | None, overrides: Sequence[str], out: Path | None) -> TrainConfig:
+    """The settings the run was begun with, and the few that may change."""
+    if out is None:
+        raise UsageError("Say which run to go on with: --resume --out runs/NAME.")
+    if not (out / MANIFEST).is_file():
+        raise UsageError(f"There is nothing to resume in {out}: it has no {MANIFEST}.")
+    before = load(TrainConfig, out / CONFIG)
+    now = load(TrainConfig, out / CONFIG if name is None else find_config(name), overrides)
+    if name is not None and not now.name:
+        now = now.model_copy(update={"name": before.name})
+    fixed = () if before.learner.schedule == "constant" else ("stop.steps",)  # rates depend on it
+    changed = [
+        found for found in diff(before, now) if not found.key.startswith(MAY_CHANGE) or found.key in fixed
+    ]
+    if changed:
+        lines = "\n".join(f"  {found}" for found in changed)
+        raise UsageError(
+            f"{out} was begun with other settings (then / now):\n{lines}\n"
+            "Resume with the same ones, or begin another run with another --out."
+        )
+    return now

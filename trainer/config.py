@@ -1,0 +1,223 @@
+"""What a training run can be told. `rollgym config explain` prints this page.
+
+A section that is a frozen dataclass elsewhere (credit, loss, learner and so on) is described there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rollgym.agents.lm_options import LmOptions
+from rollgym.config import Closed, Settings
+from rollgym.errors import UsageError
+from rollgym.rewards.settings import RewardSettings
+from rollgym.trainer.credit import find_estimator
+from rollgym.trainer.credit_types import CreditSettings
+from rollgym.trainer.learner.settings import LearnerSettings
+from rollgym.trainer.loss_settings import LossSettings
+from rollgym.trainer.shaping import ShapingSettings
+from rollgym.types import Limits
+
+
+class EnvChoice(Settings):
+    """One environment of the mixture."""
+
+    id: str
+    """Its id, or ``module:Class``."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Its arguments."""
+    split: str = "train"
+    """The tasks to train on; evaluation uses ``evaluation.split``."""
+    weight: float = Field(default=1.0, gt=0)
+    """Its share of the groups, relative to the others'."""
+    limits: Closed[Limits] = Limits(seconds=600)
+    """What ends an episode from outside."""
+
+
+class ModelChoice(Settings):
+    """The policy to train."""
+
+    path: str | None = None
+    """A folder in Hugging Face format. Without one, the built-in policy is made for the environments."""
+    size: Literal["tiny", "small", "base"] = "small"
+    """Of the built-in policy: 0.1, 0.5 or 2.5 million parameters."""
+    context: int = Field(default=2048, ge=32)
+    """Of the built-in policy: the longest conversation, in tokens."""
+
+
+class EngineChoice(Settings):
+    """How replies are generated."""
+
+    max_batch: int = Field(default=128, ge=1)
+    """Replies at once."""
+    cache_tokens: int | None = None
+    """Bound on the keys and values held; ``null`` chooses."""
+    threads: int | None = None
+    """Processor threads; ``null`` chooses."""
+
+
+class WarmStart(Settings):
+    """Supervised training on what somebody else played, before reinforcement learning."""
+
+    agent: str = "expert"
+    """Who shows how it is done."""
+    run: str | None = None
+    """A results folder whose successful episodes are imitated; nobody plays then."""
+    episodes: int = Field(default=200, ge=1)
+    """Demonstrations, on training tasks, over all environments."""
+    epochs: int = Field(default=10, ge=1)
+    """How often they are gone through, at most."""
+    batch: int = Field(default=16, ge=1)
+    """Episodes for each optimiser step."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    until_success: float | None = Field(default=None, gt=0, le=1)
+    """Stop once this share of validation episodes succeeds, so that something is left to learn."""
+    validation_episodes: int = Field(default=100, ge=1)
+    """Episodes for ``until_success``, on tasks of the training split that were not shown."""
+
+
+class Rollout(Settings):
+    """How experience is gathered."""
+
+    groups: int = Field(default=16, ge=1)
+    """Groups in each training step."""
+    group_size: int = Field(default=8, ge=1)
+    """Episodes of one task that are compared with one another."""
+    extra: int = Field(default=0, ge=0)
+    """Members started beyond the group's size; the slowest are cancelled."""
+    refills: int = Field(default=2, ge=0)
+    """Failed members of a group that are played again."""
+    when_short: Literal["keep", "drop"] = "keep"
+    """What becomes of a group that cannot be filled."""
+    max_in_flight: int = Field(default=128, ge=1)
+    """Episodes played at once."""
+    workers: int = Field(default=0, ge=0)
+    """Processes for the environments; 0 plays in the trainer's own."""
+    skip_equal_returns: bool = False
+    """Leave out groups whose members all did equally well, and play others."""
+    max_skipped: int = Field(default=32, ge=0)
+    """After this many in a row the next one is taken as it is."""
+    stall_seconds: float = Field(default=600.0, gt=0)
+    """When nothing has moved for so long, the run ends with a report."""
+    modules: list[str] = Field(default_factory=list)
+    """Modules to import first: they register environments."""
+
+
+class Evaluation(Settings):
+    """Held-out tasks, always the same, played between training steps."""
+
+    every: int = Field(default=10, ge=0)
+    """Training steps between evaluations; 0 evaluates only at the start and at the end."""
+    episodes: int = Field(default=100, ge=1)
+    """In each environment."""
+    split: str = "test"
+    seed: int = Field(default=0, ge=0)
+    """Chooses the tasks, whatever the run's seed is."""
+
+
+class Checkpoints(Settings):
+    """What is saved to go on from."""
+
+    every: int = Field(default=10, ge=1)
+    """Training steps between checkpoints."""
+    keep: int = Field(default=2, ge=1)
+    """How many of the last ones stay; the best one always does."""
+
+
+class Stop(Settings):
+    """When training is over: whichever comes first."""
+
+    steps: int = Field(default=100, ge=0)
+    minutes: float | None = Field(default=None, gt=0)
+    """Of training, evaluations included. With it, how far a run gets depends on the machine."""
+    success: float | None = Field(default=None, gt=0, le=1)
+    """Held-out success that is enough."""
+
+
+class Curriculum(Settings):
+    """Easy environments first: ``envs`` are taken in their order, one more whenever the last is mastered."""
+
+    advance_at: float = Field(default=0.8, gt=0, le=1)
+    """Share of training episodes of the hardest environment so far that must succeed."""
+    window: int = Field(default=5, ge=1)
+    """Over so many training steps."""
+
+
+class Tracking(Settings):
+    """Where numbers go besides ``metrics.jsonl``."""
+
+    tensorboard: bool = True
+    wandb_project: str | None = None
+    """A Weights & Biases project (needs ``wandb``)."""
+    episodes: Literal["all", "none"] = "all"
+    """Whether training episodes are kept in ``episodes.jsonl``."""
+
+
+class TrainConfig(Settings):
+    """A training run."""
+
+    envs: list[EnvChoice] = Field(min_length=1)
+    """What is played."""
+    name: str = ""
+    """Of the run's folder; default: the configuration's own."""
+    seed: int = Field(default=0, ge=0)
+    """Of everything random: the policy's first weights, tasks, sampling, mini-batches."""
+    model: ModelChoice = ModelChoice()
+    agent: Closed[LmOptions] = LmOptions(max_tokens=32)
+    """How the model is asked, and how its replies are read."""
+    engine: EngineChoice = EngineChoice()
+    warm_start: WarmStart | None = None
+    rollout: Rollout = Rollout()
+    shaping: Closed[ShapingSettings] = ShapingSettings()
+    """What is added to the environment's rewards."""
+    rewards: list[Closed[RewardSettings]] = Field(default_factory=list)
+    """Rewards beyond the environment's, given as soon as an episode ends."""
+    keep_environment_reward: bool = True
+    """Whether the environment's own reward counts beside them."""
+    estimator: str = "grpo"
+    """How advantages are estimated: grpo, dr_grpo, rloo, reinforce, reinforce_pp, gae or gigpo."""
+    credit: Closed[CreditSettings] = CreditSettings()
+    """The estimator's settings."""
+    loss: Closed[LossSettings] = LossSettings("grpo")
+    weighting: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
+    """What a token weighs in the loss."""
+    constant: float | None = Field(default=None, gt=0)
+    """Tokens of an episode by which ``weighting: constant`` divides."""
+    kl_target: float | None = Field(default=None, gt=0)
+    """Adapt ``loss.kl_coef`` so that the KL to the first policy stays near this."""
+    learner: Closed[LearnerSettings] = LearnerSettings()
+    evaluation: Evaluation = Evaluation()
+    checkpoints: Checkpoints = Checkpoints()
+    stop: Stop = Stop()
+    curriculum: Curriculum | None = None
+    tracking: Tracking = Tracking()
+
+    def check(self) -> None:
+        """What single settings cannot know."""
+        find_estimator(self.estimator)
+        if (self.estimator == "gae") != (self.learner.critic != "none"):
+            raise UsageError(
+                "estimator gae needs a critic, and only gae uses one: set learner.critic to head or own, "
+                "or choose another estimator."
+            )
+        if self.agent.temperature <= 0 or self.agent.top_p < 1 or self.agent.top_k or self.agent.min_p:
+            raise UsageError(
+                "Training needs agent.temperature > 0 and no top_p, top_k or min_p: the trainer could not "
+                "give tokens the probability they were drawn with."
+            )
+        if (self.weighting == "constant") != (self.constant is not None):
+            raise UsageError("weighting 'constant' and the setting constant go together.")
+        grouped = self.estimator in ("grpo", "dr_grpo", "rloo", "gigpo")
+        if grouped and self.rollout.group_size < 2:
+            raise UsageError(
+                f"estimator {self.estimator} compares the members of a group: rollout.group_size must be at "
+                "least 2."
+            )
+        if self.kl_target is not None and not self.loss.kl_coef:
+            raise UsageError("kl_target adapts loss.kl_coef, which must start above 0.")
+        if not self.keep_environment_reward and not self.rewards:
+            raise UsageError("Without rewards of its own, a run needs the environment's.")
+        if self.curriculum is not None and len(self.envs) < 2:
+            raise UsageError("A curriculum needs at least two environments in envs, the easiest first.")

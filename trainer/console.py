@@ -1,0 +1,299 @@
+"""What a person sees of a training run: a live panel in a terminal, a line per step anywhere else.
+
+Nothing here can end a run: numbers may be missing or not finite, the terminal tiny, the stream gone.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, Any, cast
+
+from rich.columns import Columns
+from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+WINDOW = 40
+"""Steps in the sparkline, and in the median that the remaining time is reckoned from."""
+NOTES = 3
+"""Notes in the panel."""
+PARTS = ("generate", "environment", "train", "sync")
+NUMBERS = {"approx_kl": "kl", "clip": "clip", "logprob_gap_max": "gap"}
+"""What some numbers are called on the screen, beside those that keep their names."""
+
+
+class Console:
+    """Shows how a training run goes. A ``step`` is the number of steps done, from 1 to the total."""
+
+    def __init__(
+        self,
+        console: RichConsole | None = None,
+        *,
+        plain: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or RichConsole(file=_whole(sys.stderr))
+        self._console.file = _whole(self._console.file)  # rich ends the program where a pipe breaks
+        self._plain = plain or not self._console.is_terminal or self._console.is_dumb_terminal
+        self._clock = clock
+        self._lock = threading.Lock()  # the panel is drawn by a thread of its own
+        self._live: Live | None = None
+        self._name, self._total, self._step = "", 0, 0
+        self._phase = ""
+        self._began = self._phase_began = self._step_ended = clock()
+        self._metrics: dict[str, float] = {}
+        self._success: deque[float] = deque(maxlen=WINDOW)
+        self._seconds: deque[float] = deque(maxlen=WINDOW)
+        self._notes: deque[str] = deque(maxlen=NOTES)
+        self._last: tuple[int, float, float, float] | None = None
+        self._best: tuple[int, float] | None = None
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def start(self, name: str, total_steps: int, *, done: int = 0) -> None:
+        """Begin to show a run of ``total_steps`` steps, ``done`` of them before it was resumed."""
+        with self._lock:
+            self._name, self._total, self._step = _one_line(name), total_steps, done
+            self._began = self._phase_began = self._step_ended = self._clock()
+        if self._plain:
+            self._print(f"{self._name}: {total_steps} steps" + (f", {done} of them done" if done else ""))
+        elif self._live is None:
+            # What goes to a redirected stdout is somebody's data and must not end up on the terminal.
+            self._live = Live(
+                get_renderable=self.render,
+                console=self._console,
+                refresh_per_second=4,
+                redirect_stdout=_is_terminal(sys.stdout),
+            )
+            self._live.start()
+
+    def phase(self, name: str) -> None:
+        """Say what the run does now: generate, train, evaluate, sync or save."""
+        with self._lock:
+            self._phase, self._phase_began = _one_line(name), self._clock()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a finished step."""
+        with self._lock:
+            now = self._clock()
+            self._seconds.append(now - self._step_ended)
+            self._step, self._step_ended = step, now
+            self._metrics = _readable(metrics)
+            self._success.append(self._metrics.get("success", math.nan))
+        if self._plain:
+            self._print(self._step_line())
+
+    def note(self, text: str) -> None:
+        """Show a warning or a remark."""
+        with self._lock:
+            self._notes.append(_one_line(text))
+        if self._plain:
+            self._print(f"note: {_one_line(text)}")
+
+    def evaluated(self, step: int, success: float, low: float, high: float) -> None:
+        """Show the success on held-out tasks after ``step``, with its interval."""
+        values = _readable({"success": success, "low": low, "high": high})
+        found = tuple(values.get(name, math.nan) for name in ("success", "low", "high"))
+        with self._lock:
+            self._last = (step, found[0], found[1], found[2])
+            if math.isfinite(found[0]) and (self._best is None or found[0] > self._best[1]):
+                self._best = (step, found[0])
+        if self._plain:
+            self._print(f"evaluation  {self._held_out()}")
+
+    def close(self) -> None:
+        """Leave the panel as it is last, and give the terminal back."""
+        live, self._live = self._live, None
+        if live is not None:
+            self.phase("")
+            live.stop()
+
+    def render(self) -> RenderableType:
+        """The panel as it is now."""
+        with self._lock:
+            rows = Table.grid(padding=(0, 2))
+            rows.add_column(style="dim", no_wrap=True)
+            rows.add_column(ratio=1)
+            for label, value in self._rows():
+                rows.add_row(label, value)
+            notes = [Text(f"! {note}", style="yellow") for note in self._notes]
+            phase = Text(f"{self._phase} {duration(self._clock() - self._phase_began)}", style="cyan")
+            return Panel(
+                Group(rows, *notes),
+                title=Text(self._name, style="bold"),
+                title_align="left",
+                subtitle=phase if self._phase else None,
+                subtitle_align="right",
+            )
+
+    def _rows(self) -> Iterable[tuple[str, RenderableType]]:
+        metrics = self._metrics
+        yield "step", self._progress()
+        if "success" in metrics:
+            room = max(self._console.width - 20, 1)  # beside the frame, the label and the number
+            spark = sparkline([*self._success][-room:], ascii_only=self._console.options.ascii_only)
+            yield "success", Text.assemble((f"{metrics['success']:.2f}", "bold"), "  ", (spark, "green"))
+        if self._last is not None:
+            yield "held out", Text(self._held_out(), style="bold")
+        rate = metrics.get("learning_rate")
+        numbers = [*_numbers(metrics), *_speed(metrics), *([f"lr {short(rate)}"] if rate is not None else [])]
+        if numbers:
+            cells = (
+                Text(number, style="red" if number.endswith(("nan", "inf")) else "") for number in numbers
+            )
+            yield "numbers", Columns(cells, padding=(0, 3))
+        if shares := _shares(metrics):
+            yield "time", Text("  ".join(shares))
+
+    def _progress(self) -> RenderableType:
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True)
+        words = [f"{duration(self._clock() - self._began)} so far", *self._eta()]
+        bar = ProgressBar(total=max(self._total, 1), completed=min(self._step, self._total))
+        grid.add_row(
+            f"{self._step}/{self._total}", bar, "  ".join(words if self._console.width >= 70 else words[-1:])
+        )
+        return grid
+
+    def _step_line(self) -> str:
+        metrics = self._metrics
+        words = [f"step {self._step}/{self._total}"]
+        if "success" in metrics:
+            words.append(f"success {metrics['success']:.2f}")
+        words += [*_numbers(metrics), *_speed(metrics)]
+        if shares := _shares(metrics):
+            words.append(f"({' '.join(shares)})")
+        return "  ".join([*words, *self._eta()])
+
+    def _eta(self) -> list[str]:
+        left = self._total - self._step
+        if not self._seconds or left < 0:
+            return []
+        spent = self._clock() - self._step_ended
+        return [f"ETA {duration(statistics.median(self._seconds) * left - (spent if left else 0))}"]
+
+    def _held_out(self) -> str:
+        assert self._last is not None
+        step, success, low, high = self._last
+        best = f"  best {self._best[1]:.2f} at step {self._best[0]}" if self._best is not None else ""
+        return f"{success:.2f} [{low:.2f}, {high:.2f}] at step {step}{best}"
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
+
+
+def sparkline(values: Iterable[float], *, ascii_only: bool = False) -> str:
+    """Numbers as a row of bars from 0 to the greatest of them; a gap where one is not finite."""
+    bars = "_.-=+*%#" if ascii_only else "▁▂▃▄▅▆▇█"
+    values = list(values)
+    top = max((value for value in values if math.isfinite(value)), default=0.0)
+    scale = (len(bars) - 1) / top if top > 0 else 0.0
+    return "".join(
+        bars[round(min(max(value * scale, 0), len(bars) - 1))] if math.isfinite(value) else " "
+        for value in values
+    )
+
+
+def short(value: float) -> str:
+    """A number in a few characters."""
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as ``m:ss``, ``h:mm:ss`` or days; none are negative."""
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _readable(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers, with both sides of clipping as one."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError, OverflowError):
+            continue
+    clipped = [found[name] for name in ("clipped_low", "clipped_high") if name in found]
+    return found | ({"clip": sum(clipped)} if clipped else {})
+
+
+def _numbers(metrics: Mapping[str, float]) -> list[str]:
+    names = ("return", "length", "entropy", *NUMBERS)
+    return [f"{NUMBERS.get(name, name)} {short(metrics[name])}" for name in names if name in metrics]
+
+
+def _speed(metrics: Mapping[str, float]) -> list[str]:
+    units = (("tokens_per_second", "tok/s"), ("seconds", "s"))
+    return [f"{short(metrics[name])} {unit}" for name, unit in units if name in metrics]
+
+
+def _shares(metrics: Mapping[str, float]) -> list[str]:
+    parts = {part: metrics.get(f"seconds_{part}", 0.0) for part in PARTS}
+    parts = {part: seconds for part, seconds in parts.items() if 0 < seconds < math.inf}
+    return [
+        f"{part} {seconds / sum(parts.values()):.0%}".replace("%", " %") for part, seconds in parts.items()
+    ]
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
+
+
+def _is_terminal(stream: IO[str] | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def _whole(stream: IO[str] | None) -> IO[str]:
+    return cast(IO[str], stream if isinstance(stream, _Enduring) else _Enduring(stream))
+
+
+class _Enduring:
+    """A stream that falls silent, and never raises, once nobody can read it."""
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        self._stream = stream
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        self._do(lambda stream: stream.write(text.encode(self.encoding, "replace").decode(self.encoding)))
+        return len(text)
+
+    def flush(self) -> None:
+        self._do(lambda stream: stream.flush())
+
+    def isatty(self) -> bool:
+        return _is_terminal(self._stream)
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise OSError("the stream is gone")
+        return self._stream.fileno()
+
+    def _do(self, act: Callable[[IO[str]], object]) -> None:
+        if self._stream is not None:
+            try:
+                act(self._stream)
+            except (OSError, ValueError):
+                self._stream = None

@@ -1,0 +1,115 @@
+"""From groups of episodes to a training batch: shaping, credit, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rollgym.errors import UsageError
+from rollgym.trainer.batch import Batch, make_batch
+from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.credit import find_estimator
+from rollgym.trainer.credit_types import Trajectory
+from rollgym.trainer.kl import kl_rewards
+from rollgym.trainer.learner import Learner, Metrics
+from rollgym.trainer.rows import FloatArray, TokenEpisode, token_episode
+from rollgym.trainer.shaping import Shaped, format_check, shape
+from rollgym.types import Episode, Group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experience:
+    """A batch, and what there is to say about where it came from."""
+
+    batch: Batch
+    metrics: Metrics
+
+
+def make_experience(
+    groups: Sequence[Group], config: TrainConfig, learner: Learner, kl_coef: float
+) -> Experience:
+    """Everything that an update needs to know about these groups."""
+    parser = format_check(config.agent.parser) if config.shaping.format_penalty else None
+    shaped = shape(groups, config.shaping, format_missed=parser)
+    if not any(one.episode.turns for one in shaped):
+        raise UsageError(
+            "There is nothing to learn from: no episode had a single turn. If they all ended with "
+            "token_limit, the context is too short for the first prompt: raise model.context."
+        )
+    tokens = [token_episode(one.episode) for one in shaped]
+    batch = make_batch(tokens)
+    extra, values, last = _judged(batch, config, learner, kl_coef)
+    cuts = np.cumsum([one.count for one in tokens])[:-1]
+    penalties, worths = _cut(extra.get("penalty"), cuts, tokens), _cut(values, cuts, tokens)
+    trajectories = [
+        _trajectory(one, token, penalty, worth, after)
+        for one, token, penalty, worth, after in zip(shaped, tokens, penalties, worths, last, strict=True)
+    ]
+    credit = find_estimator(config.estimator)(trajectories, config.credit)
+    arrays = {"advantages": np.concatenate(credit.advantages)}
+    if credit.returns is not None and values is not None:
+        arrays |= {"returns": np.concatenate(credit.returns), "values": values}
+    if "reference" in extra:
+        arrays["reference"] = extra["reference"]
+    metrics = {f"credit_{name}": value for name, value in credit.metrics.items()}
+    return Experience(batch.having(**arrays), metrics | describe([one.episode for one in shaped]))
+
+
+def describe(episodes: Sequence[Episode]) -> Metrics:
+    """Numbers for the log about episodes that were trained on."""
+    known = [episode.success for episode in episodes if episode.success is not None]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    found = {
+        "episodes": float(len(episodes)),
+        "return": float(np.mean([episode.total_reward for episode in episodes])),
+        "length": float(np.mean([episode.length for episode in episodes])),
+        "cut_short": float(np.mean([episode.outcome.cut_short for episode in episodes])),
+        "action_tokens": float(sum(len(turn.action_ids) for turn in turns)),
+        "valid_actions": float(np.mean([bool(turn.info.get("valid", True)) for turn in turns] or [False])),
+        "episode_generate": sum(turn.seconds.generate for turn in turns),
+        "episode_step": sum(turn.seconds.step for turn in turns),
+    }
+    return found | ({"success": float(np.mean(known))} if known else {})
+
+
+def _judged(
+    batch: Batch, config: TrainConfig, learner: Learner, kl_coef: float
+) -> tuple[dict[str, FloatArray], FloatArray | None, list[float]]:
+    """Passes of other models over the batch, where the settings ask for them."""
+    extra: dict[str, FloatArray] = {}
+    if config.loss.kl_coef:
+        extra["reference"] = learner.reference(batch)
+        if config.loss.kl_in == "reward":
+            ours, theirs = torch.from_numpy(learner.logprobs(batch)), torch.from_numpy(extra["reference"])
+            extra["penalty"] = kl_rewards(ours, theirs, kl_coef, estimator=config.loss.estimator).numpy()
+    if not learner.has_critic:
+        return extra, None, [0.0] * len(batch.episodes)
+    values, last = learner.values(batch)
+    return extra, values, last
+
+
+def _cut(
+    values: FloatArray | None, cuts: FloatArray, tokens: Sequence[TokenEpisode]
+) -> Sequence[FloatArray | None]:
+    return [None] * len(tokens) if values is None else np.split(values, cuts)
+
+
+def _trajectory(
+    one: Shaped, token: TokenEpisode, penalty: FloatArray | None, values: FloatArray | None, last: float
+) -> Trajectory:
+    episode = one.episode
+    return Trajectory(
+        group=episode.spec.group_id,
+        name=episode.spec.episode_id,
+        tag=episode.spec.env_id,
+        rewards=one.rewards,
+        tokens=token.per_turn,
+        terminated=not episode.outcome.cut_short,
+        states=[turn.observation for turn in episode.turns],
+        values=values,
+        last_value=last,
+        token_rewards=penalty,
+    )

@@ -1,0 +1,47 @@
+"""Learners: they turn batches into better weights. The loop knows this protocol alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from rollgym.engines import WeightSource
+from rollgym.trainer.batch import Batch
+from rollgym.trainer.rows import FloatArray, IntArray
+
+Metrics = dict[str, float]
+
+
+class Learner(Protocol):
+    """Owns the weights that are trained, and whatever it takes to change them."""
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether `values` can be asked."""
+
+    def logprobs(self, batch: Batch) -> FloatArray:
+        """Log-probs of all action tokens under the weights as they are now."""
+
+    def reference(self, batch: Batch) -> FloatArray:
+        """The same under the weights that the run began with."""
+
+    def values(self, batch: Batch) -> tuple[FloatArray, list[float]]:
+        """The critic's value before each action token, and after the last turn of each episode."""
+
+    def update(self, batch: Batch) -> Metrics:
+        """Learn from a batch."""
+
+    def weights(self) -> WeightSource:
+        """The policy's weights, for an engine."""
+
+    def save(self, path: Path) -> None:
+        """Write everything needed to go on, into an existing folder."""
+
+    def load(self, path: Path) -> None:
+        """Go on from what `save` wrote."""
+
+    def export(self, path: Path) -> None:
+        """Write the policy as a model folder in Hugging Face format."""
+
+
+__all__ = ["Batch", "FloatArray", "IntArray", "Learner", "Metrics"]

@@ -1,0 +1,283 @@
+"""A training run's folder and memory: what is written while it goes, and what it takes to go on.
+
+runs/NAME/manifest.json     what it is, with versions and hashes
+          config.yaml       every setting, defaults included
+          metrics.jsonl     one line per training step
+          evaluations.jsonl one line per evaluation
+          episodes.jsonl    every episode that was trained on
+          events.jsonl      every change of the scheduler (`rollgym trace`)
+          checkpoints/      the last ones and the best
+          model/            what training started from
+          final/            the policy at the end, in Hugging Face format
+          summary.json      the result, written last
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rollgym.config import dump, fingerprint
+from rollgym.errors import UsageError
+from rollgym.evalplan import Plan, Request, plan
+from rollgym.scheduler.events import EventLog
+from rollgym.scheduler.scheduler import Scheduler
+from rollgym.store import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, write_json
+from rollgym.summary import summarise
+from rollgym.trainer.checkpoint import Checkpoints
+from rollgym.trainer.config import EnvChoice, TrainConfig
+from rollgym.trainer.console import Console
+from rollgym.trainer.journal import EVALUATIONS, METRICS, Journal
+from rollgym.trainer.learner import Metrics
+from rollgym.trainer.progress import Clock, Progress
+from rollgym.trainer.setup import Parts
+from rollgym.types import SCHEMA_VERSION, Episode, Group
+from rollgym.versions import package_versions
+
+CONFIG = "config.yaml"
+FINAL, REFERENCE = "final", "reference"
+
+
+class Run:
+    """One run: its progress, its files, its watcher."""
+
+    def __init__(self, config: TrainConfig, folder: Path, console: Console, *, resume: bool = False) -> None:
+        self.config = config
+        self.folder = folder
+        self.console = console
+        self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoints.keep)
+        self.progress = Progress(kl_coef=config.loss.kl_coef)
+        self.fresh = True
+        """Whether nothing has been done yet."""
+        self._from: Path | None = None
+        self._saved_step = -1
+        self._plans: dict[int, Plan] = {}
+        if not resume:
+            _begin_folder(folder, config)
+        self.journal = Journal(
+            folder,
+            tensorboard=config.tracking.tensorboard,
+            wandb={"project": config.tracking.wandb_project} if config.tracking.wandb_project else None,
+            episodes=config.tracking.episodes,
+        )
+        try:
+            if resume:
+                self._go_on()
+            self.events = EventLog(folder / EVENTS)
+        except BaseException:
+            self.journal.close(failed=True)
+            raise
+
+    def _go_on(self) -> None:
+        """From the newest checkpoint, or from the start where there is none yet."""
+        self.progress.marks = dict.fromkeys((METRICS, EVALUATIONS, EPISODES), 0)
+        found = self.checkpoints.newest(self.console.note)
+        if found is not None:
+            self._from, state = found
+            self.progress = Progress.from_json(state)
+            self.fresh = False
+            self._saved_step = self.progress.step
+        self.journal.rewind(self.progress.marks)
+        _write_config(self.folder, self.config)
+        known = read_json(self.folder / MANIFEST)
+        write_json(self.folder / MANIFEST, {**known, "config_sha256": fingerprint(self.config)})
+
+    def close(self) -> None:
+        """Flush everything."""
+        self.events.close()
+        self.journal.close()
+
+    async def restore(self, parts: Parts) -> None:
+        """Bring the learner and the engine to where the run is."""
+        if self._from is not None:
+            await parts.compute(parts.learner.load, self._from)
+            parts.learner.set_kl(self.progress.kl_coef)
+            if (self.folder / REFERENCE).is_dir():
+                await parts.compute(parts.learner.set_reference, self.folder / REFERENCE)
+            await parts.renew(self.progress.version)
+            self.console.note(f"going on after step {self.progress.step}")
+
+    async def keep_reference(self, parts: Parts) -> None:
+        """What has been imitated is the policy that a KL penalty holds to."""
+        if self.config.loss.kl_coef:
+            await parts.compute(parts.export, self.folder / REFERENCE)
+            await parts.compute(parts.learner.set_reference, self.folder / REFERENCE)
+
+    def note_position(self, scheduler: Scheduler) -> None:
+        """Remember which tasks come next, before any of them starts."""
+        board = scheduler.board
+        self.progress.next_ticket = board.next_ticket
+        self.progress.again = board.tickets_to_play()
+        self.progress.issues = board.issues()
+
+    def record(self, groups: Sequence[Group], metrics: Metrics) -> None:
+        """A training step is done."""
+        self.journal.record(self.progress.step, metrics)
+        self.journal.keep(self.progress.step, [episode for group in groups for episode in group.episodes])
+        self.console.step(self.progress.step, metrics)
+
+    def advances(self, groups: Sequence[Group]) -> bool:
+        """Whether the curriculum opens another environment now."""
+        settings, progress = self.config.curriculum, self.progress
+        if settings is None or progress.stage + 1 >= len(self.config.envs):
+            return False
+        hardest = self.config.envs[progress.stage]
+        known = [
+            float(bool(episode.success))
+            for group in groups
+            for episode in group.episodes
+            if episode.spec.env_id == hardest.id and episode.spec.env_kwargs == hardest.kwargs
+        ]
+        if known:
+            progress.window = [*progress.window, sum(known) / len(known)][-settings.window :]
+        full = len(progress.window) == settings.window
+        if not full or sum(progress.window) / settings.window < settings.advance_at:
+            return False
+        progress.stage += 1
+        progress.window, progress.next_ticket, progress.again, progress.issues = [], 0, [], {}
+        self.console.note(f"the curriculum goes on to {self.config.envs[progress.stage].id}")
+        return True
+
+    async def after_step(self, parts: Parts, scheduler: Scheduler) -> None:
+        """Evaluate and save where it is due."""
+        step, every = self.progress.step, self.config.evaluation.every
+        if every and step % every == 0:
+            await self.evaluate(scheduler, "training")
+            await self._keep_best(parts)
+        if step % self.config.checkpoints.every == 0:
+            await self.save(parts)
+
+    async def evaluate(self, scheduler: Scheduler, phase: str) -> float | None:
+        """Play the held-out tasks; returns the mean success over the environments."""
+        self.console.phase("evaluate")
+        found: list[float] = []
+        for number, env in enumerate(self.config.envs):
+            wanted = self._plan(number)
+            episodes = await scheduler.evaluate(wanted.specs)
+            summary = _score(wanted, episodes)
+            self.journal.evaluated(self.progress.step, {"phase": phase, "env": env.id, **summary})
+            if summary["success_rate"] is not None:
+                found.append(summary["success_rate"])
+                low, high = summary["success_ci"]
+                self.console.evaluated(self.progress.step, summary["success_rate"], low, high)
+        self.progress.last = sum(found) / len(found) if found else None
+        return self.progress.last
+
+    async def save(self, parts: Parts) -> None:
+        """Write a checkpoint."""
+        if self._saved_step == self.progress.step:
+            return
+        self.console.phase("save")
+        self.progress.marks = self.journal.marks()
+        await parts.compute(
+            self.checkpoints.save, self.progress.step, self.progress.to_json(), parts.learner.save
+        )
+        self._saved_step = self.progress.step
+        self.fresh = False
+
+    async def finish(self, parts: Parts, scheduler: Scheduler, reason: str, clock: Clock) -> None:
+        """The last checkpoint, the last evaluation, the policy, the summary."""
+        await scheduler.pause()
+        self.progress.seconds = clock.seconds
+        await self.save(parts)  # first: going on from it evaluates again, or trains further
+        await self.evaluate(scheduler, "after")
+        await self._keep_best(parts)
+        await parts.compute(parts.export, self.folder / FINAL)
+        write_json(self.folder / SUMMARY, self._summary(reason))
+
+    async def _keep_best(self, parts: Parts) -> None:
+        progress = self.progress
+        if progress.last is None or (progress.best is not None and progress.last <= progress.best):
+            return
+        progress.best, progress.best_step = progress.last, progress.step
+        await parts.compute(
+            self.checkpoints.save_best,
+            progress.step,
+            progress.to_json(),
+            lambda to: parts.export(to / "model"),
+        )
+
+    def _plan(self, number: int) -> Plan:
+        if number not in self._plans:
+            self._plans[number] = held_out(self.config, self.config.envs[number])
+        return self._plans[number]
+
+    def _summary(self, reason: str) -> dict[str, Any]:
+        progress = self.progress
+        return {
+            "schema": SCHEMA_VERSION,
+            "kind": "train",
+            "ended": reason,
+            "steps": progress.step,
+            "seconds": round(progress.seconds, 1),
+            "best_success": progress.best,
+            "best_step": progress.best_step,
+            "last_success": progress.last,
+            "evaluations": [
+                {name: line[name] for name in ("step", "phase", "env", "success_rate", "success_ci")}
+                for line in _lines(self.folder / EVALUATIONS)
+            ],
+        }
+
+
+def held_out(config: TrainConfig, env: EnvChoice) -> Plan:
+    """The held-out episodes of one environment: the same at every step, for every seed of a run."""
+    request = Request(
+        env_id=env.id,
+        agent="lm",
+        episodes=config.evaluation.episodes,
+        seed=config.evaluation.seed,
+        split=config.evaluation.split,
+        env_kwargs=env.kwargs,
+        limits=env.limits,
+    )
+    return plan(request)
+
+
+def _score(wanted: Plan, episodes: Sequence[Episode]) -> dict[str, Any]:
+    summary = summarise(wanted.manifest, episodes)
+    names = (
+        "success_rate", "success_ci", "mean_return", "return_ci", "episodes", "failed", "outcomes",
+        "length", "valid_actions", "split", "seed", "task_set", "content_hash",
+    )  # fmt: skip
+    return {name: summary[name] for name in names}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _begin_folder(folder: Path, config: TrainConfig) -> None:
+    if (folder / MANIFEST).exists():
+        raise UsageError(f"{folder} already holds a run: give --resume to go on with it, or another --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_config(folder, config)
+    except OSError as error:
+        raise UsageError(f"Cannot write the run to {folder}: {error.strerror}.") from None
+    write_json(
+        folder / MANIFEST,
+        {
+            "schema": SCHEMA_VERSION,
+            "kind": "train",
+            "name": config.name or folder.name,
+            "envs": [{"id": env.id, "kwargs": env.kwargs} for env in config.envs],
+            "seed": config.seed,
+            "config_sha256": fingerprint(config),
+            "versions": {
+                **{name: value for env in config.envs for name, value in package_versions(env.id).items()},
+                **{name: version(name) for name in ("torch", "transformers")},
+            },
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        },
+    )
+
+
+def _write_config(folder: Path, config: TrainConfig) -> None:
+    part = folder / f".{CONFIG}"
+    part.write_text(dump(config), encoding="utf-8")
+    part.replace(folder / CONFIG)

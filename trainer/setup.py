@@ -1,0 +1,213 @@
+"""The parts of a run, made from its configuration: model, engine, agent, pool, learner, task stream."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rollgym.agents.lm import LmAgent
+from rollgym.chat import load_tokenizer
+from rollgym.engines.torch import TorchEngine
+from rollgym.errors import RunError, UsageError, boundary
+from rollgym.evalplan import TURN_LIMIT
+from rollgym.pool import EnvPool
+from rollgym.pool.inline import InlinePool
+from rollgym.pool.local import LocalPool
+from rollgym.registry import find_spec, import_module, make
+from rollgym.rewards import Scorer
+from rollgym.rewards.settings import make_scorer
+from rollgym.scheduler.config import SchedulerConfig
+from rollgym.scheduler.groups import GroupPolicy
+from rollgym.scheduler.stream import Source, TaskStream
+from rollgym.seeding import derive_seed
+from rollgym.text import text_face
+from rollgym.trainer.config import EnvChoice, TrainConfig
+from rollgym.trainer.learner.local import LocalLearner
+from rollgym.trainer.learner.settings import LearnerSettings
+from rollgym.trainer.loss_settings import LossSettings
+from rollgym.trainer.model import make_policy
+from rollgym.types import Limits
+
+T = TypeVar("T")
+MODEL = "model"
+"""The run's own copy of the policy that training starts from."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What the loop works with."""
+
+    config: TrainConfig
+    folder: Path
+    engine: TorchEngine
+    agent: LmAgent
+    pool: EnvPool
+    learner: LocalLearner
+    scorer: Scorer | None
+    thread: ThreadPoolExecutor
+    """Where the learner computes: one thread, so that the event loop stays free."""
+
+    async def compute(self, work: Callable[..., T], *args: object) -> T:
+        """Have the learner's thread do something."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *args)
+
+    async def renew(self, version: int) -> None:
+        """Give the engine the learner's weights."""
+        await self.engine.update_weights(version, self.learner.weights())
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as it is now as a model folder that any tool can load."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in (self.folder / MODEL).iterdir():
+            if file.is_file() and file.suffix != ".safetensors" and file.name != "config.json":
+                shutil.copy2(file, folder / file.name)
+        with boundary(RunError, f"The policy could not be written to {folder}"):
+            self.learner.export(folder)
+
+
+def prepare_model(config: TrainConfig, folder: Path) -> Path:
+    """The model folder that training starts from, made or copied into the run."""
+    place = folder / MODEL
+    if (place / "config.json").is_file():
+        return place
+    if config.model.path is None:
+        envs = [(env.id, env.kwargs) for env in config.envs]
+        make_policy(envs, place, size=config.model.size, seed=config.seed, context=config.model.context)
+        return place
+    source = Path(config.model.path)
+    if not (source / "config.json").is_file():
+        raise UsageError(f"model.path {source} is no model folder: it has no config.json.")
+    part = place.with_name(f".{place.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(source, part, ignore=shutil.ignore_patterns("checkpoint*", "optimizer*", ".*"))
+    part.rename(place)
+    return place
+
+
+@asynccontextmanager
+async def open_parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
+    """Everything, ready to use; closed again whatever happens."""
+    for module in config.rollout.modules:
+        import_module(module, "rollout.modules")
+    with ThreadPoolExecutor(1, thread_name_prefix="rollgym-learner") as thread:
+        loop = asyncio.get_running_loop()
+        model = await loop.run_in_executor(thread, prepare_model, config, folder)
+        learner = await loop.run_in_executor(thread, make_learner, config, model)
+        engine = TorchEngine(
+            learner.model if config.learner.lora is None else model,
+            max_batch=config.engine.max_batch,
+            cache_tokens=config.engine.cache_tokens,
+            threads=config.engine.threads,
+        )
+        workers = config.rollout.workers
+        pool = LocalPool(workers, modules=config.rollout.modules) if workers else InlinePool()
+        tokenizer = load_tokenizer(model)
+        scorer = None
+        if config.rewards:
+            scorer = make_scorer(
+                config.rewards,
+                keep_environment=config.keep_environment_reward,
+                engine=engine,
+                tokenizer=tokenizer,
+            )
+        try:
+            agent = LmAgent(engine, tokenizer, config.agent)
+            yield Parts(config, folder, engine, agent, pool, learner, scorer, thread)
+        finally:
+            if scorer is not None:
+                await scorer.close()
+            await pool.close()
+            await engine.close()
+
+
+def make_learner(config: TrainConfig, model: Path) -> LocalLearner:
+    """The learner of the run proper."""
+    steps = config.stop.steps * config.learner.epochs * config.learner.mini_batches
+    return LocalLearner(
+        model,
+        config.learner,
+        config.loss,
+        weighting=config.weighting,
+        constant=config.constant,
+        temperature=config.agent.temperature,
+        total_steps=max(steps, 1),
+        kl_target=config.kl_target,
+        seed=derive_seed("learner", config.seed),
+    )
+
+
+def make_imitator(config: TrainConfig, learner: LocalLearner, rate: float, steps: int) -> LocalLearner:
+    """A learner that shares the run's model and makes what it is shown likely."""
+    settings = LearnerSettings(
+        learning_rate=rate,
+        micro_tokens=config.learner.micro_tokens,
+        layout=config.learner.layout,
+        device=config.learner.device,
+        threads=config.learner.threads,
+        schedule="linear",
+        final_share=0.1,
+    )
+    return LocalLearner(
+        learner.model,
+        settings,
+        LossSettings("reinforce", tis_cap=None),
+        temperature=config.agent.temperature,
+        total_steps=max(steps, 1),
+        share=True,
+    )
+
+
+def scheduler_config(config: TrainConfig) -> SchedulerConfig:
+    """Synchronous: nothing new starts until the weights that were trained on a batch are live."""
+    rollout = config.rollout
+    return SchedulerConfig(
+        max_in_flight=rollout.max_in_flight,
+        groups=GroupPolicy(
+            size=rollout.group_size,
+            extra=rollout.extra,
+            refills=rollout.refills,
+            when_short=rollout.when_short,
+        ),
+        max_ahead=rollout.groups,
+        skip_equal_returns=rollout.skip_equal_returns,
+        max_skipped=rollout.max_skipped,
+        stall_seconds=rollout.stall_seconds,
+        evaluation_share=1.0,
+    )
+
+
+def make_stream(config: TrainConfig, envs: Sequence[EnvChoice], stage: int) -> TaskStream:
+    """The tasks to train on, in an order that depends on the seed alone."""
+    return TaskStream([_source(env, config) for env in envs], seed=derive_seed("tasks", config.seed, stage))
+
+
+def _source(env: EnvChoice, config: TrainConfig) -> Source:
+    made = make(env.id, **env.kwargs)
+    try:
+        tasks = text_face(made).tasks
+    finally:
+        made.close()
+    if tasks is not None and config.rollout.groups > tasks.size(env.split):
+        raise UsageError(
+            f"rollout.groups is {config.rollout.groups}, but the split {env.split!r} of {env.id} has only "
+            f"{tasks.size(env.split)} tasks: a batch would hold some of them twice. Lower rollout.groups."
+        )
+    registered = find_spec(env.id)
+    limits = env.limits
+    if limits.turns is None and registered.max_episode_steps is None:
+        limits = Limits(turns=TURN_LIMIT, tokens=limits.tokens, seconds=limits.seconds)
+    return Source(
+        env_id=env.id,
+        env_kwargs=env.kwargs,
+        env_version="" if registered.version is None else f"v{registered.version}",
+        tasks=tasks,
+        split=env.split,
+        weight=env.weight,
+        limits=limits,
+    )

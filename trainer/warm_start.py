@@ -1,0 +1,138 @@
+"""Learning from others: supervised training on recorded or expert episodes, through the same token path."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rollgym.agent import AgentSetup, make_agent
+from rollgym.errors import UsageError
+from rollgym.evalplan import Request, plan
+from rollgym.scheduler.episode import play_episode
+from rollgym.scheduler.scheduler import Scheduler
+from rollgym.seeding import derive_rng, derive_seed
+from rollgym.store import load_run
+from rollgym.trainer.batch import Batch, make_batch
+from rollgym.trainer.config import EnvChoice, TrainConfig, WarmStart
+from rollgym.trainer.retell import retell
+from rollgym.trainer.rows import TokenEpisode, token_episode
+from rollgym.trainer.run import Run
+from rollgym.trainer.setup import Parts, make_imitator
+from rollgym.types import Episode, EpisodeSpec
+
+
+async def warm_start(parts: Parts, run: Run, scheduler: Scheduler) -> None:
+    """Make the policy imitate; the run's learner and engine then go on from there."""
+    config = parts.config
+    settings = config.warm_start
+    assert settings is not None
+    shown = await demonstrations(parts, settings)
+    tokens = [token_episode(retell(episode, parts.agent)) for episode in shown]
+    check = _validation(config, settings, shown) if settings.until_success is not None else []
+    batches = -(-len(tokens) // settings.batch)
+    learner = make_imitator(config, parts.learner, settings.learning_rate, settings.epochs * batches)
+    for epoch in range(settings.epochs):
+        order = derive_rng("imitation", config.seed, epoch).permutation(len(tokens))
+        losses = []
+        for first in range(0, len(order), settings.batch):
+            batch = _batch([tokens[i] for i in order[first : first + settings.batch]])
+            losses.append((await parts.compute(learner.update, batch))["policy_loss"])
+        run.progress.version += 1
+        async with scheduler.updating(run.progress.version):
+            await parts.renew(run.progress.version)
+        note = f"imitation epoch {epoch + 1} of {settings.epochs}: loss {np.mean(losses):.3f}"
+        success = await _succeeds(scheduler, check)
+        run.console.note(note if success is None else f"{note}, success {success:.3f}")
+        if success is not None and settings.until_success is not None and success >= settings.until_success:
+            break
+
+
+async def demonstrations(parts: Parts, settings: WarmStart) -> list[Episode]:
+    """Episodes to imitate: those of a results folder that succeeded, or played now."""
+    if settings.run is not None:
+        _, episodes = load_run(Path(settings.run))
+        ours = {(env.id, split) for env in parts.config.envs for split in (env.split, "")}
+        good = [
+            episode
+            for episode in episodes
+            if episode.success and episode.turns and (episode.spec.env_id, episode.spec.split) in ours
+        ]
+        if not good:
+            raise UsageError(
+                f"No episode in {settings.run} succeeded on a task of envs and of its training split: there "
+                "is nothing to imitate. Record some with `rollgym eval --split train`."
+            )
+        return good[: settings.episodes]
+    shares = _shares(parts.config.envs, settings.episodes)
+    played: list[Episode] = []
+    for number, env in enumerate(parts.config.envs):
+        played += await _played(parts, settings, env, number, shares[number])
+    good = [episode for episode in played if episode.success is not False and not episode.outcome.failed]
+    if not good:
+        error = next((episode.error for episode in played if episode.error), None)
+        why = f" (the first error: {error.message})" if error else ""
+        raise UsageError(f"Agent {settings.agent!r} did not succeed once: there is nothing to imitate{why}.")
+    return good
+
+
+async def _played(
+    parts: Parts, settings: WarmStart, env: EnvChoice, number: int, count: int
+) -> Sequence[Episode]:
+    agent = make_agent(settings.agent, AgentSetup(env_id=env.id, env_kwargs=env.kwargs))
+    specs = _specs(parts.config, env, "imitation", number, count)
+    busy = asyncio.Semaphore(parts.config.rollout.max_in_flight)
+
+    async def play(spec: EpisodeSpec) -> Episode:
+        async with busy:
+            return await play_episode(spec, parts.pool, agent)
+
+    try:
+        return await asyncio.gather(*(play(spec) for spec in specs))
+    finally:
+        await agent.close()
+
+
+def _specs(
+    config: TrainConfig, env: EnvChoice, purpose: str, number: int, count: int
+) -> tuple[EpisodeSpec, ...]:
+    request = Request(
+        env_id=env.id,
+        agent="lm",
+        episodes=count,
+        split=env.split,
+        seed=derive_seed(purpose, config.seed, number) % 2**31,
+        env_kwargs=env.kwargs,
+        limits=env.limits,
+    )
+    return plan(request).specs
+
+
+def _validation(
+    config: TrainConfig, settings: WarmStart, shown: Sequence[Episode]
+) -> list[tuple[EpisodeSpec, ...]]:
+    """Training tasks that were not shown (never held-out ones), to see when enough has been imitated."""
+    shares = _shares(config.envs, settings.validation_episodes)
+    found = []
+    for number, env in enumerate(config.envs):
+        tasks = {one.spec.task for one in shown if one.spec.env_id == env.id} - {None}
+        specs = _specs(config, env, "imitation check", number, shares[number] + len(tasks))
+        found.append(tuple(spec for spec in specs if spec.task not in tasks)[: shares[number]])
+    return found
+
+
+async def _succeeds(scheduler: Scheduler, check: Sequence[Sequence[EpisodeSpec]]) -> float | None:
+    episodes = [episode for specs in check for episode in await scheduler.evaluate(specs)]
+    return float(np.mean([bool(episode.success) for episode in episodes])) if episodes else None
+
+
+def _shares(envs: Sequence[EnvChoice], count: int) -> list[int]:
+    total = sum(env.weight for env in envs)
+    return [max(1, round(count * env.weight / total)) for env in envs]
+
+
+def _batch(tokens: Sequence[TokenEpisode]) -> Batch:
+    ones = [np.ones(one.count) for one in tokens]
+    return make_batch(tokens, advantages=ones, old=[one.behaviour for one in tokens])
