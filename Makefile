@@ -35,7 +35,7 @@ $(VENV)/.docs: $(VENV)/.installed
 install: $(VENV)/.installed ## Make .venv with rollgym in it
 	@echo "rollgym is installed: try $(BIN)/rollgym envs"
 
-demo: $(VENV)/.installed ## Evaluate random and expert on Sokoban and FrozenLake and compare them
+demo: $(VENV)/.train ## Train a small policy on FrozenLake, show that it learned, leave a report page
 	@$(BIN)/python examples/demo.py
 
 lint: $(VENV)/.dev ## ruff, mypy --strict and the import directions
@@ -62,7 +62,7 @@ docs: $(VENV)/.docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
-pictures: $(VENV)/.installed ## Make the pictures of the docs anew
+pictures: $(VENV)/.train ## Make the pictures of the docs anew
 	$(BIN)/python docs/images/make.py
 
 clean: ## Remove .venv, caches and built files (not runs/)

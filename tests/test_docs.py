@@ -98,3 +98,13 @@ def test_every_environment_has_a_page() -> None:
 def test_no_machine_paths_in_the_tree() -> None:
     for page in PAGES:
         assert not re.search(r"/(root|home|work)/\w", page.read_text()), page
+
+
+def test_every_rule_of_the_correctness_page_has_tests_that_exist() -> None:
+    rows = re.findall(r"^\| (\d+) \|.*\| (.+) \|$", (ROOT / "docs/correctness.md").read_text(), re.M)
+    assert [int(number) for number, _ in rows] == list(range(1, 38))
+    for number, cell in rows:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", cell)
+        assert named, f"rule {number} has no test"
+        for file, test in named:
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(), (number, file, test)

@@ -46,7 +46,7 @@ def demo() -> None:
     import demo as program
 
     screen = recorder(104)
-    program.main(screen)
+    program.main(["--plain"], screen)
     save(screen, "demo", "make demo")
 
 

@@ -12,6 +12,8 @@ from rollgym.chat.tokenizer import Tokenizer
 
 MIDDLE = "\n"
 """What a piece is tokenised after, where nothing is known of what stands before it."""
+REMEMBERED, LONGEST_REMEMBERED = 20_000, 2_000
+"""How many pieces of text keep their ids, and up to which length."""
 _NEVER_SEEN = chr(0x10FFFD)
 """A character that no vocabulary holds."""
 
@@ -21,6 +23,8 @@ class Codec:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        # Games show the same positions again and again, and tokenising is most of what a turn costs here.
+        self._known: dict[str, tuple[int, ...]] = {}
         added = tokenizer.added_tokens_decoder.items()
         self.added: dict[str, int] = {str(token.content): int(number) for number, token in added}
         """Every token that is matched in text before anything else, with its id."""
@@ -61,7 +65,16 @@ class Codec:
         )
 
     def _raw(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
+        if not text:
+            return []
+        known = self._known.get(text)
+        if known is None:
+            known = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+            if len(self._known) >= REMEMBERED:
+                del self._known[next(iter(self._known))]
+            if len(text) <= LONGEST_REMEMBERED:
+                self._known[text] = known
+        return list(known)
 
     def _after(self, before: str, text: str) -> list[int]:
         if before == MIDDLE and self._bare:

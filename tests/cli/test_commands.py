@@ -11,7 +11,22 @@ from typing import Any
 import pytest
 
 Command = Callable[..., Any]
-COMMANDS = ["envs", "agents", "play", "eval", "compare", "check", "new", "trace", "model new"]
+COMMANDS = [
+    "envs",
+    "agents",
+    "play",
+    "eval",
+    "compare",
+    "check",
+    "new",
+    "trace",
+    "train",
+    "imitate",
+    "model new",
+    "config show",
+    "config explain",
+    "config schema",
+]
 
 
 def test_envs_lists_every_environment_with_what_a_user_asks(rollgym_command: Command) -> None:
