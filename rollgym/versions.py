@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
 from rollgym.registry import find_spec
@@ -25,4 +27,10 @@ def _origin(env_id: str) -> list[str]:
     entry = find_spec(env_id).entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     top = module.partition(":")[0].partition(".")[0]
-    return sorted(packages_distributions().get(top, []))
+    return sorted(_distributions().get(top, []))
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Which packages bring which modules. Reading all of their metadata takes a quarter of a second."""
+    return packages_distributions()

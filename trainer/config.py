@@ -67,6 +67,8 @@ class WarmStart(Settings):
     """A results folder whose successful episodes are imitated; nobody plays then."""
     episodes: int = Field(default=200, ge=1)
     """Demonstrations, on training tasks, over all environments."""
+    only_successful: bool = True
+    """Whether episodes that did not succeed are left out. Without, a random agent's teach the form alone."""
     epochs: int = Field(default=10, ge=1)
     """How often they are gone through, at most."""
     batch: int = Field(default=16, ge=1)
@@ -74,6 +76,8 @@ class WarmStart(Settings):
     learning_rate: float = Field(default=1e-3, gt=0)
     until_success: float | None = Field(default=None, gt=0, le=1)
     """Stop once this share of validation episodes succeeds, so that something is left to learn."""
+    check_every: int | None = Field(default=None, ge=1)
+    """Batches between looks at the validation episodes; ``null``: an epoch."""
     validation_episodes: int = Field(default=100, ge=1)
     """Episodes for ``until_success``, on tasks of the training split that were not shown."""
 
@@ -197,6 +201,11 @@ class TrainConfig(Settings):
     def check(self) -> None:
         """What single settings cannot know."""
         find_estimator(self.estimator)
+        if any(env.split == self.evaluation.split for env in self.envs):
+            raise UsageError(
+                f"evaluation.split is {self.evaluation.split!r}, and so is an environment's training split: "
+                "tasks that are trained on are not held out."
+            )
         if (self.estimator == "gae") != (self.learner.critic != "none"):
             raise UsageError(
                 "estimator gae needs a critic, and only gae uses one: set learner.critic to head or own, "

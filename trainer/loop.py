@@ -79,6 +79,7 @@ async def begin(parts: Parts, run: Run, scheduler: Scheduler) -> None:
         await warm_start(parts, run, scheduler)
         await run.keep_reference(parts)
         await run.evaluate(scheduler, "warm_start")
+        await run.keep_best(parts)
     await run.save(parts)
 
 

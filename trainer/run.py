@@ -147,7 +147,7 @@ class Run:
         step, every = self.progress.step, self.config.evaluation.every
         if every and step % every == 0:
             await self.evaluate(scheduler, "training")
-            await self._keep_best(parts)
+            await self.keep_best(parts)
         if step % self.config.checkpoints.every == 0:
             await self.save(parts)
 
@@ -185,11 +185,12 @@ class Run:
         self.progress.seconds = clock.seconds
         await self.save(parts)  # first: going on from it evaluates again, or trains further
         await self.evaluate(scheduler, "after")
-        await self._keep_best(parts)
+        await self.keep_best(parts)
         await parts.compute(parts.export, self.folder / FINAL)
         write_json(self.folder / SUMMARY, self._summary(reason))
 
-    async def _keep_best(self, parts: Parts) -> None:
+    async def keep_best(self, parts: Parts) -> None:
+        """Export the policy where no evaluation was better than the last."""
         progress = self.progress
         if progress.last is None or (progress.best is not None and progress.last <= progress.best):
             return

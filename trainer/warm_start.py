@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,20 +34,30 @@ async def warm_start(parts: Parts, run: Run, scheduler: Scheduler) -> None:
     check = _validation(config, settings, shown) if settings.until_success is not None else []
     batches = -(-len(tokens) // settings.batch)
     learner = make_imitator(config, parts.learner, settings.learning_rate, settings.epochs * batches)
-    for epoch in range(settings.epochs):
-        order = derive_rng("imitation", config.seed, epoch).permutation(len(tokens))
-        losses = []
-        for first in range(0, len(order), settings.batch):
-            batch = _batch([tokens[i] for i in order[first : first + settings.batch]])
-            losses.append((await parts.compute(learner.update, batch))["policy_loss"])
+    losses: list[float] = []
+    total = settings.epochs * batches
+    for number, part in enumerate(_parts(len(tokens), settings, config.seed), start=1):
+        batch = _batch([tokens[i] for i in part])
+        losses.append((await parts.compute(learner.update, batch))["policy_loss"])
+        if number % (settings.check_every or batches) and number != total:
+            continue
         run.progress.version += 1
         async with scheduler.updating(run.progress.version):
             await parts.renew(run.progress.version)
-        note = f"imitation epoch {epoch + 1} of {settings.epochs}: loss {np.mean(losses):.3f}"
         success = await _succeeds(scheduler, check)
+        note = f"imitation, batch {number} of {total}: loss {np.mean(losses):.3f}"
         run.console.note(note if success is None else f"{note}, success {success:.3f}")
+        losses = []
         if success is not None and settings.until_success is not None and success >= settings.until_success:
             break
+
+
+def _parts(count: int, settings: WarmStart, seed: int) -> Iterator[list[int]]:
+    """Which demonstrations each batch is of: all of them in each epoch, in an order of its own."""
+    for epoch in range(settings.epochs):
+        order = derive_rng("imitation", seed, epoch).permutation(count).tolist()
+        for first in range(0, count, settings.batch):
+            yield order[first : first + settings.batch]
 
 
 async def demonstrations(parts: Parts, settings: WarmStart) -> list[Episode]:
@@ -58,7 +68,10 @@ async def demonstrations(parts: Parts, settings: WarmStart) -> list[Episode]:
         good = [
             episode
             for episode in episodes
-            if episode.success and episode.turns and (episode.spec.env_id, episode.spec.split) in ours
+            if (episode.success or not settings.only_successful)
+            and episode.turns
+            and not episode.outcome.failed
+            and (episode.spec.env_id, episode.spec.split) in ours
         ]
         if not good:
             raise UsageError(
@@ -70,7 +83,11 @@ async def demonstrations(parts: Parts, settings: WarmStart) -> list[Episode]:
     played: list[Episode] = []
     for number, env in enumerate(parts.config.envs):
         played += await _played(parts, settings, env, number, shares[number])
-    good = [episode for episode in played if episode.success is not False and not episode.outcome.failed]
+    good = [
+        episode
+        for episode in played
+        if not episode.outcome.failed and (episode.success is not False or not settings.only_successful)
+    ]
     if not good:
         error = next((episode.error for episode in played if episode.error), None)
         why = f" (the first error: {error.message})" if error else ""

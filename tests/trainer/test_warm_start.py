@@ -62,7 +62,7 @@ def test_training_goes_on_from_what_was_imitated(train_here: Run) -> None:
 def test_imitation_stops_when_enough_succeed(train_here: Run, capfd: pytest.CaptureFixture[str]) -> None:
     enough = {**TAUGHT, "epochs": 40, "until_success": 0.3, "validation_episodes": 20}
     folder = train_here("run", imitate=True, warm_start=enough, evaluation={"episodes": 20})
-    notes = [line for line in capfd.readouterr().err.splitlines() if "imitation epoch" in line]
+    notes = [line for line in capfd.readouterr().err.splitlines() if "imitation, batch" in line]
     rates = [float(line.rsplit(" ", 1)[1]) for line in notes]
     assert 0 < len(rates) < 40
     assert all(rate < 0.3 for rate in rates[:-1])

@@ -194,7 +194,10 @@ class LocalLearner:
 
         inner = self.model.get_base_model() if self.settings.lora is not None else self.model
         inner.config.save_pretrained(path)
-        save_file(_contiguous(self._tensors()), path / "model.safetensors", {"format": "pt"})
+        weights = path / "model.safetensors"
+        save_file(_contiguous(self._tensors()), weights, {"format": "pt"})
+        # Readable by whoever may read the folder: a server may run as somebody else.
+        weights.chmod(path.stat().st_mode & 0o666)
 
     def _own(self, model: nn.Module | Path) -> Any:
         """A copy on the learner's device that scores rows as the learner needs it."""
