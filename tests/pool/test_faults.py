@@ -255,11 +255,12 @@ def test_children_of_environments_go_with_their_worker(kit: Any, tmp_path: Path,
 
 
 def test_a_run_among_all_of_them_completes(kit: Any, tmp_path: Path) -> None:
-    """Good episodes beside every fault at once: who is not surely guilty is tried again."""
+    """Good episodes beside every fault at once: victims are tried again, and suspects again alone."""
     bad = ["Hangs", "HangsInReset", "Segfaults", "Leaks", "RaisesInStep", "Exits", "Floods", "NotANumber"]
     specs = [kit.spec(env, name=f"bad-{env}") for env in bad]
     specs += [kit.spec(name=f"good-{number}") for number in range(24)]
     results: dict[str, list[object]] = {spec.episode_id: [] for spec in specs}
+    suspects: list[Any] = []
 
     async def lane(pool: LocalPool, queue: list[Any]) -> None:
         while queue:
@@ -271,13 +272,16 @@ def test_a_run_among_all_of_them_completes(kit: Any, tmp_path: Path) -> None:
                 if loss.culprits == (spec.episode_id,):
                     results[spec.episode_id].append(loss)
                 else:
-                    queue.append(spec)
+                    # Two suspects would be put beside one another again and again.
+                    (suspects if spec.episode_id in loss.culprits else queue).append(spec)
             except EnvError as error:
                 results[spec.episode_id].append(error)
 
     async def use(pool: LocalPool) -> None:
         queue = list(specs)
         await asyncio.gather(*(lane(pool, queue) for _ in range(6)))
+        while suspects:
+            await lane(pool, [suspects.pop()])
 
     limits = WorkerLimits(reset_seconds=3.0, step_seconds=3.0, hard_memory_mb=500)
     kit.run(use, workers=2, limits=limits)
