@@ -15,14 +15,17 @@ KEYS = {
     "engine": {"ratio_1", "ratio_16", "ratio_64", "ratio_multiturn"},
     "pool_steps": set(),
     "env_steps": set(),
+    "train_step": {"ours_seconds", "scaling"},
 }
+FLAGS = {"train_step": ["--no-peer"]}
+"""The peer would be installed first."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KEYS)
 def test_a_benchmark_ends_with_one_line_of_json(name: str) -> None:
     done = subprocess.run(
-        [sys.executable, f"benchmarks/{name}.py", "--quick"],
+        [sys.executable, f"benchmarks/{name}.py", "--quick", *FLAGS.get(name, [])],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,0 +1,353 @@
+"""Time and memory of one GRPO update: rollgym's `LocalLearner.update` against TRL's `GRPOTrainer`.
+
+    python benchmarks/train_step.py [--quick] [--threads 1] [--rounds 5] [--no-peer] [--peer-venv FOLDER]
+
+Both train the same built-in model (a Llama of 0.5 million parameters, 400 words) in float32 with the same
+number of threads on the same 64 episodes (``--quick``: 32): a prompt of 64 tokens, then 1 to 15 turns of a
+short action, with observations between them. 13 % of the tokens are actions, and only these are in the loss.
+``even`` is the same with 8 turns in every episode, so that little padding is needed: the difference is what
+ragged episodes cost.
+
+In an update: forward and backward passes in micro-batches, clipping the gradient, AdamW, and the metrics that
+either reports. Not in it: generation, rewards, a reference model, old log-probs (both are given the same).
+TRL's inputs are padded beforehand, its loss is the one that weighs all tokens alike (``dapo``, its default),
+and observations are masked as a tool's answers are. It runs its own training loop. Unlike its defaults it
+computes in float32, as rollgym does, and without gradient checkpointing (see ``--checkpointing``);
+``--trl-batch`` is its ``per_device_train_batch_size``. ``gradient_gap`` says how far the gradients of the
+first update are apart, relative to their size.
+
+Each contender is a process of its own. They take turns, and a ratio is the median of the rounds' ratios:
+above 1, rollgym is faster. Memory is the peak of the resident set, and how much of it the updates added to
+what was there before the first (model, data and libraries). Then rollgym's update alone with 1, 2 and 4 times
+the episodes: time should grow with the tokens, memory should not.
+
+The first run makes a virtual environment for TRL with rollgym's versions of torch and transformers (some
+minutes); without network, or with ``--no-peer``, rollgym is measured alone. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from rollgym.seeding import derive_rng
+from rollgym.trainer.batch import Batch, make_batch
+from rollgym.trainer.learner.settings import LearnerSettings
+from rollgym.trainer.loss_settings import LossSettings
+from rollgym.trainer.model import SIZES
+from rollgym.trainer.rows import Row, TokenEpisode
+
+VOCABULARY, PROMPT, RATE = 400, 64, 1e-4
+SCALES = (1, 2, 4)
+PEER = Path(__file__).parent / "peers" / "trl_step.py"
+PEER_VENV = Path.home() / ".cache" / "rollgym" / "bench-trl"
+TRL = "trl==1.16.0"
+Workload = dict[str, Any]
+
+
+def make_episodes(count: int, even: bool) -> Workload:
+    """Tokens of many episodes end to end, which of them are actions, and an advantage for each episode."""
+    ids, own = [], []
+    for number in range(count):
+        rng = derive_rng("train step benchmark", number)
+        mask = [0] * PROMPT
+        for turn in range(8 if even else int(rng.integers(1, 16))):
+            mask += [0] * (int(rng.integers(16, 49)) if turn else 0) + [1] * int(rng.integers(2, 10))
+        own.append(np.array(mask))
+        ids.append(rng.integers(2, VOCABULARY, len(mask)))
+    return {
+        "prompt": PROMPT,
+        "lengths": np.array(list(map(len, ids))),
+        "ids": np.concatenate(ids),
+        "own": np.concatenate(own),
+        "advantages": derive_rng("train step benchmark advantages").normal(size=count),
+    }
+
+
+def read_batch(data: Any) -> Batch:
+    """The episodes as the learner wants them."""
+    cuts = np.cumsum(data["lengths"])[:-1]
+    split = {name: np.split(data[name], cuts) for name in ("ids", "own", "old") if name in data}
+    episodes, advantages = [], []
+    for number, (ids, own) in enumerate(zip(split["ids"], split["own"], strict=True)):
+        places = np.flatnonzero(own)
+        old = split["old"][number][places] if "old" in split else np.zeros(len(places))
+        row = Row(ids, places)
+        episodes.append(TokenEpisode(str(number), (row,), old, np.array([len(places)])))
+        advantages.append(np.full(len(places), data["advantages"][number]))
+    batch = make_batch(episodes, advantages=advantages)
+    return batch.having(old=batch.arrays["behaviour"])
+
+
+def make_learner(model: Path, micro_tokens: int, threads: int) -> Any:
+    """The learner with the settings that TRL gets, too."""
+    from rollgym.trainer.learner.local import LocalLearner
+
+    chosen = LearnerSettings(learning_rate=RATE, micro_tokens=micro_tokens, threads=threads, device="cpu")
+    return LocalLearner(model, chosen, LossSettings("grpo"))
+
+
+def write_model(folder: Path) -> None:
+    """A model of the built-in policy's kind, with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    quiet: Any = logging.disable_progress_bar
+    quiet()
+    shape = SIZES["small"]
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+        dtype="float32",
+    )
+    model: Any = LlamaForCausalLM
+    model(config).save_pretrained(folder)
+
+
+def write_workload(folder: Path, count: int, even: bool = False) -> Workload:
+    """Model and episodes. Old log-probs are the model's own, a little off: some ratios are clipped."""
+    folder.mkdir()
+    write_model(folder / "model")
+    data = make_episodes(count, even)
+    own = np.flatnonzero(data["own"])
+    old = np.zeros(len(data["ids"]))
+    old[own] = make_learner(folder / "model", 8192, 1).logprobs(read_batch(data))
+    old[own] += derive_rng("train step benchmark noise").normal(0, 0.15, len(own))
+    data["old"] = old
+    np.savez(folder / "episodes.npz", **data)
+    return data
+
+
+def serve(folder: Path, micro_tokens: int, threads: int) -> None:
+    """One update for each line that is read: what a contender's process does."""
+    with np.load(folder / "episodes.npz") as data:
+        batch = read_batch(data)
+    learner = make_learner(folder / "model", micro_tokens, threads)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        learner.update(batch)
+        print(time.perf_counter() - started, flush=True)
+        if learner.steps == 1:
+            gradients = {name: p.grad.numpy() for name, p in learner.model.named_parameters()}
+            np.savez(folder / "ours.npz", **gradients)
+        print("ready", flush=True)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one contender."""
+
+    seconds: list[float]
+    peak: int
+    """The largest resident set, in megabytes."""
+    added: int
+    """How much of that came with the updates."""
+
+    @property
+    def typical(self) -> float:
+        """Seconds of an update."""
+        return statistics.median(self.seconds)
+
+
+class Contender:
+    """A process that makes an update whenever it is asked to."""
+
+    def __init__(self, command: list[str], threads: int, log: Path) -> None:
+        self.seconds: list[float] = []
+        self._log = log
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+            )
+        self._read()
+        self._before = self._memory("VmRSS")
+        self.update()
+        self.seconds.clear()  # it was to warm up
+
+    def update(self) -> None:
+        """Make one, and note how long it took."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self.seconds.append(float(self._read()))
+        self._read()
+
+    def figures(self) -> Figures:
+        """What was measured so far."""
+        peak = self._memory("VmHWM")
+        return Figures(self.seconds, peak, peak - self._before)
+
+    def close(self) -> None:
+        """No more updates."""
+        self._process.communicate()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if not line:
+            raise SystemExit(f"A contender stopped:\n{self._log.read_text()[-2000:]}")
+        return line
+
+    def _memory(self, field: str) -> int:
+        """As Linux has it; 0 elsewhere."""
+        status = Path(f"/proc/{self._process.pid}/status")
+        found = re.search(rf"{field}:\s+(\d+) kB", status.read_text() if status.exists() else "")
+        return int(found[1]) // 1024 if found else 0
+
+
+def peer_python(folder: Path) -> Path | None:
+    """The interpreter of an environment with TRL, made where there is none yet; None where that fails."""
+    wanted = [f"{name}=={version(name).partition('+')[0]}" for name in ("torch", "transformers")] + [TRL]
+    python, done = folder / "bin" / "python", folder / "installed.json"
+    if done.exists() and json.loads(done.read_text()) == wanted:
+        return python
+    print(f"Installing {', '.join(wanted)} in {folder} ...", flush=True)
+    make, install = [sys.executable, "-m", "venv", str(folder)], [str(python), "-m", "pip", "install", "-q"]
+    for command in (make, install + wanted):
+        found = subprocess.run(command, capture_output=True, text=True)
+        if found.returncode:
+            print(f"That failed: {(found.stderr or found.stdout).strip()[-500:]}")
+            return None
+    done.write_text(json.dumps(wanted))
+    return python
+
+
+def contend(commands: dict[str, list[str]], folder: Path, args: argparse.Namespace) -> dict[str, Figures]:
+    """Updates by all of them in turn."""
+    with ExitStack() as stack:
+        entrants = {}
+        for name, command in commands.items():
+            entrants[name] = Contender(command, args.threads, folder / f"{name}.log")
+            stack.callback(entrants[name].close)
+        for _ in range(args.rounds):
+            for entrant in entrants.values():
+                entrant.update()
+        return {name: entrant.figures() for name, entrant in entrants.items()}
+
+
+def ours(folder: Path, args: argparse.Namespace) -> list[str]:
+    """This program as a contender."""
+    options = ["--threads", str(args.threads), "--micro-tokens", str(args.micro_tokens)]
+    return [sys.executable, __file__, "--serve", str(folder), *options]
+
+
+def trl(python: Path, folder: Path, args: argparse.Namespace) -> list[str]:
+    """TRL as a contender."""
+    options = ["--threads", str(args.threads), "--batch", str(args.trl_batch), "--rate", str(RATE)]
+    return [str(python), str(PEER), str(folder), *options, *["--checkpointing"] * args.checkpointing]
+
+
+def ratio(found: dict[str, Figures]) -> float:
+    """TRL's seconds to ours, round by round: a machine busy now and then disturbs it less."""
+    pairs = zip(found["trl"].seconds, found["ours"].seconds, strict=True)
+    return round(statistics.median(theirs / own for theirs, own in pairs), 2)
+
+
+def gradient_gap(folder: Path) -> float:
+    """How far the gradients of the first update are apart, relative to their size."""
+    with np.load(folder / "ours.npz") as one, np.load(folder / "trl.npz") as other:
+        names = sorted(one.files)
+        a, b = (np.concatenate([arrays[name].ravel() for name in names]) for arrays in (one, other))
+    return float(f"{np.linalg.norm(a - b) / np.linalg.norm(b):.1e}")
+
+
+def compare(python: Path | None, root: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Both workloads by everybody: print a table, return what the report says."""
+    report: dict[str, Any] = {}
+    print(f"{'':8}{'':6}{'tokens':>9}{'padded':>9}{'seconds':>10}{'peak MB':>10}{'added MB':>10}{'ratio':>8}")
+    for workload, suffix in (("ragged", ""), ("even", "_even")):
+        folder = root / workload
+        lengths = write_workload(folder, args.episodes, workload == "even")["lengths"]
+        tokens, padded = int(lengths.sum()), int(lengths.max()) * len(lengths)
+        commands = {"ours": ours(folder, args)} | ({"trl": trl(python, folder, args)} if python else {})
+        found = contend(commands, folder, args)
+        report |= {f"tokens{suffix}": tokens, f"padded_tokens{suffix}": padded}
+        for name, one in found.items():
+            share = f"{ratio(found):8.2f}" if name == "trl" else ""
+            sizes = f"{tokens:9,}{padded:9,}{one.typical:10.2f}{one.peak:10,}{one.added:10,}"
+            print(f"{workload:8}{name:6}{sizes}{share}", flush=True)
+            report |= {f"{name}_seconds{suffix}": round(one.typical, 3), f"{name}_peak_mb{suffix}": one.peak}
+            report[f"{name}_added_mb{suffix}"] = one.added
+        if python:
+            report |= {f"ratio_update{suffix}": ratio(found), f"gradient_gap{suffix}": gradient_gap(folder)}
+    return report
+
+
+def scaling(root: Path, args: argparse.Namespace) -> list[tuple[int, float, int]]:
+    """(tokens, seconds, peak megabytes) of our update with ever more episodes."""
+    found = []
+    print(f"\n{'episodes':>10}{'tokens':>10}{'seconds':>10}{'us/token':>10}{'peak MB':>10}")
+    for scale in SCALES:
+        folder = root / f"times {scale}"
+        tokens = int(write_workload(folder, args.episodes * scale)["lengths"].sum())
+        one = contend({"ours": ours(folder, args)}, folder, args)["ours"]
+        each = one.typical / tokens * 1e6
+        print(
+            f"{args.episodes * scale:10}{tokens:10,}{one.typical:10.2f}{each:10.1f}{one.peak:10,}", flush=True
+        )
+        found.append((tokens, round(one.typical, 3), one.peak))
+    return found
+
+
+def main() -> None:
+    """Measure everything and print tables and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1, help="of each contender")
+    parser.add_argument("--micro-tokens", type=int, default=8192, help="rollgym's tokens in memory at once")
+    parser.add_argument("--trl-batch", type=int, default=8, help="TRL's episodes in memory at once")
+    parser.add_argument("--checkpointing", action="store_true", help="TRL's default: less memory, more time")
+    parser.add_argument("--episodes", type=int, default=64, help="a multiple of --trl-batch")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="32 episodes, two rounds after the warm-up")
+    parser.add_argument("--no-peer", action="store_true", help="rollgym alone")
+    parser.add_argument("--peer-venv", type=Path, default=PEER_VENV, help="where TRL is, or will be")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve, args.micro_tokens, args.threads)
+        return
+    if args.quick:
+        args.rounds, args.episodes = 2, 32
+    python = None if args.no_peer else peer_python(args.peer_venv)
+    if python is None:
+        print("Without TRL: rollgym is measured alone.")
+    with TemporaryDirectory() as root:
+        report = compare(python, Path(root), args) | {"scaling": scaling(Path(root), args)}
+    keys = ("threads", "rounds", "episodes", "micro_tokens", "trl_batch", "checkpointing")
+    options = {key: getattr(args, key) for key in keys}
+    print(json.dumps({"benchmark": "train_step", **options, "peer": TRL if python else None, **report}))
+
+
+if __name__ == "__main__":
+    main()
