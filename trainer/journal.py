@@ -152,6 +152,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [line for _, line in _lines(folder / METRICS)]
 
 
+def read_evaluations(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's evaluations, without a last one that a crash cut off."""
+    return [line for _, line in _lines(folder / EVALUATIONS)]
+
+
 class _Appended:
     """A file that only grows at its end, or is cut back to where it was; never half a write stays in it."""
 

@@ -33,7 +33,6 @@ async def train(parts: Parts, run: Run) -> str:
             if reason is not None:
                 await run.finish(parts, scheduler, reason, clock)
                 return reason
-            run.progress.next_ticket, run.progress.again = 0, []
 
 
 async def train_stage(parts: Parts, run: Run, scheduler: Scheduler, clock: Clock) -> str | None:

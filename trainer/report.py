@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.store import MANIFEST, read_json
-from rollgym.trainer.journal import EVALUATIONS, read_metrics
+from rollgym.trainer.journal import read_evaluations, read_metrics
 from rollgym.trainer.picture import learning_curve
 
 PAGE = "report.html"
@@ -48,12 +48,6 @@ def write_report(folder: Path) -> Path:
         encoding="utf-8",
     )
     return page
-
-
-def read_evaluations(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's evaluations."""
-    path = folder / EVALUATIONS
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _row(line: dict[str, Any]) -> list[str]:

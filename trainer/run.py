@@ -14,7 +14,6 @@ runs/NAME/manifest.json     what it is, with versions and hashes
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -31,7 +30,7 @@ from rollgym.summary import summarise
 from rollgym.trainer.checkpoint import Checkpoints
 from rollgym.trainer.config import EnvChoice, TrainConfig
 from rollgym.trainer.console import Console
-from rollgym.trainer.journal import EVALUATIONS, METRICS, Journal
+from rollgym.trainer.journal import EVALUATIONS, METRICS, Journal, read_evaluations
 from rollgym.trainer.learner import Metrics
 from rollgym.trainer.progress import Clock, Progress
 from rollgym.trainer.setup import Parts
@@ -220,7 +219,7 @@ class Run:
             "last_success": progress.last,
             "evaluations": [
                 {name: line[name] for name in ("step", "phase", "env", "success_rate", "success_ci")}
-                for line in _lines(self.folder / EVALUATIONS)
+                for line in read_evaluations(self.folder)
             ],
         }
 
@@ -246,10 +245,6 @@ def _score(wanted: Plan, episodes: Sequence[Episode]) -> dict[str, Any]:
         "length", "valid_actions", "split", "seed", "task_set", "content_hash",
     )  # fmt: skip
     return {name: summary[name] for name in names}
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _begin_folder(folder: Path, config: TrainConfig) -> None:

@@ -7,6 +7,7 @@ of a text, and some control tokens swallow the white space after them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from rollgym.chat.tokenizer import Tokenizer
 
@@ -24,7 +25,7 @@ class Codec:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         # Games show the same positions again and again, and tokenising is most of what a turn costs here.
-        self._known: dict[str, tuple[int, ...]] = {}
+        self._known = lru_cache(REMEMBERED)(self._tokenise)
         added = tokenizer.added_tokens_decoder.items()
         self.added: dict[str, int] = {str(token.content): int(number) for number, token in added}
         """Every token that is matched in text before anything else, with its id."""
@@ -67,14 +68,10 @@ class Codec:
     def _raw(self, text: str) -> list[int]:
         if not text:
             return []
-        known = self._known.get(text)
-        if known is None:
-            known = tuple(self._tokenizer.encode(text, add_special_tokens=False))
-            if len(self._known) >= REMEMBERED:
-                del self._known[next(iter(self._known))]
-            if len(text) <= LONGEST_REMEMBERED:
-                self._known[text] = known
-        return list(known)
+        return list(self._known(text) if len(text) <= LONGEST_REMEMBERED else self._tokenise(text))
+
+    def _tokenise(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _after(self, before: str, text: str) -> list[int]:
         if before == MIDDLE and self._bare:

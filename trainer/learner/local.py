@@ -147,7 +147,7 @@ class LocalLearner:
             metrics[name] /= len(norms)
         metrics |= _gap(batch, first)
         metrics["grad_norm"] = float(np.mean(norms))
-        metrics["learning_rate"] = self._rate(self.steps - 1)
+        metrics["learning_rate"] = self._optimiser.param_groups[0]["lr"]
         return metrics
 
     def adapt_kl(self, metrics: Metrics) -> float:
@@ -318,9 +318,6 @@ class LocalLearner:
         self._optimiser.step()
         self.steps += 1
         return float(norms[0])
-
-    def _rate(self, step: int) -> float:
-        return self.settings.learning_rate * rate_at(self.settings, step, self._total_steps)
 
     def _groups(self) -> list[dict[str, Any]]:
         rate = self.settings.learning_rate
