@@ -13,6 +13,7 @@ from rollgym.cli.common import AsJson, console
 
 app = typer.Typer(help="Look at the settings of a training run.", no_args_is_help=True, rich_markup_mode=None)
 
+LIST_EPILOG = "Example: rollgym config list"
 SHOW_EPILOG = "Example: rollgym config show my_run.yaml steps=10"
 EXPLAIN_EPILOG = "Example: rollgym config explain loss"
 SCHEMA_EPILOG = "Example: rollgym config schema > train.schema.json"
@@ -32,6 +33,15 @@ Overrides = Annotated[
 @app.callback()
 def _config() -> None:
     """Look at the settings of a training run."""
+
+
+@app.command("list", epilog=LIST_EPILOG)
+def names(as_json: AsJson = False) -> None:
+    """List the configurations that come with rollgym, by name."""
+    from rollgym.config import known_configs
+
+    found = sorted(known_configs())
+    print(json.dumps(found) if as_json else "\n".join(found))
 
 
 @app.command("show", epilog=SHOW_EPILOG)

@@ -23,6 +23,7 @@ COMMANDS = [
     "train",
     "imitate",
     "model new",
+    "config list",
     "config show",
     "config explain",
     "config schema",

@@ -81,3 +81,10 @@ def test_each_has_help_with_an_example(rollgym_command: Command, command: str) -
     ran = rollgym_command("config", command, "--help")
     assert ran.code == 0
     assert f"Example: rollgym config {command}" in ran.out
+
+
+def test_list_names_what_can_be_trained(rollgym_command: Command) -> None:
+    ran = rollgym_command("config", "list")
+    assert (ran.code, ran.err) == (0, "")
+    assert "frozen-lake-gigpo" in ran.out.splitlines()
+    assert json.loads(rollgym_command("config", "list", "--json").out) == ran.out.splitlines()
