@@ -67,22 +67,45 @@ class Plan:
     manifest: dict[str, Any]
 
 
-def plan(request: Request) -> Plan:
-    """The episodes to play. The same request gives the same specs on every machine."""
-    for module in request.modules:
-        import_module(module)
-    env = make(request.env_id, **request.env_kwargs)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvFacts:
+    """What an environment says of itself, and the limits its episodes have."""
+
+    tasks: TaskSet | None
+    success_means: str
+    reward_range: tuple[float, float]
+    version: str
+    limits: Limits
+
+
+def look_at(env_id: str, env_kwargs: Mapping[str, Any], limits: Limits) -> EnvFacts:
+    """Make an environment to ask it. Without a limit of turns anywhere, its episodes get `TURN_LIMIT`."""
+    env = make(env_id, **env_kwargs)
     try:
         face = text_face(env)
         tasks, success_means, reward_range = face.tasks, face.success_means, face.reward_range
     finally:
         env.close()
+    registered = find_spec(env_id)
+    if limits.turns is None and registered.max_episode_steps is None:
+        limits = replace(limits, turns=TURN_LIMIT)
+    return EnvFacts(
+        tasks=tasks,
+        success_means=success_means,
+        reward_range=reward_range,
+        version="" if registered.version is None else f"v{registered.version}",
+        limits=limits,
+    )
+
+
+def plan(request: Request) -> Plan:
+    """The episodes to play. The same request gives the same specs on every machine."""
+    for module in request.modules:
+        import_module(module)
+    env = look_at(request.env_id, request.env_kwargs, request.limits)
+    request, tasks = replace(request, limits=env.limits), env.tasks
     split = request.split if tasks is not None else ""
-    registered = find_spec(request.env_id)
-    if request.limits.turns is None and registered.max_episode_steps is None:
-        request = replace(request, limits=replace(request.limits, turns=TURN_LIMIT))
-    version = "" if registered.version is None else f"v{registered.version}"
-    specs = tuple(_specs(request, tasks, split, version))
+    specs = tuple(_specs(request, tasks, split, env.version))
     manifest = {
         "schema": SCHEMA_VERSION,
         "kind": "eval",
@@ -94,8 +117,8 @@ def plan(request: Request) -> Plan:
         "per_task": request.per_task,
         "limits": asdict(request.limits),
         "task_set": _describe_tasks(tasks, split),
-        "success_means": success_means,
-        "reward_range": [_finite(value) for value in reward_range],
+        "success_means": env.success_means,
+        "reward_range": [_finite(value) for value in env.reward_range],
         "versions": package_versions(request.env_id),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -15,24 +15,22 @@ from rollgym.agents.lm import LmAgent
 from rollgym.chat import load_tokenizer
 from rollgym.engines.torch import TorchEngine
 from rollgym.errors import RunError, UsageError, boundary
-from rollgym.evalplan import TURN_LIMIT
+from rollgym.evalplan import look_at
 from rollgym.pool import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
-from rollgym.registry import find_spec, import_module, make
+from rollgym.registry import import_module
 from rollgym.rewards import Scorer
 from rollgym.rewards.settings import make_scorer
 from rollgym.scheduler.config import SchedulerConfig
 from rollgym.scheduler.groups import GroupPolicy
 from rollgym.scheduler.stream import Source, TaskStream
 from rollgym.seeding import derive_seed
-from rollgym.text import text_face
 from rollgym.trainer.config import EnvChoice, TrainConfig
 from rollgym.trainer.learner.local import LocalLearner
 from rollgym.trainer.learner.settings import LearnerSettings
 from rollgym.trainer.loss_settings import LossSettings
 from rollgym.trainer.model import make_policy
-from rollgym.types import Limits
 
 T = TypeVar("T")
 MODEL = "model"
@@ -188,26 +186,19 @@ def make_stream(config: TrainConfig, envs: Sequence[EnvChoice], stage: int) -> T
 
 
 def _source(env: EnvChoice, config: TrainConfig) -> Source:
-    made = make(env.id, **env.kwargs)
-    try:
-        tasks = text_face(made).tasks
-    finally:
-        made.close()
+    facts = look_at(env.id, env.kwargs, env.limits)
+    tasks = facts.tasks
     if tasks is not None and config.rollout.groups > tasks.size(env.split):
         raise UsageError(
             f"rollout.groups is {config.rollout.groups}, but the split {env.split!r} of {env.id} has only "
             f"{tasks.size(env.split)} tasks: a batch would hold some of them twice. Lower rollout.groups."
         )
-    registered = find_spec(env.id)
-    limits = env.limits
-    if limits.turns is None and registered.max_episode_steps is None:
-        limits = Limits(turns=TURN_LIMIT, tokens=limits.tokens, seconds=limits.seconds)
     return Source(
         env_id=env.id,
         env_kwargs=env.kwargs,
-        env_version="" if registered.version is None else f"v{registered.version}",
+        env_version=facts.version,
         tasks=tasks,
         split=env.split,
         weight=env.weight,
-        limits=limits,
+        limits=facts.limits,
     )
