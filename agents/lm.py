@@ -15,7 +15,7 @@ from rollgym.agents.lm_options import EngineOptions, LmOptions, read_options
 from rollgym.agents.parsing import make_parser, take_action
 from rollgym.agents.prompting import load_template
 from rollgym.chat import ChatTemplate, Conversation, Tokenizer, load_tokenizer
-from rollgym.engines import Engine, GenerateRequest, Generation
+from rollgym.engines import BorrowedEngine, Engine, GenerateRequest, Generation
 from rollgym.errors import AgentError, ContextFull, MissingExtra, RollgymError, UsageError, one_line
 from rollgym.seeding import derive_seed
 from rollgym.text import MAX_ACTION_CHARS
@@ -76,17 +76,13 @@ class LmAgent:
         self.counts = dict.fromkeys(
             ["requests", "prompt_tokens", "completion_tokens", "format_misses", "new_rows", "context_full"], 0
         )
-        self._make = engine if callable(engine) else None
-        self._engine = None if callable(engine) else engine
+        self._borrowed = BorrowedEngine(engine)
         self._players = itertools.count()
 
     @property
     def engine(self) -> Engine:
         """What draws the tokens."""
-        if self._engine is None:
-            assert self._make is not None
-            self._engine = self._make()
-        return self._engine
+        return self._borrowed.get()
 
     def player(self, briefing: Briefing) -> LmPlayer:
         """A player with a conversation of its own."""
@@ -98,9 +94,7 @@ class LmAgent:
 
     async def close(self) -> None:
         """Close the engine, if it was made here."""
-        if self._make is not None and self._engine is not None:
-            engine, self._engine = self._engine, None
-            await engine.close()
+        await self._borrowed.close()
 
     def describe(self) -> dict[str, Any]:
         """The settings, for a record of the run."""

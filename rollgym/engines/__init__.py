@@ -8,7 +8,7 @@ sampled from (temperature, top-p, top-k and min-p included), and the version of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -17,6 +17,7 @@ from rollgym.errors import AgentError
 
 __all__ = [
     "BadRequest",
+    "BorrowedEngine",
     "Engine",
     "FinishReason",
     "GenerateRequest",
@@ -142,3 +143,24 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop, and fail what still waits."""
+
+
+class BorrowedEngine:
+    """An engine that was given, and stays open; or one to be made when it is first asked for, and closed."""
+
+    def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
+        self._make = engine if callable(engine) else None
+        self._engine = None if callable(engine) else engine
+
+    def get(self) -> Engine:
+        """The engine."""
+        if self._engine is None:
+            assert self._make is not None
+            self._engine = self._make()
+        return self._engine
+
+    async def close(self) -> None:
+        """Close it, if it was made here."""
+        if self._make is not None and self._engine is not None:
+            engine, self._engine = self._engine, None
+            await engine.close()

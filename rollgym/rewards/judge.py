@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from rollgym.chat import ChatTemplate, Conversation, Tokenizer
-from rollgym.engines import Engine, GenerateRequest, Generation, Sampling
+from rollgym.engines import BorrowedEngine, Engine, GenerateRequest, Generation, Sampling
 from rollgym.errors import RewardError, UsageError
 from rollgym.rewards.scoring import Score
 from rollgym.rewards.transcript import transcript
@@ -80,17 +80,13 @@ class JudgeScorer:
         self._range = float(lowest), float(highest)
         self._most, self._temperature, self._longest = max_tokens, temperature, longest
         self._chat = ChatTemplate(tokenizer)
-        self._make = engine if callable(engine) else None
-        self._engine = None if callable(engine) else engine
+        self._borrowed = BorrowedEngine(engine)
         self._calls = itertools.count()
 
     @property
     def engine(self) -> Engine:
         """Who answers."""
-        if self._engine is None:
-            assert self._make is not None
-            self._engine = self._make()
-        return self._engine
+        return self._borrowed.get()
 
     async def score(self, episode: Episode) -> Score:
         """Ask; a `RewardError` where no number comes of it in time."""
@@ -106,9 +102,7 @@ class JudgeScorer:
 
     async def close(self) -> None:
         """Close the engine, if it was made here."""
-        if self._make is not None and self._engine is not None:
-            engine, self._engine = self._engine, None
-            await engine.close()
+        await self._borrowed.close()
 
     async def _generate(self, engine: Engine, talk: Conversation, episode: Episode) -> Generation:
         room = engine.context_length - len(talk.prompt_ids)
