@@ -81,3 +81,9 @@ def register_all() -> None:
         expert=f"{_HERE}.twenty_forty_eight.expert:TwentyFortyEightExpert",
         expert_is="baseline",
     )
+    register(
+        "rollgym/WebShop-v0",
+        f"{_HERE}.webshop.env:WebShopEnv",
+        summary="Find a product in a web shop by an instruction, choose its options and buy it",
+        needs=("webshop",),
+    )

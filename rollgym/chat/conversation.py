@@ -108,14 +108,17 @@ class Conversation:
         if self._asked:
             raise UsageError("A conversation goes by turns: reply() comes before the next observe().")
         self._add_message(clean_text(text))
-        rendered = self.template.render(self._messages)
-        place = self._continues(rendered.text)
-        if place is None:
+        if not self._rows:
+            self._shown, ids = self.template.opening(self._messages)
             self._rows.append(_Open())
-            self._write(rendered, 0, "")
+            self._rows[-1].write(ids)
         else:
-            self._write(rendered, *place)
-        self._shown = rendered.text
+            rendered = self.template.render(self._messages)
+            place = self._continues(rendered.text)
+            if place is None:
+                self._rows.append(_Open())
+            self._write(rendered, *(place or (0, "")))
+            self._shown = rendered.text
         self._asked = True
 
     def reply(self, token_ids: Sequence[int], logprobs: Sequence[float] = ()) -> str:
@@ -151,8 +154,6 @@ class Conversation:
 
     def _continues(self, text: str) -> tuple[int, str] | None:
         """Where the new part of the text starts and what it follows; ``None`` where the past changed."""
-        if not self._rows:
-            return None
         past = self._shown + self._said
         if not text.startswith(past):
             self._check_repeats()

@@ -8,6 +8,7 @@ with a character that occurs nowhere else.
 from __future__ import annotations
 
 import datetime
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from rollgym.errors import UsageError, one_line
 _MARKS = range(0xF0000, 0xFFFFE)
 """Characters for private use: text hardly ever holds one, and never all."""
 _HARMLESS = "x"
+_OPENINGS = 8192
+"""So many first observations are remembered: members of a group, and turns told one by one, share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class ChatTemplate:
         }
         """The tokens that only the template may write: special ones, and others that it does write."""
         self._control_ids = frozenset(self.controls.values()) - self.codec.unknown
+        self._remembered = functools.lru_cache(_OPENINGS)(self._open)
         self._control_starts = _starts(self.controls)
         self._special_starts = _starts(self.codec.special)
 
@@ -104,6 +108,15 @@ class ChatTemplate:
             place += len(piece)
             cuts.append(place)
         return Rendered("".join(pieces), tuple(cuts))
+
+    def opening(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
+        """A conversation without replies as text and as ids; remembered, since many begin alike."""
+        return self._remembered(tuple((message["role"], message["content"]) for message in messages))
+
+    def _open(self, told: tuple[tuple[str, str], ...]) -> tuple[str, tuple[int, ...]]:
+        messages: list[Message] = [{"role": role, "content": content} for role, content in told]
+        rendered = self.render(messages)
+        return rendered.text, tuple(self.encode(messages, rendered))
 
     def encode(
         self, messages: Sequence[Message], rendered: Rendered, *, start: int = 0, before: str = ""

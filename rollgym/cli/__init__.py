@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.cli import check, compare, config, envs, evaluate, model, new, play, trace, train
+from rollgym.cli import check, compare, config, envs, evaluate, model, new, play, shop, trace, train
 from rollgym.errors import RollgymError, one_line
 
 EPILOG = "Start with: rollgym envs, then rollgym play rollgym/Sokoban-v0."
@@ -38,6 +38,7 @@ models = typer.Typer(help="Make the built-in policy.", no_args_is_help=True, ric
 models.command("new", epilog=model.EPILOG)(model.new)
 app.add_typer(models, name="model")
 app.add_typer(config.app, name="config")
+app.add_typer(shop.app, name="shop")
 
 
 @models.callback()
