@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import operator
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -154,6 +154,11 @@ class TextEnv(gym.Env[str, str]):
         ``actions``, a list of the actions that are valid now, is what prompts and the random agent use.
         """
         return {}
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Words that tasks may use and playing a few does not show: for a tokenizer made to measure."""
+        return ()
 
     def render_text(self) -> str:
         """The state as text for a person; the last observation by default."""

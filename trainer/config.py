@@ -69,6 +69,10 @@ class WarmStart(Settings):
     """Demonstrations, on training tasks, over all environments."""
     only_successful: bool = True
     """Whether episodes that did not succeed are left out. Without, a random agent's teach the form alone."""
+    mistakes: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the turns that are played at random, so that the way back from them is shown too."""
+    imitate_mistakes: bool = False
+    """Whether those turns are imitated as well: the policy then starts out trying more than one thing."""
     epochs: int = Field(default=10, ge=1)
     """How often they are gone through, at most."""
     batch: int = Field(default=16, ge=1)

@@ -44,6 +44,8 @@ class Corpus:
     """These, and every action that was played."""
     turns: tuple[tuple[str, str], ...]
     """(observation, action) of every turn, nonsense left out."""
+    words: tuple[str, ...] = ()
+    """What the environment itself says its words are."""
 
 
 def collect(env_id: str, env_kwargs: Mapping[str, Any]) -> Corpus:
@@ -64,6 +66,7 @@ def collect(env_id: str, env_kwargs: Mapping[str, Any]) -> Corpus:
         declared=tuple(declared),
         actions=tuple(declared | dict.fromkeys(action for _, action in turns)),
         turns=turns,
+        words=_own_words(env_id, env_kwargs),
     )
 
 
@@ -135,3 +138,11 @@ def _infos(episode: Episode) -> Iterator[Mapping[str, Any]]:
 def _declared(info: Mapping[str, Any]) -> list[str]:
     actions = info.get("actions")
     return [str(action) for action in actions] if isinstance(actions, list) else []
+
+
+def _own_words(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    env = make(env_id, **env_kwargs)
+    try:
+        return tuple(getattr(text_face(env), "words", ()))
+    finally:
+        env.close()

@@ -100,7 +100,7 @@ def _words(texts: Iterable[str]) -> Iterator[str]:
 
 def _common_words(corpus: Corpus) -> set[str]:
     counts = Counter(word for texts in corpus.tasks for word in set(_words(texts)))
-    named = _words([corpus.instructions, *corpus.complaints, *corpus.declared])
+    named = _words([corpus.instructions, *corpus.complaints, *corpus.declared, *corpus.words])
     return {word for word, count in counts.items() if count >= COMMON}.union(named)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollgym.agent import AgentSetup, make_agent
 from rollgym.errors import UsageError
@@ -17,6 +19,7 @@ from rollgym.seeding import derive_rng, derive_seed
 from rollgym.store import load_run
 from rollgym.trainer.batch import Batch, make_batch
 from rollgym.trainer.config import EnvChoice, TrainConfig, WarmStart
+from rollgym.trainer.mistakes import ErringAgent
 from rollgym.trainer.retell import retell
 from rollgym.trainer.rows import TokenEpisode, token_episode
 from rollgym.trainer.run import Run
@@ -30,14 +33,15 @@ async def warm_start(parts: Parts, run: Run, scheduler: Scheduler) -> None:
     settings = config.warm_start
     assert settings is not None
     shown = await demonstrations(parts, settings)
-    tokens = [token_episode(retell(episode, parts.agent)) for episode in shown]
+    tokens = [token_episode(retell(one.episode, parts.agent)) for one in shown]
+    weights = [np.repeat(one.weights, told.per_turn) for one, told in zip(shown, tokens, strict=True)]
     check = _validation(config, settings, shown) if settings.until_success is not None else []
     batches = -(-len(tokens) // settings.batch)
     learner = make_imitator(config, parts.learner, settings.learning_rate, settings.epochs * batches)
     losses: list[float] = []
     total = settings.epochs * batches
     for number, part in enumerate(_parts(len(tokens), settings, config.seed), start=1):
-        batch = _batch([tokens[i] for i in part])
+        batch = _batch([tokens[i] for i in part], [weights[i] for i in part])
         losses.append((await parts.compute(learner.update, batch))["policy_loss"])
         if number % (settings.check_every or batches) and number != total:
             continue
@@ -60,7 +64,22 @@ def _parts(count: int, settings: WarmStart, seed: int) -> Iterator[list[int]]:
             yield order[first : first + settings.batch]
 
 
-async def demonstrations(parts: Parts, settings: WarmStart) -> list[Episode]:
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An episode to imitate."""
+
+    episode: Episode
+    erred: Sequence[bool] = ()
+    """For each turn, whether it is one that is not to be imitated; empty where all are."""
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """What each turn counts."""
+        turns = len(self.episode.turns)
+        return 1.0 - np.array(self.erred[:turns], dtype=float) if self.erred else np.ones(turns)
+
+
+async def demonstrations(parts: Parts, settings: WarmStart) -> list[Shown]:
     """Episodes to imitate: those of a results folder that succeeded, or played now."""
     if settings.run is not None:
         _, episodes = load_run(Path(settings.run))
@@ -78,27 +97,30 @@ async def demonstrations(parts: Parts, settings: WarmStart) -> list[Episode]:
                 f"No episode in {settings.run} succeeded on a task of envs and of its training split: there "
                 "is nothing to imitate. Record some with `rollgym eval --split train`."
             )
-        return good[: settings.episodes]
+        return [Shown(episode) for episode in good[: settings.episodes]]
     shares = _shares(parts.config.envs, settings.episodes)
-    played: list[Episode] = []
+    played: list[Shown] = []
     for number, env in enumerate(parts.config.envs):
         played += await _played(parts, settings, env, number, shares[number])
-    good = [
-        episode
-        for episode in played
-        if not episode.outcome.failed and (episode.success is not False or not settings.only_successful)
+    shown = [
+        one
+        for one in played
+        if not one.episode.outcome.failed
+        and (one.episode.success is not False or not settings.only_successful)
+        and one.weights.any()
     ]
-    if not good:
-        error = next((episode.error for episode in played if episode.error), None)
+    if not shown:
+        error = next((one.episode.error for one in played if one.episode.error), None)
         why = f" (the first error: {error.message})" if error else ""
         raise UsageError(f"Agent {settings.agent!r} did not succeed once: there is nothing to imitate{why}.")
-    return good
+    return shown
 
 
-async def _played(
-    parts: Parts, settings: WarmStart, env: EnvChoice, number: int, count: int
-) -> Sequence[Episode]:
-    agent = make_agent(settings.agent, AgentSetup(env_id=env.id, env_kwargs=env.kwargs))
+async def _played(parts: Parts, settings: WarmStart, env: EnvChoice, number: int, count: int) -> list[Shown]:
+    setup = AgentSetup(env_id=env.id, env_kwargs=env.kwargs)
+    agent = make_agent(settings.agent, setup)
+    if settings.mistakes:
+        agent = ErringAgent(agent, make_agent("random", setup), settings.mistakes)
     specs = _specs(parts.config, env, "imitation", number, count)
     busy = asyncio.Semaphore(parts.config.rollout.max_in_flight)
 
@@ -107,9 +129,12 @@ async def _played(
             return await play_episode(spec, parts.pool, agent)
 
     try:
-        return await asyncio.gather(*(play(spec) for spec in specs))
+        episodes = await asyncio.gather(*(play(spec) for spec in specs))
     finally:
         await agent.close()
+    if settings.imitate_mistakes or not isinstance(agent, ErringAgent):
+        return [Shown(episode) for episode in episodes]
+    return [Shown(episode, agent.erred(episode.spec.episode_id)) for episode in episodes]
 
 
 def _specs(
@@ -128,13 +153,13 @@ def _specs(
 
 
 def _validation(
-    config: TrainConfig, settings: WarmStart, shown: Sequence[Episode]
+    config: TrainConfig, settings: WarmStart, shown: Sequence[Shown]
 ) -> list[tuple[EpisodeSpec, ...]]:
     """Training tasks that were not shown (never held-out ones), to see when enough has been imitated."""
     shares = _shares(config.envs, settings.validation_episodes)
     found = []
     for number, env in enumerate(config.envs):
-        tasks = {one.spec.task for one in shown if one.spec.env_id == env.id} - {None}
+        tasks = {one.episode.spec.task for one in shown if one.episode.spec.env_id == env.id} - {None}
         specs = _specs(config, env, "imitation check", number, shares[number] + len(tasks))
         found.append(tuple(spec for spec in specs if spec.task not in tasks)[: shares[number]])
     return found
@@ -150,6 +175,5 @@ def _shares(envs: Sequence[EnvChoice], count: int) -> list[int]:
     return [max(1, round(count * env.weight / total)) for env in envs]
 
 
-def _batch(tokens: Sequence[TokenEpisode]) -> Batch:
-    ones = [np.ones(one.count) for one in tokens]
-    return make_batch(tokens, advantages=ones, old=[one.behaviour for one in tokens])
+def _batch(tokens: Sequence[TokenEpisode], weights: Sequence[NDArray[np.float64]]) -> Batch:
+    return make_batch(tokens, advantages=weights, old=[one.behaviour for one in tokens])

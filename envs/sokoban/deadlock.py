@@ -6,7 +6,7 @@ of boxes to targets, this is all the solver refuses. Each rule refuses only what
 
 from __future__ import annotations
 
-from rollgym.envs.sokoban.maze import Maze, split
+from rollgym.envs.sokoban.maze import Maze, read_maze, split
 
 
 def is_frozen(maze: Maze, boxes: int, box: int) -> bool:
@@ -39,3 +39,12 @@ def _blocked(maze: Maze, box: int, others: int, walls: int, axis: int, stuck: li
             stuck.append(neighbour)
             return True
     return False
+
+
+def is_lost(text: str) -> bool:
+    """True if a position in XSB plainly has no solution: a box is frozen, or on a cell with no way out.
+
+    Not every position without a solution is found, but what is found has none.
+    """
+    maze, boxes, _ = read_maze(text)
+    return bool(boxes & ~maze.alive) or any_frozen(maze, boxes)

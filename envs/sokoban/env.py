@@ -12,6 +12,7 @@ import numpy as np
 
 from rollgym.envs.sokoban.actions import NAMES, SEPARATOR, parse_actions
 from rollgym.envs.sokoban.board import BOX_REWARD, NOOP, SOLVED_REWARD, STEP_REWARD, Game
+from rollgym.envs.sokoban.deadlock import is_lost
 from rollgym.envs.sokoban.generate import Rules, canonical, generate
 from rollgym.envs.sokoban.levels import Level
 from rollgym.envs.sokoban.options import FileLevels, Wishes, check_choice, check_whole
@@ -37,7 +38,9 @@ class SokobanEnv(TextEnv):
 
     Success: every box stands on a target.
 
-    Ends: terminated when solved; truncated when ``max_steps`` actions are used up without that.
+    Ends: terminated when solved; truncated when ``max_steps`` actions are used up without that. With
+    ``end_when_lost`` also terminated once a box stands where it can never reach a target: what would
+    follow is a waste of turns.
 
     Splits: train, dev and test share no level, nor a turned or mirrored copy of one. Levels from a file:
     of every ten, the first eight are train, then one dev, one test; ``all`` has them in order.
@@ -60,6 +63,7 @@ class SokobanEnv(TextEnv):
         min_moves: int | None = None,
         max_moves: int | None = None,
         invalid_penalty: float = 0.0,
+        end_when_lost: bool = False,
         render_mode: str | None = None,
     ) -> None:
         check_choice("vocabulary", vocabulary, VOCABULARIES)
@@ -68,6 +72,7 @@ class SokobanEnv(TextEnv):
         if not isinstance(invalid_penalty, (int, float)) or not 0 <= invalid_penalty < float("inf"):
             raise UsageError(f"invalid_penalty must be a number, 0 or more, not {invalid_penalty!r}.")
         self._penalty = float(invalid_penalty)
+        self._end_when_lost = bool(end_when_lost)
         wishes = Wishes(size, boxes, min_moves, max_moves, max_steps)
         self._rules, self._max_steps = wishes.settle(preset, from_file=levels is not None)
         self._file = None if levels is None else FileLevels(levels)
@@ -93,12 +98,13 @@ class SokobanEnv(TextEnv):
         codes, left_out = parse_actions(action, self._per_turn)
         reward, done = self._play([NOOP] if codes is None else codes)
         solved = self._game.solved
+        lost = self._end_when_lost and self._moved[1] and not solved and is_lost(self._game.text)
         note = self._note(codes is not None, left_out)
         return Reply(
             f"{self._show()}\n{note}" if note else self._show(),
             reward if codes is not None else reward - self._penalty,
-            terminated=solved,
-            truncated=done and not solved,
+            terminated=solved or lost,
+            truncated=done and not solved and not lost,
             success=solved,
             valid=codes is not None,
         )
@@ -164,11 +170,13 @@ def generated(rules: Rules, task: Task) -> Level:
 
 
 def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> str:
-    symbols = "" if view in ("coords", "cells") else f"Symbols: {legend(vocabulary)}.\n"
+    symbols = "" if view in ("coords", "cells", "relative") else f"Symbols: {legend(vocabulary)}.\n"
     places = {
         "grid": "",
         "cells": "Cells are named by column, a at the left, and row, 1 at the top. The border of the room is "
         "wall.\n",
+        "relative": "You are told what is above, below, left and right of you; how far off each box is, with "
+        "what is above, below, left and right of it; and how far from that box each target is.\n",
     }.get(
         view,
         "Places are (row, column), counted from (0, 0) at the top left. The border of the room is wall.\n",

@@ -11,8 +11,9 @@ VOCABULARIES: Mapping[str, str] = {
 }
 """For each vocabulary its wall, floor, target, box, box on target, player and player on target."""
 
-VIEWS = ("grid", "coords", "grid_coords", "cells")
+VIEWS = ("grid", "coords", "grid_coords", "cells", "relative")
 
+_NEXT = {"#": "wall", " ": "free", ".": "free", "@": "free", "+": "free", "$": "blocked", "*": "blocked"}
 _MEANINGS = ("wall", "floor", "target", "box", "box on target", "player", "player on target")
 _STYLES = ("grey50", "grey30", "red", "yellow", "bold green", "bold cyan", "bold magenta")
 
@@ -41,6 +42,8 @@ def show(board: str, view: str, table: Mapping[int, int]) -> str:
         return coordinates(board, walls=True)
     if view == "cells":
         return cells(board)
+    if view == "relative":
+        return relative(board)
     return f"{board.translate(table)}\n{coordinates(board, walls=False)}"
 
 
@@ -70,6 +73,33 @@ def cells(board: str) -> str:
         "wall": _names([" ", *inner], "#"),
     }
     return " ".join(f"{kind} {' '.join(names)}" for kind, names in found.items() if names)
+
+
+def relative(board: str) -> str:
+    """A position as seen by the player: how far off the boxes are, and from each box the targets."""
+    rows = board.split("\n")
+    found = {
+        kind: [(y, x) for y, row in enumerate(rows) for x, symbol in enumerate(row) if symbol in symbols]
+        for kind, symbols in {"player": "@+", "box": "$*", "target": ".*+"}.items()
+    }
+    (player,) = found["player"]
+    words = ["you", *_around(rows, player)]
+    for box in found["box"]:
+        words += ["box", *_offset(player, box), *_around(rows, box)]
+        for target in found["target"]:
+            words += ["target", *_offset(box, target)]
+    return " ".join(words)
+
+
+def _offset(start: tuple[int, int], end: tuple[int, int]) -> tuple[str, str]:
+    down, right = end[0] - start[0], end[1] - start[1]
+    return f"{'up' if down < 0 else 'down'}{abs(down)}", f"{'left' if right < 0 else 'right'}{abs(right)}"
+
+
+def _around(rows: list[str], place: tuple[int, int]) -> list[str]:
+    """What is next to a place: above, below, left and right of it."""
+    y, x = place
+    return [_NEXT[rows[y + dy][x + dx]] for dy, dx in ((-1, 0), (1, 0), (0, -1), (0, 1))]
 
 
 def _names(rows: list[str], symbols: str) -> list[str]:

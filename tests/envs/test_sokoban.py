@@ -11,9 +11,11 @@ from gymnasium.utils.env_checker import check_env
 import rollgym
 from rollgym.agent import AgentSetup, Briefing
 from rollgym.envs.sokoban.actions import parse_actions
+from rollgym.envs.sokoban.deadlock import is_lost
 from rollgym.envs.sokoban.env import SokobanEnv
 from rollgym.envs.sokoban.expert import SokobanExpert
 from rollgym.envs.sokoban.generate import canonical
+from rollgym.envs.sokoban.solver import plan
 from rollgym.errors import UsageError
 from rollgym.types import EpisodeSpec
 
@@ -123,6 +125,44 @@ def test_coordinates_say_where_everything_is(level_file: Callable[[str], Path]) 
     assert SokobanEnv(levels=path, view="grid_coords").reset(seed=0)[0] == (
         "######\n#P#__#\n#_X_O#\n######\nPlayer: (1, 1)\nBoxes: (2, 2)\nTargets: (2, 4)"
     )
+
+
+def test_the_relative_view_says_how_far_off_things_are(level_file: Callable[[str], Path]) -> None:
+    """Next to the player and to the box: above, below, left, right; the target is seen from the box."""
+    path = level_file("#####\n#.  #\n#  $#\n#@  #\n#####\n")
+    env = SokobanEnv(levels=path, view="relative")
+    observation, _ = env.reset(seed=0, options={"split": "all", "task": 0})
+    assert observation == "you free wall wall free box up1 right2 free free free wall target up1 left2"
+
+
+def test_it_can_end_when_a_box_is_lost(level_file: Callable[[str], Path]) -> None:
+    path = level_file("#####\n#.  #\n#@$ #\n#   #\n#####\n")
+    ends = {}
+    for end_when_lost in (False, True):
+        env = SokobanEnv(levels=path, end_when_lost=end_when_lost)
+        env.reset(seed=0, options={"split": "all", "task": 0})
+        _, reward, terminated, truncated, info = env.step("Right")
+        assert (reward, truncated, info["success"]) == (-0.1, False, False)
+        ends[end_when_lost] = terminated
+    assert ends == {False: False, True: True}, "beside the right wall the box can never come back left"
+
+
+def test_what_counts_as_lost_has_no_solution() -> None:
+    """Every position that random play gets to: never lost where the solver finds a way."""
+    env = SokobanEnv()
+    rng = np.random.default_rng(0)
+    lost = 0
+    for task in range(40):
+        env.reset(seed=0, options={"split": "train", "task": task})
+        for _ in range(12):
+            *_, terminated, truncated, info = env.step(str(rng.choice(["Up", "Down", "Left", "Right"])))
+            if terminated or truncated:
+                break
+            if is_lost(info["board"]):
+                lost += 1
+                assert not plan(info["board"]).path
+                break
+    assert lost > 5
 
 
 def test_cells_have_names_as_in_chess(level_file: Callable[[str], Path]) -> None:
@@ -287,7 +327,7 @@ def test_a_file_of_one_level_has_train_and_all(lane: Callable[..., SokobanEnv]) 
     [
         ({"preset": "7x7"}, "no preset of Sokoban called '7x7'"),
         ({"vocabulary": "emoji"}, "no vocabulary of Sokoban called 'emoji'"),
-        ({"view": "pixels"}, "Choose from: grid, coords, grid_coords, cells"),
+        ({"view": "pixels"}, "Choose from: grid, coords, grid_coords, cells, relative"),
         ({"size": 3}, "size must be a number from 4 to 30"),
         ({"size": "big"}, "or rows and columns like '7x9', not 'big'"),
         ({"size": 6, "boxes": 9}, "16 cells inside its walls, too few for boxes=9: it takes 21"),

@@ -1,18 +1,22 @@
 """Learning from others before reinforcement learning: who is imitated, on which tasks, until when."""
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from training import SMALL, Story, digest, lines, merged
 
+from rollgym.agent import Briefing, FunctionAgent
 from rollgym.config import load
 from rollgym.errors import UsageError
 from rollgym.scheduler.scheduler import Scheduler
 from rollgym.trainer import warm_start
 from rollgym.trainer.config import EnvChoice, TrainConfig
+from rollgym.trainer.mistakes import ErringAgent
 from rollgym.types import Episode, EpisodeSpec
 
 Run = Callable[..., Path]
@@ -162,14 +166,39 @@ def test_the_check_takes_no_task_that_was_shown_even_if_few_are_left() -> None:
     config = load(TrainConfig, merged(SMALL, {"envs": [{"id": "lessons:Small"}], "warm_start": TAUGHT}))
     assert config.warm_start is not None
     specs = warm_start._specs(config, config.envs[0], "imitation", 0, 45)
-    shown: Any = [Shown(spec) for spec in specs]
+    shown: Any = [SimpleNamespace(episode=SimpleNamespace(spec=spec)) for spec in specs]
     settings = config.warm_start.model_copy(update={"validation_episodes": 5})
     (check,) = warm_start._validation(config, settings, shown)
     assert {spec.task for spec in check} == set(range(50)) - {spec.task for spec in specs}
 
 
-class Shown:
-    """All that matters of an episode here."""
+ERRING: dict[str, Any] = {**TAUGHT, "episodes": 40, "mistakes": 0.5, "only_successful": False}
 
-    def __init__(self, spec: EpisodeSpec) -> None:
-        self.spec = spec
+
+def test_a_teacher_that_errs_is_not_imitated_in_that(train_here: Run) -> None:
+    """It says no in a fourth of its turns; the policy learns to say yes alone."""
+    folder = train_here("run", imitate=True, warm_start=ERRING, evaluation={"episodes": 40})
+    assert lines(folder / "evaluations.jsonl")[-1]["success_rate"] > 0.9
+
+
+def test_mistakes_are_imitated_on_demand(train_here: Run) -> None:
+    asked = {**ERRING, "imitate_mistakes": True}
+    folder = train_here("run", imitate=True, warm_start=asked, evaluation={"episodes": 40})
+    assert 0.5 < lines(folder / "evaluations.jsonl")[-1]["success_rate"] < 0.95
+
+
+def test_which_turns_are_mistakes_depends_on_the_episode_alone() -> None:
+    def player(episode_id: str) -> Any:
+        agent = ErringAgent(FunctionAgent(lambda o, i: "right"), FunctionAgent(lambda o, i: "wrong"), 0.3)
+        spec = EpisodeSpec(episode_id=episode_id, env_id="lessons:Yes")
+        return agent, agent.player(Briefing(spec=spec, instructions=""))
+
+    async def turns(episode_id: str) -> list[bool]:
+        agent, one = player(episode_id)
+        said = [await one.act("", {}) for _ in range(400)]
+        assert [word == "wrong" for word in said] == agent.erred(episode_id)
+        return list(agent.erred(episode_id))
+
+    first, again, other = (asyncio.run(turns(name)) for name in ("a", "a", "b"))
+    assert first == again != other
+    assert 80 < sum(first) < 160
