@@ -25,7 +25,7 @@ $(VENV)/.train: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,webshop,browser]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

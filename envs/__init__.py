@@ -85,5 +85,13 @@ def register_all() -> None:
         "rollgym/WebShop-v0",
         f"{_HERE}.webshop.env:WebShopEnv",
         summary="Find a product in a web shop by an instruction, choose its options and buy it",
+        expert=f"{_HERE}.webshop.rule_agent:RuleAgent",
+        expert_is="baseline",
         needs=("webshop",),
+    )
+    register(
+        "rollgym/WebShopBrowser-v0",
+        f"{_HERE}.webshop.browser:WebShopBrowserEnv",
+        summary="The same shop in a web browser, seen through the accessibility tree",
+        needs=("webshop", "browser"),
     )

@@ -252,7 +252,7 @@ def _speaks_text(env: gym.Env[Any, Any]) -> bool:
     return isinstance(layer, TextFace)
 
 
-_EXTRA_MODULES = {"train": "torch", "browser": "playwright", "docker": "docker"}
+_EXTRA_MODULES = {"train": "torch", "browser": "playwright", "docker": "docker", "webshop": "rapidfuzz"}
 
 
 def _require_extra(name: str, extra: str) -> None:

@@ -105,6 +105,8 @@ class Rollout(Settings):
     """Processes for the environments; 0 plays in the trainer's own."""
     skip_equal_returns: bool = False
     """Leave out groups whose members all did equally well, and play others."""
+    equal_tolerance: float = Field(default=1e-6, ge=0)
+    """How far apart returns may be and still count as equal."""
     max_skipped: int = Field(default=32, ge=0)
     """After this many in a row the next one is taken as it is."""
     stall_seconds: float = Field(default=600.0, gt=0)

@@ -174,6 +174,7 @@ def scheduler_config(config: TrainConfig) -> SchedulerConfig:
         ),
         max_ahead=rollout.groups,
         skip_equal_returns=rollout.skip_equal_returns,
+        equal_tolerance=rollout.equal_tolerance,
         max_skipped=rollout.max_skipped,
         stall_seconds=rollout.stall_seconds,
         evaluation_share=1.0,

@@ -1,0 +1,286 @@
+"""The browser of this process and the shop's server: one of each, for all environments of the process.
+
+Both live in one thread with a loop of its own, whichever thread an environment is called from. The browser is
+started by the first episode, and closed when no environment has used it for a moment, or when Python ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rollgym.envs.webshop.browser_find import FIX
+from rollgym.envs.webshop.browser_tab import SECONDS, Tab
+from rollgym.envs.webshop.server_visits import Visits
+from rollgym.errors import RunError, WorkerLost, one_line
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Playwright
+
+T = TypeVar("T")
+
+LINGER = 1.0
+"""Seconds that a browser stays when no environment uses it, in case another one does."""
+MAX_TABS = 1000
+"""Episodes after which a browser makes way for a new one, since it grows."""
+FLAGS = [
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--disable-dev-shm-usage",
+    "--no-proxy-server",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+]
+
+
+class BrowserLost(WorkerLost):
+    """The browser crashed, was killed or does not answer: nobody's fault who plays in it."""
+
+
+def _said(error: BaseException) -> str:
+    """What Playwright says, without its logs but for what Chromium itself complains of."""
+    text = str(error)
+    own = " ".join(re.findall(r"^\[pid=\d+\]\[err\] (.*)", text, re.MULTILINE))[-300:]
+    first = " ".join(re.split(r"\n(?:Browser logs|Call log):", text)[0].split())[:300]
+    return f"{first or one_line(error)}{f' ({own})' if own else ''}"
+
+
+class Engine:
+    """A running browser and the program that drives it."""
+
+    def __init__(self, driver: Playwright, browser: Browser) -> None:
+        self._driver = driver
+        self.browser = browser
+        self.users = 0
+        self.tabs = 0
+        """How many were opened in it."""
+        self.old = False
+        """No more episodes begin in it; it is closed when the last one has ended."""
+
+    @classmethod
+    async def start(cls, program: str | None) -> Engine:
+        """Start a browser; what keeps it from starting is said."""
+        from playwright.async_api import Error, async_playwright
+
+        driver = await async_playwright().start()
+        try:
+            browser = await driver.chromium.launch(
+                executable_path=program,
+                args=FLAGS,
+                chromium_sandbox=os.geteuid() != 0,  # Chromium has none for root
+                timeout=SECONDS * 1000,
+                handle_sigint=False,
+                handle_sigterm=False,
+                handle_sighup=False,
+            )
+        except Error as error:
+            await driver.stop()
+            name = program or "Playwright's own"
+            raise RunError(f"Chromium ({name}) does not start: {_said(error)}. {FIX}") from error
+        return cls(driver, browser)
+
+    @property
+    def alive(self) -> bool:
+        """Whether new episodes can be played in it."""
+        return not self.old and self.tabs < MAX_TABS and self.browser.is_connected()
+
+    async def close(self) -> None:
+        """End the browser and its driver, whatever state they are in."""
+        for end in (self.browser.close, self._driver.stop):
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(end(), 5)
+
+
+class Host:
+    """The thread, its loop, the server and the browsers (one of each program that was asked for)."""
+
+    def __init__(self) -> None:
+        self.visits = Visits(most=1_000_000, idle=float("inf"))  # environments close their own
+        self._loop = asyncio.new_event_loop()
+        self._engines: dict[str | None, Engine] = {}
+        self._all: set[Engine] = set()
+        self._starting = asyncio.Lock()
+        self._closed = False
+        self.address = ""
+        self._thread = threading.Thread(target=self._run, name="rollgym browser", daemon=True)
+        self._thread.start()
+        self.call(self._open_server(), SECONDS)
+
+    def call(self, work: Coroutine[Any, Any, T], seconds: float = 4 * SECONDS) -> T:
+        """Do something in the loop, from any other thread."""
+        waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return waiting.result(seconds)
+        except BaseException:
+            waiting.cancel()
+            raise
+
+    def post(self, work: Coroutine[Any, Any, T]) -> Future[T] | None:
+        """Have something done in the loop, waited for or not; nothing is done any more at the end."""
+        if self._closed:
+            work.close()
+            return None
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def enter(self, program: str | None) -> Engine:
+        """The browser, started where it is not there; `leave` must follow."""
+        async with self._starting:
+            engine = self._engines.get(program)
+            if engine is None or not engine.alive:
+                if engine is not None:
+                    await self._retire(engine)
+                engine = self._engines[program] = await Engine.start(program)
+                self._all.add(engine)
+            engine.users += 1
+            return engine
+
+    async def leave(self, engine: Engine, tab: Tab | None) -> None:
+        """Close a tab and need the browser no more."""
+        if tab is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(tab.close(), 5)
+        engine.users -= 1
+        if not engine.alive:
+            await self._retire(engine)
+        elif engine.users == 0:
+            self._loop.call_later(LINGER, self._close_unused, engine)
+
+    async def _retire(self, engine: Engine) -> None:
+        engine.old = True
+        if engine in self._all and (engine.users == 0 or not engine.browser.is_connected()):
+            self._all.discard(engine)
+            await engine.close()
+
+    def _close_unused(self, engine: Engine) -> None:
+        if engine.users == 0:
+            self._closing = self._loop.create_task(self._retire(engine))
+
+    async def _open_server(self) -> None:
+        from rollgym.envs.webshop.server import shop_app
+        from rollgym.envs.webshop.server_listen import listening, web_server
+
+        listener = listening("127.0.0.1", 0)
+        self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._server = web_server(shop_app(self.visits))
+        self._serving = self._loop.create_task(self._server.serve(sockets=[listener]))
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def close(self) -> None:
+        """End everything."""
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(Exception):
+                self.call(self._close(), 15)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5)
+
+    async def _close(self) -> None:
+        for engine in list(self._all):
+            engine.users = 0
+            await self._retire(engine)
+        self._server.should_exit = True
+        await self._serving
+
+
+_host: Host | None = None
+_making = threading.Lock()
+
+
+def host() -> Host:
+    """The one of this process."""
+    global _host
+    with _making:
+        if _host is None:
+            _host = Host()
+            atexit.register(_host.close)
+        return _host
+
+
+def _forget() -> None:
+    """In a forked child: the thread and the browser are the parent's."""
+    global _host, _making
+    if _host is not None:
+        atexit.unregister(_host.close)
+    _host, _making = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class Seat:
+    """An environment's place in the browser: its tab, episode after episode. Any thread may call it."""
+
+    def __init__(self, program: str | None) -> None:
+        self._program = program
+        self._host: Host | None = None
+        self._engine: Engine | None = None
+        self.tab: Tab | None = None
+
+    def open(self, address: str) -> Tab:
+        """A new tab at a path of the shop's server, in place of the one before."""
+        here = host()
+        if here is not self._host:  # the first episode, or the first in a forked process
+            self._host, self._engine, self.tab = here, None, None
+        if self._engine is not None and not self._engine.alive:
+            self.close(broken=True)
+
+        async def work() -> Tab:
+            before, self.tab = self.tab, None
+            if before is not None:
+                await before.close()
+            if self._engine is None:
+                self._engine = await here.enter(self._program)
+            self._engine.tabs += 1
+            self.tab = await Tab.open(self._engine.browser, here.address + address)
+            return self.tab
+
+        return self.call(work)
+
+    def call(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do something in the browser; `BrowserLost` where it cannot be done any more."""
+        from playwright.async_api import Error
+
+        assert self._host is not None
+
+        async def bounded() -> T:
+            async with asyncio.timeout(3 * SECONDS):
+                return await work()
+
+        try:
+            return self._host.call(bounded())
+        except (Error, TimeoutError, ConnectionError) as error:
+            self.close(broken=True)
+            raise BrowserLost(f"the browser was lost: {_said(error)}") from error
+
+    def close(self, broken: bool = False) -> None:
+        """Give the place up. Nobody waits for a broken browser, and no more episodes begin in it."""
+        leaving = self._leaving(broken)
+        if leaving is not None and not broken:
+            with contextlib.suppress(Exception):
+                leaving.result(SECONDS)
+
+    def abandon(self) -> None:
+        """Give the place up without waiting, in any thread at any moment."""
+        self._leaving(broken=False)
+
+    def _leaving(self, broken: bool) -> Future[None] | None:
+        here, tab, engine = self._host, self.tab, self._engine
+        self.tab = self._engine = None
+        if here is None or here is not _host or engine is None:
+            return None
+        engine.old = engine.old or broken
+        return here.post(here.leave(engine, tab))

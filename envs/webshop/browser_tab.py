@@ -1,0 +1,94 @@
+"""One episode's page: a context of its own in the browser, closed to everything but the shop."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from rollgym.envs.webshop.browser_tree import Tree, read_tree
+from rollgym.errors import EnvError
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, BrowserContext, Page, Response, Route
+
+SECONDS = 30.0
+"""How long the browser may take for anything."""
+WINDOW = (1100, 800)
+
+
+class Tab:
+    """A page, and what can be done on it. Its methods run in the browser's loop.
+
+    A page is waited for whole, style sheet included: what is shown may depend on it.
+    """
+
+    def __init__(self, context: BrowserContext, page: Page) -> None:
+        self._context = context
+        self.page = page
+        self.blocked: list[str] = []
+        """Addresses elsewhere that something asked for in vain; the last few."""
+        self._tree = Tree("", {})
+
+    @classmethod
+    async def open(cls, browser: Browser, address: str) -> Tab:
+        """A new context with the page at that address."""
+        context = await browser.new_context(
+            accept_downloads=False,
+            java_script_enabled=False,  # the shop has no scripts; what a product says never becomes one
+            service_workers="block",
+            reduced_motion="reduce",
+            viewport={"width": WINDOW[0], "height": WINDOW[1]},
+        )
+        try:
+            context.set_default_timeout(SECONDS * 1000)
+            tab = cls(context, await context.new_page())
+            home = urlsplit(address)
+            elsewhere = re.compile(rf"^(?!{re.escape(f'{home.scheme}://{home.netloc}/')})")
+            await context.route(elsewhere, tab._block)
+            context.on("page", lambda page: page.close())
+            _require_shown(await tab.page.goto(address, wait_until="load"))
+        except BaseException:
+            await context.close()
+            raise
+        return tab
+
+    async def _block(self, route: Route) -> None:
+        self.blocked = [*self.blocked, route.request.url][-20:]
+        await route.abort("blockedbyclient")
+
+    async def look(self) -> tuple[Tree, str]:
+        """The page as an agent sees it, and the path of its address."""
+        self._tree = read_tree(await self.page.aria_snapshot(mode="ai"))
+        return self._tree, urlsplit(self.page.url).path
+
+    async def click(self, ref: str) -> tuple[Tree, str]:
+        """Click something, and look at the page that it leads to."""
+        async with self.page.expect_navigation(wait_until="load") as arriving:
+            await self.page.locator(f"aria-ref={ref}").click(no_wait_after=True)
+        _require_shown(await arriving.value)
+        return await self.look()
+
+    async def type(self, ref: str, text: str) -> tuple[Tree, str]:
+        """Put text into a field, press Enter, and look at the page that it leads to."""
+        field = self.page.locator(f"aria-ref={ref}")
+        await field.fill(text)
+        async with self.page.expect_navigation(wait_until="load") as arriving:
+            await field.press("Enter", no_wait_after=True)
+        _require_shown(await arriving.value)
+        return await self.look()
+
+    async def back(self) -> tuple[Tree, str]:
+        """Go back as by the browser's own button."""
+        _require_shown(await self.page.go_back(wait_until="load"))
+        return await self.look()
+
+    async def close(self) -> None:
+        """Close the context and its page."""
+        await self._context.close()
+
+
+def _require_shown(response: Response | None) -> None:
+    """A page that says what went wrong is the shop's failure, and no observation."""
+    if response is not None and response.status != 200:
+        raise EnvError(f"the shop answered {response.status} for {response.url}")

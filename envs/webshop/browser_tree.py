@@ -1,0 +1,114 @@
+"""The accessibility tree of a page as short lines, with a reference for each thing that can be used.
+
+Playwright gives the tree as indented lines with references that depend on all pages before; here they are
+numbered anew on every page, so that the same page always reads the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+CLICKED = frozenset({"button", "link", "radio", "checkbox", "option", "tab", "menuitem"})
+TYPED = frozenset({"searchbox", "textbox"})
+_SILENT = frozenset({"generic", "paragraph", "text", "main", "form", "document", "region", "none", "status"})
+"""Roles that say nothing to an agent: only the text in them counts."""
+_STATES = ("checked", "disabled", "expanded", "pressed", "selected")
+_LINE = re.compile(r"( *)- (.*)")
+_NODE = re.compile(r'([a-z]+)(?: ("(?:[^"\\]|\\.)*"))?((?: \[[^\]]*\])*)(?::(?: (.*))?)?', re.DOTALL)
+_QUOTED_KEY = re.compile(r"'((?:[^']|'')*)'(:.*)?", re.DOTALL)
+_MARK = re.compile(r"\[([a-z]+)(?:=([^\]]*))?\]")
+_BYTE = re.compile(r"\\x([0-9a-fA-F]{2})")
+
+
+class Node(NamedTuple):
+    """One line of the tree."""
+
+    depth: int
+    role: str
+    name: str
+    text: str
+    marks: dict[str, str]
+
+
+class Target(NamedTuple):
+    """Something that can be used."""
+
+    ref: str
+    """Playwright's name for it, good until the next snapshot."""
+    role: str
+    name: str
+
+
+class Tree(NamedTuple):
+    """A page as an agent sees it."""
+
+    text: str
+    targets: dict[str, Target]
+    """What can be used, by the reference that is shown."""
+
+    def refs(self, roles: frozenset[str]) -> list[str]:
+        """References of the targets with one of these roles."""
+        return [ref for ref, target in self.targets.items() if target.role in roles]
+
+
+def read_tree(snapshot: str) -> Tree:
+    """Playwright's snapshot (``mode="ai"``) in our form."""
+    lines: list[str] = []
+    targets: dict[str, Target] = {}
+    above: list[Node] = []  # those with a line of their own
+    for node in map(_node, snapshot.splitlines()):
+        if node is None:
+            continue
+        while above and above[-1].depth >= node.depth:
+            above.pop()
+        ref = ""
+        if node.role in CLICKED | TYPED and "ref" in node.marks and "disabled" not in node.marks:
+            ref = f"e{len(targets) + 1}"
+            targets[ref] = Target(node.marks["ref"], node.role, node.name)
+        shown = _shown(node, ref)
+        if shown and not (above and shown == above[-1].name):
+            lines.append("  " * len(above) + shown)
+            if node.role not in _SILENT:
+                above.append(node)
+    return Tree("\n".join(lines), targets)
+
+
+def _shown(node: Node, ref: str) -> str:
+    if node.role in _SILENT:
+        return node.text
+    states = "".join(f" ({state})" for state in _STATES if state in node.marks)
+    name = f' "{node.name}"' if node.name else ""
+    text = f": {node.text}" if node.text else ""
+    return f"{f'[{ref}] ' if ref else ''}{node.role}{name}{states}{text}"
+
+
+def _node(line: str) -> Node | None:
+    """A line of the snapshot; None for one that is a property of the line above."""
+    found = _LINE.fullmatch(line)
+    if found is None:
+        return None
+    depth, rest = len(found[1]), found[2]
+    key = _QUOTED_KEY.fullmatch(rest)
+    if key is not None:
+        rest = key[1].replace("''", "'") + (key[2] or "")
+    if rest.startswith("/"):
+        return None
+    parts = _NODE.fullmatch(rest)
+    if parts is None:
+        return Node(depth, "text", "", _value(rest), {})
+    role, name, marks, text = parts.groups()
+    return Node(depth, role, _value(name or ""), _value(text or ""), dict(_MARK.findall(marks)))
+
+
+def _value(text: str) -> str:
+    """A value without its quotes, on one line."""
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        try:
+            text = str(json.loads(_BYTE.sub(r"\\u00\1", text)))
+        except ValueError:
+            text = text[1:-1]
+    elif len(text) > 1 and text[0] == text[-1] == "'":
+        text = text[1:-1].replace("''", "'")
+    return " ".join(text.split())

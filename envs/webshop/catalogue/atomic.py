@@ -1,0 +1,102 @@
+"""Folders that appear whole or not at all, made by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rollgym.errors import RunError, UsageError
+
+
+@contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Wait until no other process makes ``target``, then keep the others waiting."""
+    path = target.parent / f".{target.name}.lock"
+    with _writable(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = _lock(path)
+    try:
+        yield
+    finally:
+        # Removed while still held: whoever waits on it sees that it is gone, and makes a new one.
+        path.unlink(missing_ok=True)
+        os.close(file)
+
+
+def _lock(path: Path) -> int:
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.fstat(file).st_ino == path.stat().st_ino:
+                    return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+
+
+@contextmanager
+def replaced(target: Path) -> Iterator[Path]:
+    """An empty folder to fill, which becomes ``target`` at the end; after an error nothing is left of it.
+
+    Call it under `locked`: what an earlier process left behind when it was killed is removed.
+    """
+    prefix = f".{target.name}.new-"
+    with _writable(target):
+        for left in target.parent.glob(f"{prefix}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+        temporary.chmod(0o755)
+    try:
+        with _written(target):
+            yield temporary
+            flush(temporary)
+            _swap(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap(new: Path, target: Path) -> None:
+    """Put a folder in the place of another. Who has the old files mapped keeps them."""
+    old = new.with_name(f"{new.name}.old")
+    with suppress(FileNotFoundError):
+        target.rename(old)
+    new.rename(target)
+    flush(target.parent, deep=False)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def flush(folder: Path, *, deep: bool = True) -> None:
+    """Have the system write a folder to the disk."""
+    for path in [*(folder.rglob("*") if deep else ()), folder]:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+@contextmanager
+def _writable(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"The shop cannot be written to {target}: {error.strerror}. "
+            "Set ROLLGYM_CACHE to a folder that can be written to, or give another one."
+        ) from None
+
+
+@contextmanager
+def _written(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"The shop {target} could not be written: {error.strerror or error}.") from error

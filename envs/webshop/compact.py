@@ -1,0 +1,204 @@
+"""The compact view: a page and its actions in as few words as they can be told in, for small models.
+
+    find soft cotton shirt, color red, under 30 dollars
+    page 1 more
+    lacks nothing a
+    lacks soft price seen b
+
+    find soft cotton shirt, color red, under 30 dollars
+    item
+    25 soft cotton shirt
+    color none | black | red
+
+Among results, a product is what it lacks of the instruction, and the letter that opens it; the letter comes
+last, where a model that reads from left to right has already seen what it stands for. What can be lacked:
+words of the instruction that the titles of other products on the page have, values that their options have,
+and a price within the bound. All this is read off pages; what the goal is judged by is not asked. On its own
+page, a product is its price, its title, and of each option the name, what is chosen of it, and the values.
+The shop behind it is the same: a compact action stands for one of the shop's own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rollgym.envs.webshop.matching import matching_values
+from rollgym.envs.webshop.pages import Block, Page
+from rollgym.envs.webshop.shop import Shop
+from rollgym.envs.webshop.types import Catalogue, Product
+from rollgym.text import bare
+
+LETTERS = "abcdefghij"
+"""What the products of a page are called."""
+TITLE_WORDS, PART_WORDS = 16, 60
+"""Longer titles and descriptions are cut off here."""
+SAMPLE, COMMON, MOST_WORDS = 2000, 3, 1000
+"""Of how many products and goals words are counted, how often they must occur, and how many count."""
+
+_WHOLE = re.compile(r"\$([0-9]+)(?:\.0)?(?![0-9.])")
+_WORD = re.compile("[a-z]{2,}")
+_NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?)"
+_BOUND = re.compile(rf"\${_NUMBER}|{_NUMBER} dollars")
+_LINKING = frozenset(re.findall("[a-z]+", "an and are as at by for from in is it of on or that the to with"))
+_CLAUSE_END = re.compile(r"[.,;?!](?:\s|$)")
+_BUTTONS = {
+    "results": {"next": "next >", "prev": "< prev", "back": "back to search"},
+    "item": {"features": "features", "description": "description", "buy": "buy now", "back": "< prev"},
+    "sub": {"back": "< prev"},
+}
+
+
+def compact(page: Page, shop: Shop) -> str:
+    """The page in a few lines: the instruction first, then where one is."""
+    if page.kind == "done":
+        return "bought"
+    wish = _instruction(page)
+    match page.kind:
+        case "search":
+            lines = ["start"]
+        case "results":
+            lines = _results(page, shop, wish)
+        case "item":
+            lines = _item(page)
+        case _:
+            lines = _sub(page)
+    return "\n".join([_joined(wish), *lines]).lower()
+
+
+def compact_actions(page: Page) -> dict[str, str]:
+    """What one can do on the page: each compact action with the shop's action that it stands for."""
+    if page.kind == "search":
+        return {"search": _searching(product_words(_instruction(page)))}
+    links = [key for key, element in page.targets.items() if element.kind == "link"]
+    values = [key for key, element in page.targets.items() if element.kind == "option"]
+    actions = {f"open {letter}": f"click[{key}]" for letter, key in zip(LETTERS, links, strict=False)}
+    actions |= {f"choose {_joined(key)}": f"click[{key}]" for key in values}
+    buttons = _BUTTONS.get(page.kind, {})
+    return actions | {name: f"click[{key}]" for name, key in buttons.items() if key in page.targets}
+
+
+def shop_action(action: str, page: Page) -> str:
+    """The shop's action that a compact one stands for; empty where it stands for none."""
+    actions = compact_actions(page)
+    # A value may itself end in a quote or a full stop.
+    for words in (_joined(action.lower()), _joined(bare(action).lower())):
+        if words in actions:
+            return actions[words]
+    return _searching(words.removeprefix("search ")) if words.startswith("search ") else ""
+
+
+def spoken(action: str, info: Mapping[str, object]) -> str:
+    """A shop's action in the words that an environment expects, by its ``info``."""
+    means = info.get("means")
+    if not isinstance(means, Mapping):
+        return action
+    if action.startswith("search["):
+        return f"search {action.removeprefix('search[').removesuffix(']')}"
+    return next((name for name, meant in means.items() if meant == action), action)
+
+
+def product_words(instruction: str) -> str:
+    """The words of an instruction that tell the product: its first clause, where options come later."""
+    return _CLAUSE_END.split(instruction, maxsplit=1)[0].strip() or instruction
+
+
+def lacks(products: Sequence[Product], instruction: str) -> list[list[str]]:
+    """For each product, what the instruction names, others of these products have, and it has not.
+
+    In the order of the instruction; ``price`` last, where the lowest price is above the bound.
+    """
+    wish, bound = _joined(instruction.lower()), price_bound(instruction)
+    values = [set(matching_values(product.options, wish).values()) for product in products]
+    titles = [_words(product.title) for product in products]
+    offered = dict.fromkeys(sorted(value for of_one in values for value in of_one))
+    said = dict.fromkeys(_WORD.findall(wish))
+    # A word that is a value somewhere is asked for as a value.
+    within = {word for value in offered for word in _WORD.findall(value.lower())}
+    named = [word for word in said if word not in within | _LINKING and any(word in t for t in titles)]
+    wanted = sorted((*offered, *named), key=lambda phrase: wish.find(_joined(phrase.lower())))
+    return [
+        [_joined(phrase) for phrase in wanted if phrase not in has and phrase not in title]
+        + (["price"] if min(product.prices) > bound else [])
+        for product, has, title in zip(products, values, titles, strict=True)
+    ]
+
+
+def price_bound(instruction: str) -> float:
+    """The greatest price that an instruction names; infinite where it names none."""
+    found = _BOUND.search(instruction.lower())
+    return float((found[1] or found[2]).replace(",", "")) if found else math.inf
+
+
+def shop_words(catalogue: Catalogue) -> list[str]:
+    """The words that are common in a shop, the most common first: what a tokenizer should know."""
+    counts: Counter[str] = Counter()
+    for number in range(min(len(catalogue), SAMPLE)):
+        product = catalogue.product(number)
+        values = [value for name in product.options for value in (name, *product.options[name])]
+        counts.update(sorted(_words(" ".join((product.title, *values)))))
+    for number in range(min(catalogue.goal_count, SAMPLE)):
+        counts.update(sorted(_words(catalogue.goal(number).instruction)))
+    return [word for word, count in counts.most_common(MOST_WORDS) if count >= COMMON]
+
+
+def search_words(text: str) -> str:
+    """Words as they may stand between the brackets of a search."""
+    return _joined(text.replace("[", " ").replace("]", " ")) or "anything"
+
+
+def _words(text: str) -> set[str]:
+    return {*_WORD.findall(text.lower())}
+
+
+def _searching(words: str) -> str:
+    return f"search[{search_words(words)}]"
+
+
+def _instruction(page: Page) -> str:
+    return next(e.text for e in page.elements if e.role == "instruction")
+
+
+def _results(page: Page, shop: Shop, wish: str) -> list[str]:
+    count = next(e.text for e in page.elements if e.role == "count")
+    more = " more" if "next >" in page.targets else ""
+    links = [block.elements[0] for block in page.blocks if block.role == "product"]
+    missing = lacks([shop.by_asin(link.text) for link in links], wish)
+    lines = [
+        " ".join(["lacks", *(words or ["nothing"]), *(["seen"] if link.pressed else []), letter])
+        for link, words, letter in zip(links, missing, LETTERS, strict=False)
+    ]
+    return [count.split(" (")[0] + more, *(lines or ["nothing found"])]
+
+
+def _facts(block: Block) -> str:
+    said = {element.role: element.text for element in block.elements}
+    price = _WHOLE.sub(r"\1", said["price"].removeprefix("Price: ")).replace("$", "")
+    return f"{price} {_cut(said['title'], TITLE_WORDS)}"
+
+
+def _item(page: Page) -> list[str]:
+    facts = next(block for block in page.blocks if block.role == "facts")
+    return ["item", _facts(facts), *(_option(block) for block in page.blocks if block.role == "option")]
+
+
+def _option(block: Block) -> str:
+    values = block.elements[1:]
+    chosen = next((e.value for e in values if e.pressed), "none")
+    name = values[0].name if values else block.elements[0].text
+    return " | ".join([f"{name} {chosen}", *(e.value for e in values)])
+
+
+def _sub(page: Page) -> list[str]:
+    part = page.blocks[-1]
+    return [part.role, _cut(" ".join(e.text for e in part.elements), PART_WORDS)]
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cut(text: str, most: int) -> str:
+    return " ".join(text.split()[:most])

@@ -1,0 +1,224 @@
+"""WebShop as a text environment."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rollgym.envs.webshop.compact import compact, compact_actions, shop_action, shop_words
+from rollgym.envs.webshop.html import html, template_called
+from rollgym.envs.webshop.pages import SEPARATOR, Page, text, text_rich, view
+from rollgym.envs.webshop.prompts import prompt
+from rollgym.envs.webshop.session import Outcome, Session, act
+from rollgym.envs.webshop.shop import Shop, open_shop
+from rollgym.envs.webshop.types import Goal
+from rollgym.errors import UnknownName, UsageError
+from rollgym.seeding import stable_digest
+from rollgym.tasks import Task, TaskSet
+from rollgym.text import Reply, TextEnv
+
+OBSERVATIONS: Mapping[str, Callable[[Page], str]] = {
+    "text": text,
+    "text_rich": text_rich,
+    "url": lambda page: page.url,
+    "html": html,
+}
+"""What an observation is, by name; ``compact`` looks into the shop too."""
+GOALS = ("synthetic", "human")
+SPLITS = ("auto", "original", "disjoint")
+SEARCH_HINT = "search[your words]"
+"""How ``info["actions"]`` says that one can search."""
+
+
+class WebShopEnv(TextEnv):
+    """Find the product that an instruction describes, choose its options, and buy it.
+
+    Observation: the page one is on, as ``text`` (pieces joined by ``[SEP]``), ``text_rich`` (a line each,
+    with buttons marked), ``url``, ``html``, or ``compact`` (a few words, for small models); the instruction
+    is on every page but the last.
+
+    Actions: ``search[words]``, and ``click[name]`` for a button, a product or the value of an option.
+    In the compact view: ``search``, ``open a``, ``choose red``, ``buy`` and so on, as ``info["actions"]`` has
+    them. What is not possible changes nothing and gives ``valid=False`` with reward 0.
+
+    Reward: 0 until ``click[buy now]``; then between 0 and 1: the share of attributes, options and price that
+    the purchase gets right, times how far the product is of the right type.
+
+    Success: the purchase earned 1.
+
+    Ends: terminated by a purchase, good or not; truncated after ``max_turns``.
+
+    Splits: ``disjoint`` (no product in two splits) for a synthetic shop, ``original`` (goals 0-499 test,
+    500-1499 dev, the rest train) for an imported one, unless ``splits`` says otherwise.
+    """
+
+    pool_thread = "any"  # its calls are quick
+    reward_range = (0.0, 1.0)
+    success_means = "a purchase that fulfils the instruction in everything: reward 1"
+
+    def __init__(
+        self,
+        shop: str = "synthetic",
+        *,
+        rules: str = "clean",
+        observation: str = "text",
+        search: str = "auto",
+        goals: str = "synthetic",
+        splits: str = "auto",
+        max_turns: int = 15,
+        reveal: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        _check("observation", observation, (*OBSERVATIONS, "compact"))
+        _check("kind of goals", goals, GOALS)
+        _check("kind of splits", splits, SPLITS)
+        if not isinstance(max_turns, int) or isinstance(max_turns, bool) or max_turns < 1:
+            raise UsageError(f"max_turns must be a whole number, 1 or more, not {max_turns!r}.")
+        if observation == "html":
+            template_called("page.html")  # a missing package is said now
+        self.shop = open_shop(shop, rules=rules, search=search, goals=goals)
+        self.tasks, self._numbers = _tasks(self.shop, goals, splits)
+        super().__init__(render_mode=render_mode)
+        self._show = OBSERVATIONS.get(observation) or functools.partial(compact, shop=self.shop)
+        self._max_turns = max_turns
+        self._spoken = observation in ("text", "text_rich", "compact")
+        self._compact, self._reveal = observation == "compact", reveal
+        self.instructions = prompt(self.shop.rules, observation, max_turns)
+        self._goal = self.shop.catalogue.goal(0)
+        self._move(Session("0"))
+        self._turns = 0
+
+    def begin(self, task: Task) -> str:
+        """Enter the shop with the task's goal."""
+        number = int(self._numbers[task.split][task.index])
+        self._goal = self.shop.catalogue.goal(number)
+        self._move(Session(str(number)))
+        self._turns = 0
+        return self._show(self._page)
+
+    def respond(self, action: str) -> Reply:
+        """Search or click."""
+        meant = shop_action(action, self._page) if self._compact else action
+        outcome = act(self.shop, self._goal, self._session, meant, self._page)
+        self._turns += 1
+        if outcome.session is not self._session:
+            self._move(outcome.session)
+        return Reply(
+            self._observe(outcome),
+            outcome.reward,
+            terminated=outcome.done,
+            truncated=not outcome.done and self._turns >= self._max_turns,
+            success=outcome.done and outcome.reward == 1,
+            valid=outcome.valid,
+            info=_purchase(outcome),
+        )
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the page offers: names one can click, whether one can search, and both as actions."""
+        page = self._page
+        means = {"means": compact_actions(page)} if self._compact else {}
+        return {
+            "instruction": self._goal.instruction,
+            "page": page.kind,
+            "has_search_bar": page.has_search_bar,
+            "clickables": page.clickables,
+            "options": _options(page),
+            "actions": list(means["means"]) if means else _actions(page),
+            "turns_left": self._max_turns - self._turns,
+            "purchased": None,
+            **means,
+            **(self._revealed() if self._reveal else {}),
+        }
+
+    def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """A random click; where there is a search bar, a search for some words of the instruction."""
+        if self._compact:
+            return super().random_action(observation, info, rng)
+        if info["has_search_bar"]:
+            words = str(info["instruction"]).replace(",", " ").replace("[", " ").replace("]", " ").split()
+            start = int(rng.integers(max(len(words) - 2, 1)))
+            return f"search[{' '.join(words[start : start + int(rng.integers(2, 5))]) or 'anything'}]"
+        names = info["clickables"]
+        return f"click[{names[int(rng.integers(len(names)))]}]" if names else SEARCH_HINT
+
+    def render_text(self) -> str:
+        """The page with its buttons marked, whatever the observation is."""
+        return text_rich(self._page)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words common in this shop, for who makes a tokenizer for the compact view; else none."""
+        return tuple(shop_words(self.shop.catalogue)) if self._compact else ()
+
+    @property
+    def page(self) -> Page:
+        """The page the agent is on."""
+        return self._page
+
+    @property
+    def goal(self) -> Goal:
+        """What the agent is to buy. For upper bounds and tests: an agent sees the instruction only."""
+        return self._goal
+
+    def _move(self, session: Session) -> None:
+        self._session, self._page = session, view(self.shop, self._goal, session)
+
+    def _observe(self, outcome: Outcome) -> str:
+        shown = self._show(self._page)
+        if outcome.valid or not (self._spoken and self.shop.rules.explain):
+            return shown
+        if self._compact:
+            return f"not possible\n{shown}"
+        end = "\n" if self._show is text_rich else SEPARATOR
+        return f"Not possible: {outcome.note}.{end}{shown}"
+
+    def _revealed(self) -> dict[str, Any]:
+        """What an oracle is told."""
+        goal = self._goal
+        title = self.shop.by_asin(goal.asin).title
+        return {"goal": {"asin": goal.asin, "title": title, "options": goal.options}}
+
+
+def _check(what: str, name: str, known: Any) -> None:
+    if name not in known:
+        raise UnknownName(what, str(name), known, f"There are: {', '.join(known)}.")
+
+
+def _tasks(shop: Shop, goals: str, splits: str) -> tuple[TaskSet, Mapping[str, Any]]:
+    """The task set, and the goal numbers behind its splits; ``train`` comes first."""
+    catalogue = shop.catalogue
+    if splits == "auto":
+        imported = getattr(catalogue, "manifest", {}).get("kind") == "imported"
+        splits = "original" if imported else "disjoint"
+    numbers = catalogue.splits[splits]
+    sizes = {name: len(numbers[name]) for name in ("train", "dev", "test") if len(numbers[name])}
+    if not sizes:
+        raise UsageError(f"This shop has no {goals} goals: there is nothing to look for in it.")
+    content = stable_digest(catalogue.fingerprint, shop.search.name).hex()[:12]
+    return TaskSet(f"WebShop {content} {shop.rules.name} {goals} {splits}", sizes), numbers
+
+
+def _actions(page: Page) -> list[str]:
+    clicks = [f"click[{key}]" for key, element in page.targets.items() if element.kind != "submit"]
+    return [SEARCH_HINT, *clicks] if page.has_search_bar else clicks
+
+
+def _options(page: Page) -> dict[str, list[str]]:
+    """The options on a product's page: their values by name."""
+    options: dict[str, list[str]] = {}
+    for element in page.elements:
+        if element.kind == "option":
+            options.setdefault(element.name, []).append(element.value)
+    return options
+
+
+def _purchase(outcome: Outcome) -> dict[str, Any]:
+    """What ``info`` says of a purchase: the product and its options, and the parts of the reward."""
+    if outcome.score is None:
+        return {}
+    session = outcome.session
+    bought = {"asin": session.asin, "options": dict(session.options)}
+    return {"purchased": bought, "score": outcome.score.parts()}

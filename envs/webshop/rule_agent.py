@@ -1,0 +1,88 @@
+"""The rule that learned agents are measured against: the first product found, options by string matching."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollgym.agent import AgentSetup, Briefing, SoloAgent
+from rollgym.envs.webshop.compact import search_words, spoken
+from rollgym.envs.webshop.matching import matching_values
+from rollgym.seeding import derive_rng
+
+_BUTTONS = ("back to search", "< prev", "next >")
+BACK, PREV, NEXT, BUY = (f"click[{name}]" for name in (*_BUTTONS, "buy now"))
+
+
+class RuleAgent(SoloAgent):
+    """Searches for the instruction, opens the first product, chooses the values the instruction has, buys.
+
+    In the ``compact`` view it plays ``search``, which is the instruction's first clause.
+
+    Args:
+        setup: The environment to play.
+        options: False buys without choosing anything.
+    """
+
+    def __init__(self, setup: AgentSetup, *, options: bool = True) -> None:
+        super().__init__(setup)
+        self._options = options
+
+    def start(self, briefing: Briefing) -> None:
+        """Forget the last episode."""
+        self._clicks: list[str] | None = None
+
+    def choose(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The next action, by the page one is on."""
+        page = info["page"]
+        if page == "search":
+            return self.search(info)
+        if page == "results":
+            return spoken(self.open(info), info)
+        if page != "item":
+            return spoken(PREV, info)
+        if self._clicks is None:
+            self._clicks = self.clicks(info) if self._options else []
+        return spoken(self._clicks.pop(0) if self._clicks else BUY, info)
+
+    def search(self, info: Mapping[str, Any]) -> str:
+        """What to search for."""
+        return "search" if "means" in info else f"search[{search_words(info['instruction'])}]"
+
+    def open(self, info: Mapping[str, Any]) -> str:
+        """Which of the products found to look at."""
+        found = found_products(info)
+        return f"click[{found[0]}]" if found else BACK
+
+    def clicks(self, info: Mapping[str, Any]) -> list[str]:
+        """The options to choose."""
+        chosen = matching_values(info["options"], info["instruction"])
+        return [click_on(name, value, info) for name, value in chosen.items()]
+
+
+class BrowsingAgent(RuleAgent):
+    """The rule, but it opens any product of the page, by chance: shows all that one can do before training.
+
+    Who imitates the rule itself opens the first product always, and never finds out about the others.
+    """
+
+    def start(self, briefing: Briefing) -> None:
+        """Forget the last episode."""
+        super().start(briefing)
+        self._rng = derive_rng("browsing agent", briefing.spec.sampling_seed)
+
+    def open(self, info: Mapping[str, Any]) -> str:
+        """Any product."""
+        found = found_products(info)
+        return f"click[{found[int(self._rng.integers(len(found)))]}]" if found else BACK
+
+
+def found_products(info: Mapping[str, Any]) -> list[str]:
+    """The products on a page of results, by the names they are clicked by."""
+    return [name for name in info["clickables"] if name not in _BUTTONS]
+
+
+def click_on(name: str, value: str, info: Mapping[str, Any]) -> str:
+    """The click that chooses a value; by the option's name too, where the page lists it so."""
+    plain, named = " ".join(value.split()), f"{name}: {' '.join(value.split())}"
+    return f"click[{next((key for key in (named, value, plain) if key in info['clickables']), named)}]"

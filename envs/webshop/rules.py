@@ -1,0 +1,72 @@
+"""The two rule sets: the original's, quirks included, and one with the quirks repaired."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollgym.errors import UnknownName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How a shop behaves where the original does something one would not expect, one flag each."""
+
+    name: str
+    strict_grammar: bool
+    """Action names must be lower case, and a ``[`` within the argument breaks the action."""
+    search_anywhere: bool
+    """A search is accepted on every page, not only where there is a search bar."""
+    special_searches: bool
+    """``<r>``, ``<c>`` and ``<q>`` as the first word search at random, by department, by search term."""
+    endless_pages: bool
+    """``Next >`` is offered after the last result, and leads to empty pages."""
+    page_by_url: bool
+    """The page is told by its address, so the words of a query can be mistaken for another page's."""
+    clashing_values: bool
+    """Of two options with an equal value only the last can be chosen; one named like a button, never."""
+    hidden_choices: bool
+    """``text`` does not show what has been chosen; ``text_rich`` shows it by looking into the address."""
+    score_shown: bool
+    """The last page tells the reward."""
+    fuzzy_options: bool
+    """Options are judged by likeness and colour words, not by name and value."""
+    explain: bool
+    """An action that is not possible is answered with the reason, not only with the same page."""
+
+
+ORIGINAL = Rules(
+    name="original",
+    strict_grammar=True,
+    search_anywhere=True,
+    special_searches=True,
+    endless_pages=True,
+    page_by_url=True,
+    clashing_values=True,
+    hidden_choices=True,
+    score_shown=True,
+    fuzzy_options=True,
+    explain=False,
+)
+
+CLEAN = Rules(
+    name="clean",
+    strict_grammar=False,
+    search_anywhere=False,
+    special_searches=False,
+    endless_pages=False,
+    page_by_url=False,
+    clashing_values=False,
+    hidden_choices=False,
+    score_shown=False,
+    fuzzy_options=False,
+    explain=True,
+)
+
+RULES = {rules.name: rules for rules in (ORIGINAL, CLEAN)}
+
+
+def rules_called(name: str) -> Rules:
+    """The rule set of that name."""
+    if name not in RULES:
+        raise UnknownName("rule set", str(name), RULES, f"The rule sets are: {', '.join(RULES)}.")
+    return RULES[name]

@@ -1,0 +1,84 @@
+"""A shop: products and goals, a search engine and rules, shared by all environments of a process."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, TypeAlias
+
+from rollgym.envs.webshop.rules import Rules, rules_called
+from rollgym.envs.webshop.types import Catalogue, Product, Search
+from rollgym.seeding import derive_rng
+
+if TYPE_CHECKING:
+    from rollgym.envs.webshop.catalogue.store import ShopCatalogue
+
+Listing: TypeAlias = dict[str, tuple[int, ...]]
+
+RESULTS = 50
+"""A search finds this many products at most."""
+
+
+class Shop:
+    """What does not change while agents shop."""
+
+    def __init__(self, catalogue: Catalogue, search: Search, rules: Rules) -> None:
+        self.catalogue = catalogue
+        self.search = search
+        self.rules = rules
+
+    def product(self, number: int) -> Product:
+        """Product ``number`` of the catalogue."""
+        return self.catalogue.product(number)
+
+    def by_asin(self, asin: str) -> Product:
+        """The product of that name, which must be there."""
+        number = self.catalogue.number(asin)
+        if number is None:
+            raise KeyError(f"the catalogue has no product {asin!r}")
+        return self.catalogue.product(number)
+
+    def find(self, words: tuple[str, ...]) -> tuple[int, ...]:
+        """Numbers of the products that a search for these words shows, best first."""
+        if self.rules.special_searches and words[0] in ("<r>", "<c>", "<q>"):
+            return self._special(words[0], words[1:])
+        return tuple(number for number, _ in self.search.find(" ".join(words), RESULTS))
+
+    def _special(self, kind: str, words: tuple[str, ...]) -> tuple[int, ...]:
+        if kind == "<r>":
+            count = len(self.catalogue)
+            draws = derive_rng("random search", self.catalogue.fingerprint, *words)
+            return tuple(map(int, draws.choice(count, size=min(RESULTS, count), replace=False)))
+        departments, queries = self._listings
+        if kind == "<c>":
+            return departments.get(words[0].strip() if words else "", ())
+        return queries.get(" ".join(words).strip(), ())
+
+    @functools.cached_property
+    def _listings(self) -> tuple[Listing, Listing]:
+        """Product numbers by department and by search term; a pass over the catalogue when first asked."""
+        departments: dict[str, list[int]] = {}
+        queries: dict[str, list[int]] = {}
+        for number in range(len(self.catalogue)):
+            product = self.catalogue.product(number)
+            departments.setdefault(product.category, []).append(number)
+            queries.setdefault(product.query, []).append(number)
+        by_department, by_query = (
+            {name: tuple(numbers) for name, numbers in listing.items()} for listing in (departments, queries)
+        )
+        return by_department, by_query
+
+
+def open_shop(name: str, *, rules: str, search: str, goals: str) -> Shop:
+    """The shop of that name or folder. What is on disk is opened once per process and shared."""
+    from rollgym.envs.webshop.catalogue.build import resolve_shop
+    from rollgym.envs.webshop.catalogue.store import open_shop as open_store
+
+    wanted = rules_called(rules)
+    return _shop(open_store(resolve_shop(name), goals), wanted, search)
+
+
+@functools.lru_cache(maxsize=16)
+def _shop(catalogue: ShopCatalogue, rules: Rules, search: str) -> Shop:
+    from rollgym.envs.webshop.search import open_search
+
+    return Shop(catalogue, open_search(catalogue.folder / "search", search), rules)

@@ -1,0 +1,142 @@
+"""A product of a synthetic shop in full style: title, description, bullet points, options and price."""
+
+from __future__ import annotations
+
+import functools
+from string import Formatter
+
+from rollgym.envs.webshop.synthetic.draws import Draws
+from rollgym.envs.webshop.synthetic.words import Option, ProductType, Vocabulary, bare
+from rollgym.envs.webshop.types import Product
+
+OPTION_COUNTS = (0, 0, 1, 1, 1, 1, 2, 2, 2, 3)
+"""How many options products have; fewer where their type has no more."""
+ENDINGS = (0.99, 0.99, 0.49, 0.95, 0.0)
+RANGES = 0.1
+"""The share of products with two prices."""
+TOLD = 0.75
+"""The share of attributes that a bullet point tells of; some are told nowhere."""
+_SPEAK = {"one": ("this", "is", "comes"), "many": ("these", "are", "come"), "some": ("this", "is", "comes")}
+_CAPITALS = frozenset(("b", "bpa", "c", "e", "gmo", "gps", "hdmi", "led", "tv", "usb", "uv"))
+_SMALL = frozenset(("a", "an", "and", "for", "in", "the", "to", "with"))
+
+
+def full_product(asin: str, words: Vocabulary, draw: Draws) -> Product:
+    """The product that the draws make."""
+    kind = draw.pick_early(draw.pick_early(draw.pick(words.departments)))
+    qualities = draw.some(kind.qualities, 2 + draw.below(3))
+    features = draw.some(kind.features, 1 + draw.below(3))
+    says = {
+        "brand": draw.pick(words.brands),
+        "line": draw.pick(words.lines),
+        "word": draw.pick(kind.words),
+        "use": draw.pick(kind.uses),
+        "type": kind.name,
+        "quality": qualities[0],
+        "quality2": qualities[1],
+        "feature": bare(features[0]),
+    }
+    title, nouns = _title(draw.pick(words.titles), says, words)
+    prices, price = _prices(kind, draw)
+    return Product(
+        asin=asin,
+        title=title,
+        description=_description(kind, says, qualities, features, words, draw),
+        bullets=_bullets(kind, says, qualities, features, words, draw),
+        category=kind.category,
+        query=kind.query,
+        product_category=kind.path,
+        prices=prices,
+        price=price,
+        options=choose_options(kind, draw.pick(OPTION_COUNTS), 5, draw),
+        attributes=(*qualities, *map(bare, features)),
+        nouns=nouns,
+    )
+
+
+def choose_options(kind: ProductType, count: int, spread: int, draw: Draws) -> dict[str, tuple[str, ...]]:
+    """So many options, each with two values or up to ``spread`` - 1 more."""
+    chosen = draw.in_order(kind.options, count)
+    return {option.name: _values(option, 2 + draw.below(spread), draw) for option in chosen}
+
+
+def _values(option: Option, count: int, draw: Draws) -> tuple[str, ...]:
+    values = draw.in_order(option.values, count)
+    return tuple(value if isinstance(value, str) else draw.pick(value) for value in values)
+
+
+def _title(pattern: str, says: dict[str, str], words: Vocabulary) -> tuple[str, tuple[str, ...]]:
+    phrases = {name: says[name] for name in _fields(pattern)}
+    title = pattern.format_map({name: headline(phrase) for name, phrase in phrases.items()})
+    return title, tuple(noun for phrase in phrases.values() for noun in words.nouns(phrase))
+
+
+def _description(
+    kind: ProductType,
+    says: dict[str, str],
+    qualities: list[str],
+    features: list[str],
+    words: Vocabulary,
+    draw: Draws,
+) -> str:
+    this, verb, comes = _SPEAK[kind.form]
+    notes = draw.some(kind.notes, 2)
+    fields = says | {
+        "this": this,
+        "This": this.capitalize(),
+        "is": verb,
+        "comes": comes,
+        "type": spell(kind.name),
+        "quality": spell(draw.pick(qualities)),
+        "feature": spell(draw.pick(features)),
+        "note": notes[0],
+        "note2": notes[1],
+    }
+    text = draw.pick(words.descriptions).format_map(fields)
+    return text[0].upper() + text[1:]
+
+
+def _bullets(
+    kind: ProductType,
+    says: dict[str, str],
+    qualities: list[str],
+    features: list[str],
+    words: Vocabulary,
+    draw: Draws,
+) -> tuple[str, ...]:
+    patterns = words.bullets
+    told = [quality for quality in qualities if draw.chance(TOLD)]
+    named = [feature for feature in features if draw.chance(TOLD)]
+    fields = {"type": spell(kind.name), "word": says["word"]}
+    lines = [draw.pick(patterns.use).format(says["use"])]
+    lines += [draw.pick(patterns.quality).format(spell(quality), **fields) for quality in told]
+    lines += [draw.pick(patterns.feature).format(spell(feature)) for feature in named]
+    lines = [line[0].upper() + line[1:] for line in lines]
+    return tuple(draw.some(lines, len(lines)))
+
+
+def _prices(kind: ProductType, draw: Draws) -> tuple[tuple[float, ...], float]:
+    """The prices as shown, and the price to pay."""
+    low = round(int(draw.between(*kind.price)) + draw.pick(ENDINGS), 2)
+    if not draw.chance(RANGES):
+        return (low,), low
+    high = round(int(low * (1.2 + 0.1 * draw.below(6))) + 0.99, 2)
+    return (low, high), round(low + (high - low) * 0.01 * draw.below(101), 2)
+
+
+@functools.cache
+def headline(phrase: str) -> str:
+    """A phrase as titles write it."""
+    words = spell(phrase).split()
+    return " ".join(word if word in _SMALL else word[0].upper() + word[1:] for word in words)
+
+
+@functools.cache
+def spell(phrase: str) -> str:
+    """A phrase with its abbreviations in capitals."""
+    return " ".join(word.upper() if word in _CAPITALS else word for word in phrase.split())
+
+
+@functools.cache
+def _fields(pattern: str) -> tuple[str, ...]:
+    return tuple(name for _, name, _, _ in Formatter().parse(pattern) if name)

@@ -1,0 +1,95 @@
+"""What a shop is made of: products, goals, and the two things that hold and find them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+NO_BOUND = 1_000_000.0
+"""The upper price of a goal that names none (the original's number)."""
+
+GoalOptions: TypeAlias = dict[str, str] | tuple[str, ...]
+"""The options a goal asks for: by name where the program wrote it, bare values where a person did."""
+
+
+class Product(msgspec.Struct, frozen=True, kw_only=True):
+    """One product, as the shop shows it and as the reward judges it."""
+
+    asin: str
+    title: str
+    description: str = ""
+    bullets: tuple[str, ...] = ()
+    category: str
+    """The department: ``beauty``, ``garden`` and so on."""
+    query: str
+    """The search term the product was collected under, lower case."""
+    product_category: str
+    """The path of categories, joined by `` › ``."""
+    prices: tuple[float, ...]
+    """One price, or the ends of a range."""
+    price: float
+    """What it costs when bought: within ``prices``, drawn once when the catalogue was built."""
+    options: dict[str, tuple[str, ...]] = {}
+    attributes: tuple[str, ...] = ()
+    nouns: tuple[str, ...] = ()
+    """The nouns of the title, lower case, in order, with repeats."""
+    image: str = ""
+
+    @property
+    def price_text(self) -> str:
+        """The price as pages show it."""
+        return " to ".join(f"${price}" for price in self.prices)
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a customer wants: an instruction, and what a purchase is judged by."""
+
+    asin: str
+    """A product that fulfils it; its query, categories and nouns are what the type is judged by."""
+    instruction: str
+    attributes: tuple[str, ...]
+    options: GoalOptions
+    price_upper: float
+    weight: float = 1.0
+    human: bool = False
+
+
+class Catalogue(Protocol):
+    """The products and goals of a shop, numbered, the same in every process."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that is in it."""
+
+    @property
+    def goal_count(self) -> int:
+        """How many goals there are."""
+
+    @property
+    def splits(self) -> Mapping[str, Mapping[str, Sequence[int]]]:
+        """Ways to split the goals (``original``, ``disjoint``): for each, goal numbers by split name."""
+
+    def __len__(self) -> int:
+        """How many products there are."""
+
+    def product(self, number: int) -> Product:
+        """Product ``number``."""
+
+    def number(self, asin: str) -> int | None:
+        """The number of a product, None where there is none of that name."""
+
+    def goal(self, number: int) -> Goal:
+        """Goal ``number``, in the catalogue's order."""
+
+
+class Search(Protocol):
+    """Finds products by words."""
+
+    @property
+    def name(self) -> str:
+        """The engine: ``lucene-exact`` or ``tantivy``."""
+
+    def find(self, words: str, count: int = 50) -> list[tuple[int, float]]:
+        """Product numbers with their scores, best first. Any text is a bag of words, no query language."""
