@@ -16,6 +16,10 @@ KEYS = {
     "pool_steps": set(),
     "env_steps": set(),
     "train_step": {"ours_seconds", "scaling"},
+    "shop_steps": {"ratio_to_html", "kb_per_env"},
+    "shop_start": set(),
+    "shop_search": set(),
+    "shop_browser": set(),
 }
 FLAGS = {"train_step": ["--no-peer"]}
 """The peer would be installed first."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rollgym.errors import EnvError
+from rollgym.errors import EnvError, WorkerLost
 from rollgym.pool import LeaseLost, linux
 from rollgym.pool import board as boards
 from rollgym.pool.keeping import KeeperLink
@@ -183,7 +183,7 @@ class Worker:
             session.grown_mb += answer.grown_mb
             session.answer(answer.reset)
         elif isinstance(answer, Failed):
-            session.fail(_as_error(answer.error))
+            session.fail(_as_error(answer.error, lost=answer.lost))
         elif isinstance(answer, Ended):
             self.end(answer.lease)
 
@@ -244,7 +244,7 @@ class Worker:
         return linux.resident_mb(self.gauge)
 
 
-def _as_error(failure: Failure) -> EnvError:
-    error = EnvError(failure.message)
+def _as_error(failure: Failure, *, lost: bool = False) -> EnvError | WorkerLost:
+    error = WorkerLost(failure.message) if lost else EnvError(failure.message)
     error.failure = failure
     return error

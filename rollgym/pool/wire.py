@@ -82,6 +82,8 @@ class Failed(msgspec.Struct, array_like=True, tag=4):
 
     lease: int
     error: Failure
+    lost: bool = False
+    """Whether it was not the environment's fault: something that it needs, such as a browser, died."""
 
 
 # Between the pool and its keeper.

@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from rollgym.errors import EnvError, RollgymError, one_line
+from rollgym.errors import EnvError, RollgymError, WorkerLost, one_line
 from rollgym.failures import failure_of
 from rollgym.pool import linux
 from rollgym.pool.board import Board
@@ -158,7 +158,7 @@ class Server:
             if len(answer) > MAX_MESSAGE:
                 raise EnvError(f"the environment said {len(answer)} bytes at once, more than {MAX_MESSAGE}")
         except BaseException as error:
-            answer = encode(Failed(request.lease, _as_failure(error)))
+            answer = encode(Failed(request.lease, _as_failure(error), isinstance(error, WorkerLost)))
         if self._forked:
             os._exit(0)  # a child that came back from the environment's code: only one may answer
         self._board.leave(lane.slot)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollgym.errors import EnvError
+from rollgym.errors import EnvError, WorkerLost
 from rollgym.pool import LeaseLost
 from rollgym.pool.limits import WorkerLimits
 from rollgym.pool.local import LocalPool
@@ -55,6 +55,16 @@ def test_a_hang_is_killed_at_its_deadline_and_shows_where_it_hung(
     err = capfd.readouterr().err
     assert f"{call}() of episode {env}-5 has been running for" in err
     assert "time.sleep(3600)" in err
+
+
+def test_an_environment_whose_helper_died_is_a_loss_and_the_worker_goes_on(kit: Any) -> None:
+    async def use(pool: LocalPool) -> None:
+        with pytest.raises(WorkerLost, match="the browser is gone"):
+            await kit.play(pool, kit.spec("LosesItsHelper"))
+        assert await kit.play(pool, kit.spec()) == GOOD
+        assert pool.stats().ended == {}
+
+    kit.run(use)
 
 
 def test_a_call_that_holds_the_interpreter_is_found_by_its_silence(kit: Any) -> None:

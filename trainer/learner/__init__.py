@@ -7,7 +7,7 @@ from typing import Protocol
 
 from rollgym.engines import WeightSource
 from rollgym.trainer.batch import Batch
-from rollgym.trainer.rows import FloatArray, IntArray
+from rollgym.trainer.rows import FloatArray
 
 Metrics = dict[str, float]
 
@@ -24,6 +24,15 @@ class Learner(Protocol):
 
     def reference(self, batch: Batch) -> FloatArray:
         """The same under the weights that the run began with."""
+
+    def set_reference(self, model: Path) -> None:
+        """Take the weights in a folder as the reference."""
+
+    def adapt_kl(self, metrics: Metrics) -> float:
+        """Change the weight of the KL penalty by what an update saw, and return it."""
+
+    def set_kl(self, coef: float) -> None:
+        """Go on with this weight of the KL penalty."""
 
     def values(self, batch: Batch) -> tuple[FloatArray, list[float]]:
         """The critic's value before each action token, and after the last turn of each episode."""
@@ -42,6 +51,3 @@ class Learner(Protocol):
 
     def export(self, path: Path) -> None:
         """Write the policy as a model folder in Hugging Face format."""
-
-
-__all__ = ["Batch", "FloatArray", "IntArray", "Learner", "Metrics"]

@@ -18,8 +18,8 @@ import pytest
 from rollgym.check import check_env
 from rollgym.envs.webshop import html
 from rollgym.envs.webshop.browser import WebShopBrowserEnv
-from rollgym.envs.webshop.browser_find import find_chromium
-from rollgym.envs.webshop.browser_host import BrowserLost
+from rollgym.envs.webshop.browser.find import find_chromium
+from rollgym.envs.webshop.browser.host import BrowserLost
 from rollgym.envs.webshop.env import WebShopEnv
 from rollgym.errors import EnvError, RunError, UsageError
 from rollgym.failures import outcome_of
@@ -142,6 +142,7 @@ def test_browser_and_text_give_the_same_rewards(synthetic_folder: str, rules: st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rules", ["clean", "original"])
 def test_browser_and_text_give_the_same_rewards_100_times(synthetic_folder: str, rules: str) -> None:
     assert drive_both_ways(synthetic_folder, 100, rules) >= 50
@@ -283,7 +284,7 @@ def test_a_failure_of_the_shop_is_no_observation(
     def fail(*_: object) -> None:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr("rollgym.envs.webshop.server_visits.act", fail)
+    monkeypatch.setattr("rollgym.envs.webshop.server.visits.act", fail)
     with pytest.raises(EnvError, match="the shop answered 500"):
         env.step("type[e1][shirt]")
     monkeypatch.undo()
@@ -329,7 +330,7 @@ def test_the_style_of_a_page_says_nothing() -> None:
 def test_a_browser_that_does_not_answer_is_lost_and_ended(
     synthetic_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollgym.envs.webshop.browser_tab.SECONDS", 3.0)
+    monkeypatch.setattr("rollgym.envs.webshop.browser.tab.SECONDS", 3.0)
     env = WebShopBrowserEnv(synthetic_folder)
     try:
         env.reset(seed=0)
@@ -348,13 +349,13 @@ def test_a_browser_that_does_not_answer_is_lost_and_ended(
 def test_a_browser_makes_way_for_a_new_one_after_many_episodes(
     synthetic_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollgym.envs.webshop.browser_host.LINGER", 0.0)
+    monkeypatch.setattr("rollgym.envs.webshop.browser.host.LINGER", 0.0)
     one, other = WebShopBrowserEnv(synthetic_folder), WebShopBrowserEnv(synthetic_folder)
     try:
         one.reset(seed=0)
         other.reset(seed=0)
         first = browsers()
-        monkeypatch.setattr("rollgym.envs.webshop.browser_host.MAX_TABS", 2)
+        monkeypatch.setattr("rollgym.envs.webshop.browser.host.MAX_TABS", 2)
         one.reset(seed=1)
         second = browsers() - first
         assert len(second) == 1
@@ -491,6 +492,7 @@ def test_it_keeps_the_contract_in_what_is_quickly_checked(synthetic_folder: str)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_it_keeps_the_contract(synthetic_folder: str) -> None:
     report = check_env("rollgym/WebShopBrowser-v0", kwargs={"shop": synthetic_folder}, quick=True)
     assert report.ok, report.to_json()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollgym.envs.webshop.browser_find import find_chromium
-from rollgym.envs.webshop.browser_tree import CLICKED, TYPED, read_tree
+from rollgym.envs.webshop.browser.find import find_chromium
+from rollgym.envs.webshop.browser.tree import CLICKED, TYPED, read_tree
 from rollgym.errors import MissingExtra, UsageError
 
 SNAPSHOT = """\

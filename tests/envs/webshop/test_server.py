@@ -14,10 +14,11 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from rollgym.envs.webshop import server, server_visits
+from rollgym.envs.webshop import server
 from rollgym.envs.webshop.server import HEADERS, MAX_BODY, serve, shop_app
-from rollgym.envs.webshop.server_listen import listening
-from rollgym.envs.webshop.server_visits import Visits
+from rollgym.envs.webshop.server import visits as server_visits
+from rollgym.envs.webshop.server.listen import listening
+from rollgym.envs.webshop.server.visits import Visits
 from rollgym.envs.webshop.shop import Shop
 from rollgym.errors import UsageError
 

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rollgym.envs.webshop.browser_find import FIX
-from rollgym.envs.webshop.browser_tab import SECONDS, Tab
-from rollgym.envs.webshop.server_visits import Visits
+from rollgym.envs.webshop.browser.find import FIX
+from rollgym.envs.webshop.browser.tab import SECONDS, Tab
+from rollgym.envs.webshop.server.visits import Visits
 from rollgym.errors import RunError, WorkerLost, one_line
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Host:
 
     async def _open_server(self) -> None:
         from rollgym.envs.webshop.server import shop_app
-        from rollgym.envs.webshop.server_listen import listening, web_server
+        from rollgym.envs.webshop.server.listen import listening, web_server
 
         listener = listening("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"

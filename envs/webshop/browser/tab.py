@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rollgym.envs.webshop.browser_tree import Tree, read_tree
+from rollgym.envs.webshop.browser.tree import Tree, read_tree
 from rollgym.errors import EnvError
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.envs.webshop.browser_find import find_chromium
-from rollgym.envs.webshop.browser_host import BrowserLost, Seat, host
-from rollgym.envs.webshop.browser_tab import Tab
-from rollgym.envs.webshop.browser_tree import CLICKED, TYPED, Tree
+from rollgym.envs.webshop.browser.find import find_chromium
+from rollgym.envs.webshop.browser.host import BrowserLost, Seat, host
+from rollgym.envs.webshop.browser.tab import Tab
+from rollgym.envs.webshop.browser.tree import CLICKED, TYPED, Tree
 from rollgym.envs.webshop.env import WebShopEnv, _purchase
 from rollgym.envs.webshop.html import template_called
-from rollgym.envs.webshop.server_visits import Step, Visit
+from rollgym.envs.webshop.server.visits import Step, Visit
 from rollgym.errors import MissingExtra
 from rollgym.tasks import Task
 from rollgym.text import Reply, bare
