@@ -113,7 +113,7 @@ class WebShopEnv(TextEnv):
             truncated=not outcome.done and self._turns >= self._max_turns,
             success=outcome.done and outcome.reward == 1,
             valid=outcome.valid,
-            info=_purchase(outcome),
+            info=purchase(outcome),
         )
 
     def facts(self) -> Mapping[str, Any]:
@@ -215,7 +215,7 @@ def _options(page: Page) -> dict[str, list[str]]:
     return options
 
 
-def _purchase(outcome: Outcome) -> dict[str, Any]:
+def purchase(outcome: Outcome) -> dict[str, Any]:
     """What ``info`` says of a purchase: the product and its options, and the parts of the reward."""
     if outcome.score is None:
         return {}

@@ -13,7 +13,7 @@ from rollgym.envs.webshop.browser.find import find_chromium
 from rollgym.envs.webshop.browser.host import BrowserLost, Seat, host
 from rollgym.envs.webshop.browser.tab import Tab
 from rollgym.envs.webshop.browser.tree import CLICKED, TYPED, Tree
-from rollgym.envs.webshop.env import WebShopEnv, _purchase
+from rollgym.envs.webshop.env import WebShopEnv, purchase
 from rollgym.envs.webshop.html import template_called
 from rollgym.envs.webshop.server.visits import Step, Visit
 from rollgym.errors import MissingExtra
@@ -186,7 +186,7 @@ class WebShopBrowserEnv(WebShopEnv):
         step: Step = self._open_visit().steps[self._way[-1]]
         assert step.outcome is not None, "only the first page has none"
         outcome = step.outcome
-        return self._answer(self._tree.text, outcome.reward, outcome.done, outcome.valid, _purchase(outcome))
+        return self._answer(self._tree.text, outcome.reward, outcome.done, outcome.valid, purchase(outcome))
 
     def _refuse(self, why: str) -> Reply:
         said = f"Not possible: {why}.\n" if self.shop.rules.explain else ""
