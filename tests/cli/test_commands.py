@@ -42,7 +42,9 @@ def test_envs_lists_every_environment_with_what_a_user_asks(rollgym_command: Com
         assert row["what"], row
         assert "test" in row["splits"], row
         assert row["reward_range"][0] < row["reward_range"][1], row
-        assert row["needs"] == "", row
+        assert "WebShop" in row["id"] or row["needs"] == "", row
+    assert by_id["rollgym/WebShop-v0"]["needs"] == "webshop"
+    assert by_id["rollgym/WebShopBrowser-v0"]["needs"] == "webshop, browser"
     table = rollgym_command("envs")
     assert table.code == 0
     assert "rollgym/Sokoban-v0" in table.out
