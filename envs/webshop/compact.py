@@ -2,19 +2,22 @@
 
     find soft cotton shirt, color red, under 30 dollars
     page 1 more
+    lacks soft price b d seen
+    lacks red c
     lacks nothing a
-    lacks soft price seen b
 
     find soft cotton shirt, color red, under 30 dollars
     item
     25 soft cotton shirt
     color none | black | red
+    lacks red
 
-Among results, a product is what it lacks of the instruction, and the letter that opens it; the letter comes
-last, where a model that reads from left to right has already seen what it stands for. What can be lacked:
-words of the instruction that the titles of other products on the page have, values that their options have,
-and a price within the bound. All this is read off pages; what the goal is judged by is not asked. On its own
-page, a product is its price, its title, and of each option the name, what is chosen of it, and the values.
+Among results, a line is what products lack of the instruction, and the letters that open them; those that
+lack least come last, next to where a small model has to answer. What can be lacked: words of the instruction
+that the title of another product on the page has, values that another's options have, and a price within the
+bound. All this is read off pages; what the goal is judged by is not asked. On its own page, a product is its
+price, its title, of each option the name, what is chosen of it and the values, and last what it lacks still:
+values that the instruction names and that can be chosen here.
 The shop behind it is the same: a compact action stands for one of the shop's own.
 """
 
@@ -62,7 +65,7 @@ def compact(page: Page, shop: Shop) -> str:
         case "results":
             lines = _results(page, shop, wish)
         case "item":
-            lines = _item(page)
+            lines = _item(page, wish)
         case _:
             lines = _sub(page)
     return "\n".join([_joined(wish), *lines]).lower()
@@ -111,16 +114,19 @@ def lacks(products: Sequence[Product], instruction: str) -> list[list[str]]:
     In the order of the instruction; ``price`` last, where the lowest price is above the bound.
     """
     wish, bound = _joined(instruction.lower()), price_bound(instruction)
-    values = [set(matching_values(product.options, wish).values()) for product in products]
+    values = [
+        {_joined(value.lower()) for value in matching_values(product.options, wish).values()}
+        for product in products
+    ]
     titles = [_words(product.title) for product in products]
-    offered = dict.fromkeys(sorted(value for of_one in values for value in of_one))
-    said = dict.fromkeys(_WORD.findall(wish))
+    offered = sorted(set[str]().union(*values))
     # A word that is a value somewhere is asked for as a value.
-    within = {word for value in offered for word in _WORD.findall(value.lower())}
-    named = [word for word in said if word not in within | _LINKING and any(word in t for t in titles)]
-    wanted = sorted((*offered, *named), key=lambda phrase: wish.find(_joined(phrase.lower())))
+    within = {word for value in offered for word in _WORD.findall(value)} | _LINKING
+    said = dict.fromkeys(word for word in _WORD.findall(wish) if word not in within)
+    named = [word for word in said if any(word in title for title in titles)]
+    wanted = sorted((*offered, *named), key=wish.find)
     return [
-        [_joined(phrase) for phrase in wanted if phrase not in has and phrase not in title]
+        [phrase for phrase in wanted if phrase not in has | title]
         + (["price"] if min(product.prices) > bound else [])
         for product, has, title in zip(products, values, titles, strict=True)
     ]
@@ -166,10 +172,12 @@ def _results(page: Page, shop: Shop, wish: str) -> list[str]:
     more = " more" if "next >" in page.targets else ""
     links = [block.elements[0] for block in page.blocks if block.role == "product"]
     missing = lacks([shop.by_asin(link.text) for link in links], wish)
-    lines = [
-        " ".join(["lacks", *(words or ["nothing"]), *(["seen"] if link.pressed else []), letter])
-        for link, words, letter in zip(links, missing, LETTERS, strict=False)
-    ]
+    alike: dict[str, list[str]] = {}
+    # Sorting is stable: products that lack as many things stay in the shop's order.
+    for number in sorted(range(len(links)), key=lambda number: -len(missing[number])):
+        seen = [LETTERS[number], *(["seen"] if links[number].pressed else [])]
+        alike.setdefault(_lacking(missing[number]), []).extend(seen)
+    lines = [" ".join([lacking, *letters]) for lacking, letters in alike.items()]
     return [count.split(" (")[0] + more, *(lines or ["nothing found"])]
 
 
@@ -179,9 +187,24 @@ def _facts(block: Block) -> str:
     return f"{price} {_cut(said['title'], TITLE_WORDS)}"
 
 
-def _item(page: Page) -> list[str]:
+def _item(page: Page, wish: str) -> list[str]:
     facts = next(block for block in page.blocks if block.role == "facts")
-    return ["item", _facts(facts), *(_option(block) for block in page.blocks if block.role == "option")]
+    options = [_option(block) for block in page.blocks if block.role == "option"]
+    return ["item", _facts(facts), *options, _lacking(_unchosen(page, wish))]
+
+
+def _unchosen(page: Page, wish: str) -> list[str]:
+    """The values that the instruction names and that are to be chosen yet, as actions call them."""
+    values = {key: element for key, element in page.targets.items() if element.kind == "option"}
+    offered: dict[str, list[str]] = {}
+    for element in values.values():
+        offered.setdefault(element.name, []).append(element.value)
+    named = matching_values(offered, wish)
+    return [_joined(key) for key, e in values.items() if named.get(e.name) == e.value and not e.pressed]
+
+
+def _lacking(words: Sequence[str]) -> str:
+    return " ".join(["lacks", *(words or ["nothing"])])
 
 
 def _option(block: Block) -> str:

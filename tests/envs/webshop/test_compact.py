@@ -1,5 +1,6 @@
 """The compact view: few words for a page, few words for an action, the same shop behind it."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from rollgym.envs.webshop.catalogue.build import resolve_shop
 from rollgym.envs.webshop.compact import (
     compact,
     compact_actions,
+    lacks,
+    price_bound,
     product_words,
     search_words,
     shop_action,
@@ -21,6 +24,7 @@ from rollgym.envs.webshop.env import WebShopEnv
 from rollgym.envs.webshop.pages import Page, view
 from rollgym.envs.webshop.session import Session, act
 from rollgym.envs.webshop.shop import Shop
+from rollgym.envs.webshop.types import Product
 
 RULES = ["original", "clean"]
 
@@ -52,22 +56,65 @@ def test_pages_are_told_in_a_few_lines(hand_made_shop: Callable[[str], Shop]) ->
     wish = "find me a hand made mug with color: rectangular, and size: x-large\n"
     assert compact(start, shop) == f"{wish}start"
     lines = compact(results, shop).removeprefix(wish).splitlines()
-    # The price, the title, the values that the instruction names, and the letter.
-    assert lines[:3] == ["page 1 more", "12.5 blue mug x-large rectangular a", "8 plain mug b"]
-    assert len(lines) == 11
+    # What products lack, in the order of the instruction, and their letters; those that lack least come last.
+    assert lines == ["page 1 more", "lacks rectangular x-large b c d e f g h i j", "lacks nothing a"]
     assert compact(item, shop) == (
-        f"{wish}item\n12.5 blue mug\nsize none | large | x-large\ncolor none | navy blue | rectangular"
+        f"{wish}item\n12.5 blue mug\nsize none | large | x-large\ncolor none | navy blue | rectangular\n"
+        "lacks x-large rectangular"
     )
     assert "size x-large | large | x-large\n" in compact(chosen, shop)
-    assert "12.5 blue mug x-large rectangular seen a" in compact(back, shop)
+    assert compact(chosen, shop).endswith("\nlacks rectangular")
+    assert compact(back, shop).endswith("\nlacks nothing a seen")
     assert done.kind == "item"
+
+
+def _cup(title: str, *prices: float, **options: tuple[str, ...]) -> Product:
+    return Product(
+        asin=title,
+        title=title,
+        category="",
+        query="",
+        product_category="",
+        prices=prices,
+        price=prices[-1],
+        options=options,
+    )
+
+
+def test_what_a_product_lacks_is_read_off_it_and_the_others() -> None:
+    found = [
+        _cup("Big Red Cup", 5),
+        _cup("Flat Cup with Lid", 8, 30, color=("navy blue", "red")),
+        _cup("Plate", 20.5, color=("Navy Blue",), size=("small",)),
+    ]
+    wish = "Find a flat cup with handle, color: Navy  Blue, size large, for under 20 dollars"
+    # Nobody here has a handle or the size large; of a range of prices the lower end counts.
+    assert lacks(found, wish) == [["flat", "navy blue"], [], ["flat", "cup", "price"]]
+    assert lacks(found[:1], wish) == [[]]
+    assert lacks(found, "red thing") == [[], [], ["red"]]
+    assert lacks([], wish) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "bound"),
+    [
+        ("a mug, and price lower than 50.00 dollars", 50),
+        ("a mug for 6 people, my budget is 1,200 dollars.", 1200),
+        ("a mug costing less than $7.5.", 7.5),
+        ("a mug of 12 ounces", math.inf),
+    ],
+)
+def test_the_bound_of_the_price_is_what_is_said_in_dollars(said: str, bound: float) -> None:
+    assert price_bound(said) == bound
 
 
 def test_a_range_of_prices_and_the_parts_of_a_product_are_told(hand_made_shop: Callable[[str], Shop]) -> None:
     shop = hand_made_shop("clean")
     *_, results, item = pages(shop, "search lamp", "open a", goal=1)
-    assert "20 to 30 desk lamp cold cold a" in compact(results, shop)
+    assert compact(results, shop).endswith("\nlacks nothing a")
     assert "\n20 to 30 desk lamp\n" in compact(item, shop)
+    # As the actions call them.
+    assert compact(item, shop).endswith("\nlacks light: cold cable: cold")
     mug = pages(shop, "search blue mug", "open a", "features")[-1]
     assert compact(mug, shop).endswith("\nfeatures\nholds half a litre")
     assert compact(pages(shop, "search zzz")[-1], shop).endswith("\npage 1\nnothing found")
@@ -191,14 +238,15 @@ def test_a_page_of_a_simple_shop_is_at_most_some_sixty_words(simple_folder: str)
 
 def test_all_words_of_a_simple_shop_are_known_beforehand(simple_folder: str) -> None:
     env = WebShopEnv(simple_folder, observation="compact")
-    assert len(env.words) < 200
+    known = {*env.words}
+    assert len(known) < 200
     unknown: dict[str, Any] = {}
     for task in range(100):
         seen, _ = env.reset(options={"task": task, "split": "test"})
         for text in (seen, env.step("search")[0], env.step("open a")[0]):
             words = text.replace(",", " ").replace("|", " ").split()
-            unknown.update((w, text) for w in words if w.isalpha() and len(w) > 1 and w not in env.words)
-    assert set(unknown) <= {"start", "page", "more", "item", "none", "seen"}
+            unknown.update((w, text) for w in words if w.isalpha() and len(w) > 1 and w not in known)
+    assert set(unknown) <= {"start", "page", "more", "item", "none", "lacks", "nothing", "price"}
     assert WebShopEnv(simple_folder).words == ()
 
 
