@@ -25,7 +25,7 @@ $(VENV)/.train: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) -e '.[dev,webshop,browser]'
+	$(PIP) -e '.[dev,webshop,browser,sandbox,docker]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

@@ -95,3 +95,21 @@ def register_all() -> None:
         summary="The same shop in a web browser, seen through the accessibility tree",
         needs=("webshop", "browser"),
     )
+    register(
+        "rollgym/Code-v0",
+        f"{_HERE}.code.env:CodeEnv",
+        summary="Write a Python function, run code in a sandbox, be judged by hidden tests",
+        expert=f"{_HERE}.code.expert:CodeExpert",
+    )
+    register(
+        "rollgym/PythonTool-v0",
+        f"{_HERE}.code.tool_env:PythonToolEnv",
+        summary="Answer a question with a number, with sandboxed Python as a tool",
+        expert=f"{_HERE}.code.expert:PythonToolExpert",
+    )
+    register(
+        "rollgym/CodeSnippets-v0",
+        f"{_HERE}.code.snippets:SnippetsEnv",
+        summary="Put given lines of code together to a program that passes hidden tests",
+        expert=f"{_HERE}.code.expert:SnippetsExpert",
+    )

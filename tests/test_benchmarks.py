@@ -19,7 +19,8 @@ KEYS = {
     "shop_steps": {"ratio_to_html", "kb_per_env"},
     "shop_start": set(),
     "shop_search": set(),
-    "shop_browser": set(),
+    "shop_browser": {"text_to_browser"},
+    "sandbox": {"ratio_to_process", "ratio_to_bare_process"},
 }
 FLAGS = {"train_step": ["--no-peer"]}
 """The peer would be installed first."""

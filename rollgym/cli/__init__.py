@@ -9,7 +9,21 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.cli import check, compare, config, envs, evaluate, model, new, play, shop, trace, train
+from rollgym.cli import (
+    check,
+    compare,
+    config,
+    doctor,
+    envs,
+    evaluate,
+    model,
+    new,
+    play,
+    sandbox,
+    shop,
+    trace,
+    train,
+)
 from rollgym.errors import RollgymError, one_line
 
 EPILOG = "Start with: rollgym envs, then rollgym play rollgym/Sokoban-v0."
@@ -30,6 +44,7 @@ app.command("play", epilog=play.EPILOG)(play.play)
 app.command("eval", epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
 app.command("check", epilog=check.EPILOG)(check.check)
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("new", epilog=new.EPILOG)(new.new)
 app.command("train", epilog=train.EPILOG)(train.train)
 app.command("imitate", epilog=train.IMITATE_EPILOG)(train.imitate)
@@ -38,6 +53,7 @@ models = typer.Typer(help="Make the built-in policy.", no_args_is_help=True, ric
 models.command("new", epilog=model.EPILOG)(model.new)
 app.add_typer(models, name="model")
 app.add_typer(config.app, name="config")
+app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(shop.app, name="shop")
 
 

@@ -1,0 +1,239 @@
+"""Write a program, run it, read what happened, try again, and be judged by hidden tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollgym.envs.code.actions import Said, defines, submits, taken_apart
+from rollgym.envs.code.box import Box, sandbox_settings
+from rollgym.envs.code.judge import Result, judge
+from rollgym.envs.code.loaders import load_problems
+from rollgym.envs.code.observe import told, told_tests
+from rollgym.envs.code.problems import Generated, Problems
+from rollgym.envs.code.types import Tests
+from rollgym.errors import UnknownName, UsageError
+from rollgym.tasks import Task
+from rollgym.text import Reply, TextEnv
+
+REWARDS = ("fraction", "all")
+
+_INSTRUCTIONS = """\
+Write a Python function that does what is asked. Each turn, write one block of code:
+```python
+print(1 + 1)
+```
+The block is run and you see what it printed. What it defines is still there in the next turn.
+A block that defines the wanted function is your solution, until another one does; it must work by itself. \
+You are told how it does on the public tests.
+When you are content, answer `submit`: the solution is run on hidden tests, and the episode ends. A block \
+with `submit` on a line below it is submitted as it is.{pass_}
+You have {turns} turns; after the last one the solution you have is judged. There is no network. A block may \
+take {seconds:g} seconds.
+The reward is {reward}."""
+
+
+class CodeEnv(TextEnv):
+    """Write a function; blocks of code are run in a sandbox, hidden tests decide.
+
+    Observation: the task; then what the block printed (stdout, stderr, each cut), how it ended where it did
+    not end well, how the solution does on the public tests, and the turns left.
+
+    Actions: one fenced block of Python, run in a session whose names and files last; ``submit``; or both: the
+    block is then the solution. The solution is the last block that defines the wanted function. Anything else
+    changes nothing and gives ``valid=False``.
+
+    Reward: 0 until the end, then the share of hidden tests that pass, or 1 for all of them and else 0.
+
+    Success: all hidden tests pass.
+
+    Ends: terminated by ``submit``, by the last turn, or with ``end_on_pass`` when all public tests pass; the
+    solution is judged each time.
+
+    Splits: problems made by number, none in two splits; a file has the splits of its form.
+    """
+
+    reward_range = (0.0, 1.0)
+    success_means = "all hidden tests pass"
+
+    def __init__(
+        self,
+        problems: str = "generated",
+        *,
+        form: str = "auto",
+        difficulty: int | None = None,
+        family: str | None = None,
+        reward: str = "fraction",
+        max_turns: int = 8,
+        end_on_pass: bool = False,
+        output_chars: int = 2_000,
+        sandbox: Mapping[str, Any] | None = None,
+        reveal: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        """Problems are ``generated`` or in a file; ``sandbox`` says which walls and limits."""
+        if reward not in REWARDS:
+            raise UnknownName("reward", str(reward), REWARDS, f"There are: {', '.join(REWARDS)}.")
+        check_count("max_turns", max_turns, 1)
+        check_count("output_chars", output_chars, 100)
+        self._problems = _problems(problems, form, difficulty, family)
+        self.tasks = self._problems.tasks
+        self._box = Box(sandbox_settings(sandbox))
+        self._whole, self._max_turns, self._end_on_pass = reward == "all", max_turns, end_on_pass
+        self._chars, self._reveal = output_chars, reveal
+        self.instructions = _INSTRUCTIONS.format(
+            turns=max_turns,
+            seconds=self._box.settings.limits.seconds,
+            reward="1 if all hidden tests pass, else 0"
+            if self._whole
+            else "the share of hidden tests that pass",
+            pass_=" The episode ends too when all public tests pass." if end_on_pass else "",
+        )
+        super().__init__(render_mode=render_mode)
+
+    def begin(self, task: Task) -> str:
+        """Set the task's problem in a session without a past."""
+        self._problem = self._problems.problem(task)
+        self._solution: str | None = None
+        self._turns = 0
+        self._box.fresh()
+        self._prepare()
+        return self._question()
+
+    def respond(self, action: str) -> Reply:
+        """Run a block, or judge."""
+        self._turns += 1
+        said = taken_apart(action)
+        if len(said.blocks) > 1:
+            return self._nothing(
+                f"There are {len(said.blocks)} blocks: write one block a turn. Nothing was run."
+            )
+        if submits(said):
+            return self._submit(said)
+        if not said.blocks:
+            return self._nothing("That is neither a block of code between ``` fences nor `submit`.")
+        return self._run(said.blocks[0])
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the statement says, the turns left, and which walls there are."""
+        problem = self._problem
+        facts = {
+            "function": problem.name,
+            "signature": problem.signature,
+            "examples": list(problem.shown),
+            "has_solution": self._solution is not None,
+            "turns_left": self._max_turns - self._turns,
+            "sandbox": self._box.facts(),
+        }
+        if problem.family:
+            facts |= {"family": problem.family, "parameters": problem.parameters, "level": problem.level}
+        if self._turns == 0:
+            facts["weaknesses"] = list(self._box.sandbox.weaknesses)
+        if self._reveal:
+            facts["solution"] = problem.solution
+        return facts
+
+    def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """A function that returns a constant, or ``submit`` once there is one."""
+        if info["has_solution"] and rng.random() < 0.3:
+            return "submit"
+        value = ("None", "0", "1", "[]", "''", "args[0]", "-1")[int(rng.integers(7))]
+        return f"```python\ndef {info['function']}(*args):\n    return {value}\n```"
+
+    def close(self) -> None:
+        """Close the sandbox."""
+        self._box.close()
+
+    def _question(self) -> str:
+        problem = self._problem
+        lines = [f"Write the function {problem.signature}.", problem.statement]
+        if problem.shown:
+            lines += ["Public tests:", *problem.shown]
+        return "\n".join([*lines, self._left()])
+
+    def _left(self) -> str:
+        left = self._max_turns - self._turns
+        return f"Turns left: {left}." if left else "No turns left."
+
+    def _prepare(self) -> None:
+        if self._problem.prelude:
+            self._box.use(lambda sandbox: sandbox.run(self._problem.prelude))
+
+    def _nothing(self, sentence: str) -> Reply:
+        return self._go_on(sentence, valid=False)
+
+    def _submit(self, said: Said) -> Reply:
+        if said.blocks:
+            self._solution = said.blocks[0]
+        if self._solution is None:
+            return self._nothing(
+                f"There is nothing to submit: no block has defined {self._problem.name} yet."
+            )
+        return self._judged("")
+
+    def _run(self, block: str) -> Reply:
+        limits = self._box.settings.limits
+        ran = self._box.use(lambda sandbox: sandbox.run(block))
+        parts = ["The sandbox broke down; the session begins again with nothing."]
+        if ran is None:
+            self._prepare()
+        else:
+            parts = [told(ran, limits, self._chars)]
+        passed = False
+        if defines(block, self._problem.name):
+            self._solution = block
+            if len(self._problem.public):
+                results = self._results(self._problem.public)
+                parts.append(told_tests(self._problem.shown, results))
+                passed = all(result.passed for result in results)
+        text = "\n".join(parts)
+        return self._judged(f"{text}\n") if passed and self._end_on_pass else self._go_on(text)
+
+    def _go_on(self, text: str, valid: bool = True) -> Reply:
+        if self._turns < self._max_turns:
+            return Reply(f"{text}\n{self._left()}", valid=valid)
+        if self._solution is None:
+            return Reply(f"{text}\nNo turns left, and no solution.", terminated=True, valid=valid)
+        return self._judged(f"{text}\nNo turns left. ", valid)
+
+    def _judged(self, text: str, valid: bool = True) -> Reply:
+        # Whatever the agent's code left running must not be there when the tests are.
+        self._box.fresh()
+        results = self._results(self._problem.hidden)
+        passed = sum(result.passed for result in results)
+        success = passed == len(results)
+        return Reply(
+            f"{text}Hidden tests: {passed} of {len(results)} passed.",
+            float(success) if self._whole else passed / len(results),
+            terminated=True,
+            success=success,
+            valid=valid,
+            info={"hidden": {"passed": passed, "of": len(results)}},
+        )
+
+    def _results(self, tests: Tests) -> Sequence[Result]:
+        problem, limits = self._problem, self._box.settings.limits
+        program = f"{problem.prelude}\n{self._solution}" if problem.prelude else str(self._solution)
+        for _ in range(2):
+            results = self._box.use(lambda box: judge(box, program, problem.name, tests, limits))
+            if results is not None:
+                return results
+        return [Result(False, "it broke the sandbox")] * len(tests)
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Refuse what is not a whole number of at least so much."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name} must be a whole number, {least} or more, not {value!r}.")
+
+
+def _problems(problems: str, form: str, difficulty: int | None, family: str | None) -> Problems:
+    if problems == "generated":
+        if form != "auto":
+            raise UsageError("form is for problems from a file; generated ones have none.")
+        return Generated(difficulty, family)
+    if difficulty is not None or family is not None:
+        raise UsageError("difficulty and family are for generated problems; a file has its own.")
+    return load_problems(problems, form)

@@ -1,0 +1,57 @@
+"""The expert of the code environments: it knows every family, and writes the program that a task asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollgym.agent import SoloAgent
+from rollgym.envs.code.generate import FAMILIES
+from rollgym.envs.code.questions import KINDS
+from rollgym.envs.code.snippets import CODE
+from rollgym.errors import UsageError
+
+
+class CodeExpert(SoloAgent):
+    """Writes the reference solution from what the statement says, looks at the public tests, submits.
+
+    ``info`` names the family and the parameters, which the statement says in words. Problems from a file have
+    none: make the environment with ``reveal=True`` then.
+    """
+
+    def choose(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The program first, then ``submit``."""
+        if info["has_solution"]:
+            return "submit"
+        return f"```python\n{self._program(info)}```"
+
+    def _program(self, info: Mapping[str, Any]) -> str:
+        if info.get("solution"):
+            return f"{str(info['solution']).rstrip()}\n"
+        if info.get("family") not in FAMILIES:
+            raise UsageError(
+                "The expert knows generated problems only: make the environment with reveal=True (--env-arg "
+                "reveal=true), which tells it the solutions of a file."
+            )
+        return FAMILIES[info["family"]].program(info["parameters"])
+
+
+class PythonToolExpert(SoloAgent):
+    """Writes the program for a question, runs it, and answers what it printed."""
+
+    def choose(self, observation: str, info: Mapping[str, Any]) -> str:
+        """A block first, then the answer."""
+        head, _, rest = observation.partition("\n")
+        if head == "stdout:":
+            return f"answer: {rest.splitlines()[0]}"
+        if info.get("kind") not in KINDS:
+            raise UsageError("The expert knows generated questions only, not those of a file.")
+        return f"```python\n{KINDS[info['kind']].written(info['parameters'])}```"
+
+
+class SnippetsExpert(SoloAgent):
+    """Knows which line does what the words of a goal say."""
+
+    def choose(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The lines of the goal's steps, in its order."""
+        return " ".join(str(info["lines"].index(CODE[words]) + 1) for words in info["goal"])

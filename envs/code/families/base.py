@@ -1,0 +1,180 @@
+"""What a kind of problem is made of, and how a problem is made from it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from rollgym.envs.code.compare import shown
+from rollgym.envs.code.inside import decode, encode
+from rollgym.envs.code.types import Case, Cases, Problem
+
+Rng = np.random.Generator
+Arguments = tuple[Any, ...]
+Maker = Callable[[Rng, Mapping[str, Any]], Arguments]
+
+PUBLIC, HIDDEN = 3, 12
+_DRAWS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A kind of problem. ``$name`` in its texts stands for a parameter, ``{x}`` for nothing special."""
+
+    name: str
+    topic: str
+    level: int
+    """1 is a line or two, 2 a loop with a twist, 3 a small algorithm."""
+    signature: str
+    """The function with its types: ``count(text: str) -> int``."""
+    statement: str
+    solution: str
+    inputs: Maker
+    parameters: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    edges: tuple[Arguments, ...] = ()
+    """Inputs that every problem of the kind is tested on."""
+
+    def choose(self, rng: Rng) -> dict[str, Any]:
+        """Random parameters."""
+        return {name: values[int(rng.integers(len(values)))] for name, values in self.parameters.items()}
+
+    @property
+    def function(self) -> str:
+        """The name of the function."""
+        return self.signature.partition("(")[0]
+
+    def program(self, parameters: Mapping[str, Any]) -> str:
+        """The reference solution."""
+        return fill(self.solution, {name: repr(value) for name, value in parameters.items()})
+
+    def problem(self, parameters: Mapping[str, Any], rng: Rng) -> Problem:
+        """A problem with these parameters and random tests."""
+        program = self.program(parameters)
+        statement = fill(self.statement, {name: str(value) for name, value in parameters.items()})
+        return make_problem(self, statement, program, parameters, rng)
+
+
+def make_problem(
+    family: Family, statement: str, program: str, parameters: Mapping[str, Any], rng: Rng
+) -> Problem:
+    """The tests come from random inputs, the expected values from the reference."""
+    cases = _cases(family, program, parameters, rng)
+    return Problem(
+        key=f"{family.name} {sorted(parameters.items())}",
+        statement=statement,
+        name=family.function,
+        signature=family.signature,
+        public=Cases(cases=cases[:PUBLIC]),
+        hidden=Cases(cases=cases[PUBLIC:]),
+        solution=program,
+        family=family.name,
+        level=family.level,
+        parameters=dict(parameters),
+        shown=tuple(example(family.function, case) for case in cases[:PUBLIC]),
+    )
+
+
+def example(name: str, case: Case) -> str:
+    """A case as one line for an agent: ``f(2, 3) == 5``."""
+    arguments = ", ".join(shown(argument, 400) for argument in case.arguments)
+    return f"{name}({arguments}) == {shown(case.expected, 400)}"
+
+
+def _cases(family: Family, program: str, parameters: Mapping[str, Any], rng: Rng) -> tuple[Case, ...]:
+    """Cases with inputs of their own, of which the first ones show different values."""
+    function = compiled(program, family.function)
+    seen: set[str] = set()
+    found: list[Case] = []
+    edges: list[Case] = []
+    for arguments in family.edges:
+        case = _case(function, arguments)
+        seen.add(repr(case.arguments))
+        edges.append(case)
+    for _ in range(_DRAWS):
+        case = _case(function, family.inputs(rng, parameters))
+        if repr(case.arguments) not in seen:
+            seen.add(repr(case.arguments))
+            found.append(case)
+        if len(found) + len(edges) >= PUBLIC + HIDDEN and len(_values(found)) > 2:
+            break
+    return (*_varied(found)[: PUBLIC + HIDDEN - len(edges)], *edges)
+
+
+def _varied(cases: list[Case]) -> list[Case]:
+    """The cases, those first whose value was not seen yet: examples should tell something."""
+    seen: set[str] = set()
+    new: list[Case] = []
+    old: list[Case] = []
+    for case in cases:
+        (old if repr(case.expected) in seen else new).append(case)
+        seen.add(repr(case.expected))
+    # Half of the different values stay hidden, so that no table of the examples is a solution.
+    return new[:PUBLIC] + old[: HIDDEN // 3] + new[PUBLIC:] + old[HIDDEN // 3 :]
+
+
+def _values(cases: list[Case]) -> set[str]:
+    return {repr(case.expected) for case in cases}
+
+
+def _case(function: Callable[..., Any], arguments: Arguments) -> Case:
+    encoded = [encode(argument) for argument in arguments]
+    # The reference gets copies, as a solution does.
+    return Case(arguments=encoded, expected=encode(function(*(decode(one) for one in encoded))))
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(program: str, name: str) -> Callable[..., Any]:
+    """The function of a reference solution. Only texts of this package come here, never an agent's."""
+    names: dict[str, Any] = {}
+    exec(compile(program, "<reference>", "exec"), names)  # noqa: S102
+    function: Callable[..., Any] = names[name]
+    return function
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """A text with its parameters put in."""
+    return Template(text).substitute(values)
+
+
+_WORDS = """
+amber anvil apple badge barn basket bell birch bottle branch brick bridge brush bucket candle canoe
+carrot castle chalk cherry circle clock cloud copper cotton crane desk dragon drum eagle ember
+engine fence fern flute forest garden ginger glove grain hammer harbour hazel island jacket jungle
+kettle ladder lantern lemon level lily marble meadow mirror noon olive orchid paddle pepper pillow
+planet pocket puzzle quill radar raven ribbon river saddle salmon silver sparrow spoon stone summer
+table thistle tiger tulip tunnel turtle valley velvet violin walnut willow window winter yellow
+zebra
+"""
+WORDS = tuple(_WORDS.split())
+
+
+def words(rng: Rng, least: int = 2, most: int = 6) -> list[str]:
+    """Some words, with repetitions."""
+    count = int(rng.integers(least, most + 1))
+    return [WORDS[int(number)] for number in rng.integers(len(WORDS), size=count)]
+
+
+def text(rng: Rng, least: int = 2, most: int = 6) -> str:
+    """Some words with spaces between them, a few with capitals."""
+    return " ".join(word.capitalize() if rng.random() < 0.2 else word for word in words(rng, least, most))
+
+
+def letters(rng: Rng, alphabet: str, least: int = 3, most: int = 12) -> str:
+    """Random letters of an alphabet."""
+    size = int(rng.integers(least, most + 1))
+    return "".join(alphabet[int(number)] for number in rng.integers(len(alphabet), size=size))
+
+
+def numbers(rng: Rng, low: int = -20, high: int = 50, least: int = 3, most: int = 10) -> list[int]:
+    """Random whole numbers."""
+    return [int(n) for n in rng.integers(low, high + 1, size=int(rng.integers(least, most + 1)))]
+
+
+def number(rng: Rng, low: int, high: int) -> int:
+    """One random whole number, both ends included."""
+    return int(rng.integers(low, high + 1))

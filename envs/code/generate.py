@@ -1,0 +1,62 @@
+"""Random problems from the families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollgym.envs.code.families.base import Family
+from rollgym.envs.code.families.lists import LISTS
+from rollgym.envs.code.families.maths import MATHS
+from rollgym.envs.code.families.parsing import PARSING
+from rollgym.envs.code.families.simulation import SIMULATION
+from rollgym.envs.code.families.steps import PIPELINES
+from rollgym.envs.code.families.strings import STRINGS
+from rollgym.envs.code.families.structures import STRUCTURES
+from rollgym.envs.code.types import Problem
+from rollgym.errors import UnknownName, UsageError
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (*STRINGS, *LISTS, *MATHS, *PARSING, *SIMULATION, *STRUCTURES, *PIPELINES)
+}
+LEVELS = (1, 2, 3)
+
+
+def choose_families(difficulty: int | None = None, family: str | None = None) -> Sequence[Family]:
+    """The families of a level (all by default), of a topic or of a name."""
+    if difficulty is not None and difficulty not in LEVELS:
+        raise UsageError(f"difficulty must be 1, 2 or 3 (or left out for all), not {difficulty!r}.")
+    chosen = list(FAMILIES.values())
+    if family is not None:
+        chosen = [one for one in chosen if family in (one.name, one.topic)]
+        if not chosen:
+            topics = dict.fromkeys(one.topic for one in FAMILIES.values())
+            raise UnknownName(
+                "family of problems", str(family), [*FAMILIES, *topics], f"Topics: {', '.join(topics)}."
+            )
+    found = [one for one in chosen if difficulty in (None, one.level)]
+    if not found:
+        levels = sorted({one.level for one in chosen})
+        raise UsageError(f"{family!r} has no problems of difficulty {difficulty}, only of {levels}.")
+    return found
+
+
+def random_problem(rng: np.random.Generator, families: Sequence[Family]) -> tuple[Family, dict[str, Any]]:
+    """A family and parameters for it: what decides the content, without its tests."""
+    family = families[int(rng.integers(len(families)))]
+    return family, family.choose(rng)
+
+
+def content_key(content: tuple[Family, Mapping[str, Any]]) -> str:
+    """Names the content, so that no two splits share any."""
+    family, parameters = content
+    return f"{family.name} {sorted(parameters.items())}"
+
+
+def build(content: tuple[Family, Mapping[str, Any]], rng: np.random.Generator) -> Problem:
+    """The problem of a family and its parameters, with tests."""
+    family, parameters = content
+    return family.problem(parameters, rng)

@@ -1,0 +1,196 @@
+"""Problems from files: HumanEval's form, MBPP's, and a plain one of one's own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rollgym.envs.code.families.base import example
+from rollgym.envs.code.inside import encode
+from rollgym.envs.code.problems import Listed
+from rollgym.envs.code.types import Asserts, Case, Cases, Problem, Tests
+from rollgym.errors import UnknownName, UsageError
+
+Record = Mapping[str, Any]
+_MBPP_SPLITS = (("prompt", 1, 10), ("test", 11, 510), ("dev", 511, 600), ("train", 601, 974))
+_ORDER = ("train", "dev", "test", "prompt")
+
+
+def load_problems(path: str, form: str = "auto") -> Listed:
+    """The problems of a file, in the splits that its form has."""
+    if form != "auto" and form not in FORMS:
+        raise UnknownName("form of problems", str(form), FORMS, f"There are: auto, {', '.join(FORMS)}.")
+    splits: dict[str, list[Problem]] = {split: [] for split in _ORDER}
+    seen: set[str] = set()
+    for where, record in read_records(path):
+        kind = _form_of(record, where) if form == "auto" else form
+        try:
+            split, problem = FORMS[kind](record)
+        except (KeyError, TypeError, ValueError) as error:
+            said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise UsageError(f"{where} is not a problem in the form {kind}: {said}.") from error
+        if problem.key in seen:
+            raise UsageError(f"{where}: there are two problems called {problem.key!r}.")
+        seen.add(problem.key)
+        splits.setdefault(split, []).append(problem)
+    if not seen:
+        raise UsageError(f"{path} holds no problems.")
+    return Listed(Path(path).name, splits)
+
+
+def read_records(path: str) -> Iterator[tuple[str, Record]]:
+    """The records of a file, each with its place: JSON lines (or their gzip), or one JSON list."""
+    try:
+        data = Path(path).read_bytes()
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (EOFError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}.") from error
+    if text.lstrip().startswith("["):
+        found = _json(text, path)
+        places = [(f"{path}, record {number}", one) for number, one in enumerate(found, 1)]
+    else:
+        lines = enumerate(text.split("\n"), 1)
+        places = [
+            (f"{path}, line {number}", _json(line, f"{path}, line {number}"))
+            for number, line in lines
+            if line.strip()
+        ]
+    for where, record in places:
+        if not isinstance(record, dict):
+            raise UsageError(f"{where} is a {type(record).__name__}; an object was expected.")
+        yield where, record
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{where} is not JSON: {error}.") from error
+
+
+def _form_of(record: Record, where: str) -> str:
+    if "entry_point" in record and "test" in record:
+        return "humaneval"
+    if "test_list" in record:
+        return "mbpp"
+    if "function" in record:
+        return "jsonl"
+    raise UsageError(
+        f"{where} is in no known form: entry_point and test (HumanEval), test_list (MBPP) or "
+        "function (one's own) was expected."
+    )
+
+
+def human_eval(record: Record) -> tuple[str, Problem]:
+    """``prompt``, ``entry_point``, ``canonical_solution`` and ``test``, which defines check(candidate)."""
+    prompt, name = _text(record, "prompt"), _text(record, "entry_point")
+    solution = prompt + _text(record, "canonical_solution")
+    test = f"{_text(record, 'test')}\n\ncheck(candidate)\n"
+    start = re.search(rf"^def {re.escape(name)}\b.*$", prompt, re.MULTILINE)
+    if not start:
+        raise ValueError(f"its prompt does not begin the function {name}")
+    return "test", Problem(
+        key=str(record["task_id"]),
+        statement=f"Complete this function.\n\n{prompt.strip()}",
+        name=name,
+        signature=start[0].removeprefix("def ").rstrip(": "),
+        public=Asserts(tests=()),
+        hidden=Asserts(tests=(test,), setup=solution),
+        solution=solution,
+        prelude=prompt[: start.start()],
+    )
+
+
+def mbpp(record: Record) -> tuple[str, Problem]:
+    """``text`` or ``prompt``, ``code`` and ``test_list``; the first test is shown."""
+    number = int(record["task_id"])
+    code = _text(record, "code").replace("\r\n", "\n")
+    tests = _texts(record, "test_list")
+    lines = [*record.get("test_imports", ()), *re.findall(r"^(?:import|from) .+$", code, re.MULTILINE)]
+    imports, setup = "\n".join(lines), str(record.get("test_setup_code", ""))
+    name = _tested(tests[0], code)
+    split = next((split for split, low, high in _MBPP_SPLITS if low <= number <= high), "train")
+    found = re.search(rf"^def\s+({re.escape(name)}\s*\(.*\))\s*:", code, re.MULTILINE)
+    return split, Problem(
+        key=f"MBPP/{number}",
+        statement=str(record["prompt"] if "prompt" in record else record["text"]).strip(),
+        name=name,
+        signature=found[1] if found else f"{name}(...)",
+        # Public tests run while the agent's session is alive, so the reference must not be there.
+        public=Asserts(tests=tests[:1], setup=f"{imports}\n{setup}\n"),
+        hidden=Asserts(tests=tests, setup=f"{imports}\n{code}\n{setup}\n"),
+        solution=code,
+        shown=tests[:1],
+    )
+
+
+def _tested(test: str, code: str) -> str:
+    """The function that a test is about: the first name it calls that the code defines."""
+    defined = re.findall(r"^def\s+(\w+)", code, re.MULTILINE)
+    for name in re.findall(r"(\w+)\s*\(", test):
+        if name in defined:
+            return str(name)
+    raise ValueError(f"no function of its code is called in {test!r}")
+
+
+def own(record: Record) -> tuple[str, Problem]:
+    """``function``, ``statement`` and ``tests`` (``[[arguments], expected]`` each) or ``asserts``."""
+    name = _text(record, "function")
+    if not name.isidentifier():
+        raise ValueError(f"its function {name!r} is no name in Python")
+    setup = str(record.get("setup", ""))
+    hidden = _tests(record, "tests", "asserts", f"{setup}\n{record.get('solution') or ''}\n")
+    # Public tests run while the agent's session is alive, so the reference must not be there.
+    public = _tests(record, "examples", "public_asserts", setup)
+    if not len(hidden):
+        raise ValueError("it has neither tests nor asserts")
+    lines = [example(name, one) for one in public.cases] if isinstance(public, Cases) else list(public.tests)
+    return str(record.get("split", "train")), Problem(
+        key=str(record.get("id") or f"{name}: {_text(record, 'statement')}"),
+        statement=_text(record, "statement"),
+        name=name,
+        signature=str(record.get("signature", f"{name}(...)")),
+        public=public,
+        hidden=hidden,
+        solution=record.get("solution"),
+        prelude=str(record.get("prelude", "")),
+        shown=tuple(lines),
+    )
+
+
+def _tests(record: Record, cases: str, asserts: str, setup: str) -> Tests:
+    if record.get(asserts):
+        return Asserts(tests=_texts(record, asserts), setup=setup)
+    found = []
+    for pair in record.get(cases, ()):
+        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], list)):
+            raise ValueError(f"one of its {cases} is {pair!r}; [[arguments], expected] was expected")
+        found.append(Case(arguments=[encode(one) for one in pair[0]], expected=encode(pair[1])))
+    return Cases(cases=tuple(found))
+
+
+def _text(record: Record, name: str) -> str:
+    value = record[name]
+    if not isinstance(value, str):
+        raise TypeError(f"its {name} is {value!r}; text was expected")
+    return value
+
+
+def _texts(record: Record, name: str) -> tuple[str, ...]:
+    value = record[name]
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"its {name} is {value!r}; a list of texts was expected")
+    return tuple(value)
+
+
+FORMS: Mapping[str, Callable[[Record], tuple[str, Problem]]] = {
+    "humaneval": human_eval,
+    "mbpp": mbpp,
+    "jsonl": own,
+}

@@ -1,0 +1,172 @@
+"""Programming with given lines: choose some and put them in order. Small enough for a tiny policy."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollgym.envs.code.box import Box, sandbox_settings
+from rollgym.envs.code.env import check_count
+from rollgym.envs.code.families.base import Rng, compiled, numbers
+from rollgym.envs.code.families.steps import STEPS
+from rollgym.envs.code.inside import encode
+from rollgym.envs.code.judge import Result, judge
+from rollgym.envs.code.types import Case, Cases
+from rollgym.errors import UsageError
+from rollgym.tasks import Task, TaskSet
+from rollgym.text import Reply, TextEnv, bare
+
+POOL: Mapping[str, tuple[str, int]] = {
+    "double": ("times", 2),
+    "triple": ("times", 3),
+    "add one": ("add", 1),
+    "add ten": ("add", 10),
+    "negate": ("negate", 0),
+    "square": ("square", 0),
+    "keep even": ("even", 0),
+    "keep odd": ("odd", 0),
+    "drop first": ("drop", 1),
+    "reverse": ("reverse", 0),
+    "sort": ("sort", 0),
+    "running sum": ("running", 0),
+    "write twice": ("twice", 0),
+    "add index": ("index", 0),
+}
+"""What a goal may ask for, by the words it is asked with: a step and its number."""
+CODE: Mapping[str, str] = {words: STEPS[step].written(n) for words, (step, n) in POOL.items()}
+TESTS = 6
+
+_INSTRUCTIONS = """\
+Make a program out of given lines. The goal says what it must do to a list of numbers xs, in order.
+Answer with the numbers of {wanted} lines in the order in which they must run, for example: {example}
+You have {attempts} attempt{s}. The program is run on hidden tests: the reward is 1 if it passes all, \
+else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Puzzle:
+    """What is asked for, and the lines there are."""
+
+    goal: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+class SnippetsEnv(TextEnv):
+    """Choose lines of code and their order, so that the program does what the goal says.
+
+    Observation: the goal and the numbered lines; after a wrong attempt, first how many tests it passed.
+
+    Actions: the numbers of as many lines as the goal has steps, in order: ``3 1``. ``info["actions"]`` lists
+    them. Anything else gives ``valid=False``; it uses up an attempt.
+
+    Reward: 1 if the program, which is really run in a sandbox, passes all hidden tests; else 0.
+
+    Success: the same.
+
+    Ends: terminated when the tests pass or the attempts are used up.
+
+    Splits: no goal is in two splits.
+    """
+
+    reward_range = (0.0, 1.0)
+    success_means = "the chosen lines, in the chosen order, pass all hidden tests"
+    tasks: TaskSet
+
+    def __init__(
+        self,
+        *,
+        steps: int = 2,
+        lines: int = 5,
+        attempts: int = 1,
+        sandbox: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """A goal of so many steps, to be made from so many lines."""
+        check_count("attempts", attempts, 1)
+        if steps not in (2, 3):
+            raise UsageError(f"steps must be 2 or 3, not {steps!r}.")
+        if lines not in range(4, 9):
+            raise UsageError(f"lines must be from 4 to 8, not {lines!r}.")
+        self._steps, self._lines, self._attempts = steps, lines, attempts
+        self._actions = [
+            " ".join(map(str, chosen)) for chosen in itertools.permutations(range(1, lines + 1), steps)
+        ]
+        self._box = Box(sandbox_settings(sandbox))
+        self.tasks = TaskSet(f"CodeSnippets-{steps}-{lines}", {"train": 20_000, "dev": 500, "test": 500})
+        self.instructions = _INSTRUCTIONS.format(
+            wanted=steps, example=self._actions[1], attempts=attempts, s="s"[: attempts != 1]
+        )
+        super().__init__(render_mode=render_mode)
+
+    def begin(self, task: Task) -> str:
+        """Set the task's goal and lines."""
+        self._puzzle = self.tasks.draw(task, self._random_puzzle, lambda one: ", ".join(one.goal))
+        self._tests = _tests(task.rng(), [CODE[words] for words in self._puzzle.goal])
+        self._left = self._attempts
+        self._box.fresh()
+        return self._question()
+
+    def respond(self, action: str) -> Reply:
+        """Put the lines together, run them on the tests."""
+        self._left -= 1
+        over = self._left == 0
+        chosen = re.split(r"[\s,;]+", bare(action))
+        if " ".join(chosen) not in self._actions:
+            note = f"Answer with {self._steps} different numbers from 1 to {self._lines}."
+            return Reply(self._again(note), terminated=over, valid=False)
+        results = self._results(_program([self._puzzle.lines[int(one) - 1] for one in chosen]))
+        passed = sum(result.passed for result in results)
+        if passed == len(results):
+            return Reply("all tests passed", 1.0, terminated=True, success=True)
+        return Reply(self._again(f"{passed} of {len(results)} tests passed"), terminated=over)
+
+    def facts(self) -> Mapping[str, Any]:
+        """The goal, the lines, the walls, and every possible answer."""
+        return {
+            "goal": list(self._puzzle.goal),
+            "lines": list(self._puzzle.lines),
+            "attempts_left": self._left,
+            "sandbox": self._box.facts(),
+            "actions": list(self._actions),
+        }
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The goals and the lines that tasks are made of."""
+        return (*CODE, *CODE.values())
+
+    def close(self) -> None:
+        """Close the sandbox."""
+        self._box.close()
+
+    def _question(self) -> str:
+        lines = [f"{number} {line}" for number, line in enumerate(self._puzzle.lines, 1)]
+        return "\n".join([f"goal: {', '.join(self._puzzle.goal)}", *lines])
+
+    def _again(self, note: str) -> str:
+        return f"{note}\n{self._question()}" if self._left else note
+
+    def _random_puzzle(self, rng: Rng) -> Puzzle:
+        names = list(POOL)
+        chosen = [names[int(k)] for k in rng.choice(len(names), size=self._lines, replace=False)]
+        order = rng.permutation(self._lines)
+        return Puzzle(tuple(chosen[: self._steps]), tuple(CODE[chosen[int(k)]] for k in order))
+
+    def _results(self, program: str) -> list[Result]:
+        limits = self._box.settings.limits
+        results = self._box.use(lambda sandbox: judge(sandbox, program, "change", self._tests, limits))
+        return results or [Result(False)] * len(self._tests)
+
+
+def _program(lines: list[str]) -> str:
+    return "\n    ".join(["def change(xs):", *lines, "return xs"]) + "\n"
+
+
+def _tests(rng: Rng, lines: list[str]) -> Cases:
+    function = compiled(_program(lines), "change")
+    inputs = [numbers(rng, -20, 40, 5, 9) for _ in range(TESTS)]
+    cases = [Case(arguments=[encode(xs)], expected=encode(function(list(xs)))) for xs in inputs]
+    return Cases(cases=tuple(cases))

@@ -1,0 +1,64 @@
+"""A programming problem and its tests, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One call and what it is to return, both in the form that `inside.encode` gives."""
+
+    arguments: list[Any]
+    expected: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cases:
+    """Tests by example: calls and the values they must return. The values stay outside the sandbox."""
+
+    cases: tuple[Case, ...]
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asserts:
+    """Tests that are programs: each must run to its end with the function as ``candidate`` or by its name."""
+
+    tests: tuple[str, ...]
+    setup: str = ""
+    """A program of the task's author that each test begins with; it may define the function too."""
+
+    def __len__(self) -> int:
+        return len(self.tests)
+
+
+Tests = Cases | Asserts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What an agent is asked for, and how it is judged."""
+
+    key: str
+    """Names the content: equal for equal problems only."""
+    statement: str
+    name: str
+    """The function that is asked for."""
+    signature: str
+    public: Tests
+    hidden: Tests
+    solution: str | None = None
+    """A program that passes."""
+    prelude: str = ""
+    """Imports and helpers that the task gives: they stand before every program of the agent."""
+    family: str = ""
+    level: int = 0
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """What the statement says in words, for who reads numbers better."""
+    shown: tuple[str, ...] = ()
+    """The public tests as an agent is shown them, one line each."""

@@ -1,0 +1,1 @@
+"""Running code that nobody trusts, behind walls that say what they are."""

@@ -1,0 +1,144 @@
+"""Memory and processes of a whole sandbox, held by the kernel: cgroups of version 1 or 2."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rollgym.sandbox.types import Limits
+
+SPARE_MB = 80
+"""For the worker itself and /dev/shm."""
+SPARE_PROCESSES = 8
+_numbers = itertools.count()
+
+
+class Cgroup:
+    """One folder of version 2, or one for memory and one for processes of version 1."""
+
+    def __init__(self, folders: dict[str, Path]) -> None:
+        self._folders = folders
+        self._limits: Limits | None = None
+        self._kills = 0
+
+    @classmethod
+    def make(cls, limits: Limits) -> Cgroup | None:
+        """A new one below our own, or ``None`` where that is not allowed."""
+        name = f"rollgym-{os.getpid()}-{next(_numbers)}"
+        for places in _places():
+            _forget_the_dead(places.values())
+            group = cls({kind: place / name for kind, place in places.items()})
+            try:
+                for folder in group._folders.values():
+                    folder.mkdir()
+                group.adapt(limits)
+                return group
+            except OSError:
+                group.close()
+        return None
+
+    def adapt(self, limits: Limits) -> None:
+        """Set the limits, unless they are set already."""
+        if limits == self._limits:
+            return
+        size = (limits.memory_mb + 2 * limits.disk_mb + SPARE_MB) << 20
+        tasks = limits.processes + SPARE_PROCESSES
+        if both := self._folders.get("unified"):
+            _set(both / "memory.max", size)
+            with contextlib.suppress(OSError):
+                _set(both / "memory.swap.max", 0)
+            _set(both / "pids.max", tasks)
+        else:
+            _set(self._folders["memory"] / "memory.limit_in_bytes", size)
+            _set(self._folders["pids"] / "pids.max", tasks)
+        self._limits = limits
+
+    def add(self, pids: Iterable[int]) -> None:
+        """Move processes in; what they start later is in it too."""
+        for pid in pids:
+            for folder in self._folders.values():
+                _set(folder / "cgroup.procs", pid)
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed for memory since the last question."""
+        folder = self._folders.get("unified") or self._folders["memory"]
+        file = folder / ("memory.events" if "unified" in self._folders else "memory.oom_control")
+        words = dict(line.split() for line in file.read_text().splitlines())
+        before, self._kills = self._kills, int(words.get("oom_kill", 0))
+        return self._kills > before
+
+    def close(self) -> None:
+        """Kill what is left in it and remove it."""
+        for folder in self._folders.values():
+            for _ in range(200):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+                if not folder.exists():
+                    break
+                _kill_all(folder)
+                time.sleep(0.005)
+
+
+def _kill_all(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def _set(file: Path, value: int) -> None:
+    # Never create: outside a cgroup file system this would be an ordinary file that limits nothing.
+    descriptor = os.open(file, os.O_WRONLY)
+    try:
+        os.write(descriptor, str(value).encode())
+    finally:
+        os.close(descriptor)
+
+
+def _places() -> list[dict[str, Path]]:
+    """Where a cgroup could be made: below our own, and for version 2 beside it."""
+    try:
+        own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    except OSError:
+        return []
+    mounts = _mounts()
+    places = []
+    if {"memory", "pids"} <= own.keys() & mounts.keys():
+        places.append({kind: mounts[kind] / own[kind].lstrip("/") for kind in ("memory", "pids")})
+    if "" in own and "" in mounts:
+        mine = mounts[""] / own[""].lstrip("/")
+        places += [{"unified": place} for place in dict.fromkeys((mine, mine.parent)) if _controls(place)]
+    return places
+
+
+def _controls(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return {"memory", "pids"} <= set((folder / "cgroup.subtree_control").read_text().split())
+    return False
+
+
+def _mounts() -> dict[str, Path]:
+    """Where each controller of version 1 is mounted, and version 2 under the empty name."""
+    found: dict[str, Path] = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, folder, kind, options, *_ = line.split()
+        if kind == "cgroup2":
+            found[""] = Path(folder)
+        elif kind == "cgroup":
+            found |= {option: Path(folder) for option in options.split(",") if option in ("memory", "pids")}
+    return found
+
+
+def _forget_the_dead(places: Iterable[Path]) -> None:
+    """Remove what processes left that were killed before they could."""
+    for place in places:
+        for folder in place.glob("rollgym-*"):
+            owner = folder.name.split("-")[1]
+            if not Path("/proc", owner).exists():
+                with contextlib.suppress(OSError):
+                    folder.rmdir()

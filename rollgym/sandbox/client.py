@@ -1,0 +1,281 @@
+"""The host's side of a sandbox: sends orders to the worker inside, and believes no answer unchecked."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Protocol, get_args
+
+from rollgym.errors import RunError, UsageError, WorkerLost
+from rollgym.sandbox import protocol
+from rollgym.sandbox.types import Ended, Level, Limits, Ran, State
+
+STATES: dict[str, State] = {state: state for state in get_args(State)}
+GRACE_SECONDS = 15.0
+"""How much longer than its limit an execution may take before the worker counts as dead."""
+START_SECONDS = 30.0
+PARTS = ("protocol", "worker_walls", "worker_limits", "worker_files", "worker_child", "worker_watch")
+SOURCES = (*PARTS, "worker_session", "worker")
+"""The files the worker is made of, in the order they need each other."""
+PYTHON_FLAGS = ("-s", "-S", "-c")
+"""Not ``-I``: that would ignore PYTHONHASHSEED, and sets would have another order in every sandbox."""
+BOOT = """\
+import sys
+sys.path[:] = [path for path in sys.path if path]
+import json, os, types
+def take(size):
+    data = b""
+    while len(data) < size:
+        part = os.read(0, size - len(data))
+        if not part:
+            os._exit(3)
+        data += part
+    return data
+os.write(1, b"boot")
+room = sys.modules["rollgym.sandbox"] = types.ModuleType("rollgym.sandbox")
+for name, source in json.loads(take(int.from_bytes(take(4), "big"))):
+    full = "rollgym.sandbox." + name
+    module = sys.modules[full] = types.ModuleType(full)
+    setattr(room, name, module)
+    exec(compile(source, full, "exec"), module.__dict__)
+room.worker.main()
+"""
+"""What the interpreter inside is started with (``python *PYTHON_FLAGS BOOT``): it takes the worker's source
+from its input."""
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUTF8": "1",
+    # Each arena and each thread of a library would count against the address space.
+    "MALLOC_ARENA_MAX": "2",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+"""All that untrusted code finds in its environment, but HOME (and TMPDIR)."""
+
+
+class Channel(Protocol):
+    """A way to the worker: bytes there and back. Each method raises `WorkerLost` where it breaks."""
+
+    def write(self, data: bytes | memoryview, deadline: float) -> None:
+        """Send all of it before ``time.monotonic()`` reaches the deadline."""
+
+    def read_into(self, view: memoryview, deadline: float) -> None:
+        """Fill a buffer before the deadline."""
+
+    def close(self) -> None:
+        """End everything at the other end. May be called twice."""
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed for memory since the last question."""
+
+    def adapt(self, limits: Limits) -> None:
+        """Fit what is outside the worker (a cgroup) to the limits of the next execution."""
+
+
+def worker_config(limits: Limits, **more: Any) -> dict[str, Any]:
+    """The configuration frame of a worker. Each backend says what differs.
+
+    ``walls``: whether the seccomp filter is put on the ``worker``, on each ``child`` (with Landlock: ``read``
+    and ``write`` are the paths) or on ``none``; ``filter``: it, in hex; ``machine``: what it is for;
+    ``work``: the folder for executions and session; ``scratch``: other folders that are cleaned, all on file
+    systems of limited size; ``processes``: whether the user id inside is its ``own``, ``shared`` with others,
+    or RLIMIT_NPROC is to be left alone (``none``); ``uid``: where the worker itself must give up being root.
+    """
+    config = {
+        "walls": "worker",
+        "filter": "",
+        "machine": "",
+        "read": [],
+        "write": [],
+        "work": "/work",
+        "scratch": ["/tmp", "/dev/shm"],
+        "processes": "own",
+        "preload": [],
+        "uid": None,
+        "env": dict(ENVIRONMENT),
+        "limits": wire_limits(limits),
+    }
+    if unknown := more.keys() - config.keys():
+        raise TypeError(f"no such configuration: {sorted(unknown)}")
+    return config | more
+
+
+def wire_limits(limits: Limits) -> dict[str, Any]:
+    """Limits as the worker reads them."""
+    fields = {name: getattr(limits, name) for name in limits.__dataclass_fields__ if name != "cpu_seconds"}
+    return fields | {"cpu": math.ceil(limits.cpu_seconds or math.ceil(limits.seconds) + 1)}
+
+
+def hello(channel: Channel) -> None:
+    """Wait until the interpreter inside is up. Nothing untrusted runs before `start`."""
+    said = bytearray(len(protocol.HELLO))
+    channel.read_into(memoryview(said), time.monotonic() + START_SECONDS)
+    if said != protocol.HELLO:
+        raise WorkerLost(f"The sandbox began with {bytes(said)!r}, not as it should.")
+
+
+def start(channel: Channel, config: dict[str, Any]) -> dict[str, Any]:
+    """Give the worker its source and configuration; return what it says of itself."""
+    folder = resources.files("rollgym.sandbox")
+    sources = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in SOURCES]
+    blob = json.dumps(sources).encode()
+    deadline = time.monotonic() + START_SECONDS
+    channel.write(len(blob).to_bytes(4, "big") + blob + protocol.prefix(config, 0), deadline)
+    header, _ = protocol.receive(lambda view: channel.read_into(view, deadline))
+    if "error" in header:
+        raise RunError(f"The sandbox could not be set up: {header['error']}")
+    return header
+
+
+class WorkerSandbox:
+    """A sandbox whose worker is already started. Every backend is one of these behind its own walls."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        backend: str,
+        level: Level,
+        weaknesses: tuple[str, ...] = (),
+        limits: Limits | None = None,
+        python: str = "",
+    ) -> None:
+        self.backend, self.level, self.weaknesses, self.python = backend, level, weaknesses, python
+        self.limits = limits or Limits()
+        self._channel, self._closed = channel, False
+
+    def exec(
+        self,
+        code: str,
+        *,
+        stdin: str = "",
+        files: Mapping[str, bytes] | None = None,
+        limits: Limits | None = None,
+    ) -> Ran:
+        """Run a program in a process and a working folder of its own, and forget both."""
+        source, given = _bytes(code), _bytes(stdin)
+        named = [(file_name(name), content) for name, content in (files or {}).items()]
+        request: dict[str, Any] = {"op": "exec", "code": len(source), "stdin": len(given)}
+        request["files"] = [(name, len(content)) for name, content in named]
+        return self._ran(request, limits, source, given, *(content for _, content in named))
+
+    def run(self, code: str, *, limits: Limits | None = None) -> Ran:
+        """Run code in the session: names and files last until `reset`."""
+        return self._ran({"op": "run"}, limits, _bytes(code))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a file into the session's working folder."""
+        header, _ = self._call({"op": "write", "name": file_name(name)}, [content])
+        if "error" in header:
+            raise OSError(f"{name} could not be written in the sandbox: {header['error']}")
+
+    def read(self, name: str) -> bytes:
+        """A file from the session's working folder; `FileNotFoundError` where there is none."""
+        header, body = self._call({"op": "read", "name": file_name(name)}, [])
+        if header.get("missing"):
+            raise FileNotFoundError(f"There is no file {name} in the session ({header['error']}).")
+        if "error" in header:
+            raise OSError(f"{name} could not be read in the sandbox: {header['error']}")
+        return bytes(body)
+
+    def reset(self) -> None:
+        """Forget the session: processes, state and files."""
+        header, _ = self._call({"op": "reset"}, [])
+        self._check(header)
+
+    def close(self) -> None:
+        """End everything that is left of it. May be called twice."""
+        self._closed = True
+        self._channel.close()
+
+    def _ran(self, request: dict[str, Any], limits: Limits | None, *parts: bytes) -> Ran:
+        limits = limits or self.limits
+        self._channel.adapt(limits)
+        request["limits"] = wire_limits(limits)
+        header, body = self._call(request, list(parts), limits.seconds)
+        self._check(header)
+        try:
+            return self._read_ran(header, memoryview(body), limits.output_chars)
+        except (LookupError, TypeError, ValueError) as error:
+            raise self._lost(f"answered nonsense: {error!r}") from None
+
+    def _read_ran(self, header: dict[str, Any], body: memoryview, keep: int) -> Ran:
+        ended = Ended(header["ended"])
+        if ended is Ended.LOST and self._channel.out_of_memory():
+            ended = Ended.MEMORY
+        out, cut_out = _text(header["stdout"], body, keep)
+        err, cut_err = _text(header["stderr"], body[sum(header["stdout"][:2]) :], keep)
+        return Ran(
+            stdout=out,
+            stderr=err,
+            exit_code=header["code"],
+            ended=ended,
+            seconds=float(header["seconds"]),
+            truncated=cut_out or cut_err,
+            state=STATES[header["state"]],
+        )
+
+    def _call(
+        self, request: dict[str, Any], parts: list[bytes], seconds: float = 0.0
+    ) -> tuple[dict[str, Any], bytearray]:
+        if self._closed:
+            raise WorkerLost(f"The sandbox ({self.backend}) is closed.")
+        try:
+            head = protocol.prefix(request, sum(map(len, parts)))
+        except protocol.FrameError as error:
+            most = protocol.MAX_BODY >> 20
+            raise UsageError(f"Code, input and files together may have {most} MB: {error}.") from None
+        deadline = time.monotonic() + seconds + GRACE_SECONDS
+        try:
+            for part in (head, *parts):
+                self._channel.write(part, deadline)
+            return protocol.receive(lambda view: self._channel.read_into(view, deadline))
+        except protocol.FrameError as error:
+            raise self._lost(str(error)) from None
+        except WorkerLost:
+            self.close()
+            raise
+
+    def _check(self, header: dict[str, Any]) -> None:
+        if "error" in header:
+            raise RunError(f"The sandbox ({self.backend}) failed: {header['error']}")
+
+    def _lost(self, why: str) -> WorkerLost:
+        self.close()
+        return WorkerLost(f"The sandbox ({self.backend}) was closed: its worker {why}.")
+
+
+def file_name(name: str) -> str:
+    """The name of a file below a working folder, or an error: relative, inside, and not empty."""
+    parts = name.split("/")
+    if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise UsageError(
+            f"{name!r} is no name for a file in a sandbox; expected a relative path such as data/a.txt."
+        )
+    return name
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def _text(sizes: list[int], body: memoryview, keep: int) -> tuple[str, bool]:
+    """Output as text of so many characters: the head, the tail, and what was left out between them."""
+    head, tail, total = sizes
+    first, last = bytes(body[:head]), bytes(body[head : head + tail])
+    if head + tail == total:
+        whole = (first + last).decode("utf-8", "replace")
+        if len(whole) <= keep:
+            return whole, False
+        start, end = whole, whole
+    else:
+        start, end = first.decode("utf-8", "replace"), last.decode("utf-8", "replace")
+    start, end = start[: (keep + 1) // 2], end[len(end) - keep // 2 :]
+    missing = total - len(start.encode()) - len(end.encode())
+    return f"{start}\n[... {missing:,} bytes left out ...]\n{end}", True

@@ -1,0 +1,81 @@
+"""Trying every sandbox for real, and saying what is missing and how to get it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+from rollgym.errors import RollgymError, RunError
+from rollgym.sandbox.landlock import LEAST_ABI
+from rollgym.sandbox.namespaces import HOW_TO_ALLOW, HOW_TO_GET, find_bwrap
+from rollgym.sandbox.open import LEVELS, OPENERS
+from rollgym.sandbox.types import Level, Limits, SandboxSettings
+
+PROBE = "print(6 * 7)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What became of one backend here."""
+
+    backend: str
+    level: Level
+    works: bool
+    seconds: float
+    """What the trial took."""
+    reason: str = ""
+    """Why it does not work."""
+    fix: str = ""
+    """What would help."""
+    weaknesses: tuple[str, ...] = ()
+    python: str = ""
+    """Which Python runs inside."""
+
+
+def doctor() -> list[Finding]:
+    """Open each backend, run a line of code in it, and close it; strongest first, as they are chosen."""
+    return [examine(name) for name in OPENERS]
+
+
+def examine(backend: str) -> Finding:
+    """Try one backend."""
+    settings = SandboxSettings(
+        backend=backend,  # type: ignore[arg-type]
+        minimum=Level.NONE,
+        allow_unsafe=True,
+        limits=Limits(seconds=5),
+    )
+    started = time.perf_counter()
+    try:
+        with contextlib.closing(OPENERS[backend](settings)) as sandbox:
+            ran = sandbox.exec(PROBE)
+            if ran.stdout != "42\n":
+                raise RunError(f"a line of code did not run: {ran.ended}, {ran.stderr[-200:]}")
+            weaknesses, python = sandbox.weaknesses, getattr(sandbox, "python", "")
+    except (RollgymError, ImportError, OSError) as error:
+        return Finding(
+            backend=backend,
+            level=LEVELS[backend],
+            works=False,
+            seconds=time.perf_counter() - started,
+            reason=" ".join(str(error).split()),
+            fix=_fix(backend),
+        )
+    return Finding(
+        backend=backend,
+        level=LEVELS[backend],
+        works=True,
+        seconds=time.perf_counter() - started,
+        weaknesses=weaknesses,
+        python=python,
+    )
+
+
+def _fix(backend: str) -> str:
+    return {
+        "namespaces": HOW_TO_ALLOW if find_bwrap() else HOW_TO_GET,
+        "landlock": f"a kernel with Landlock of version {LEAST_ABI} or later (Linux 6.2), and lsm=landlock",
+        "docker": "start a Docker engine, pip install 'rollgym[docker]', and rollgym sandbox build-image",
+        "none": "nothing: it should work everywhere",
+    }[backend]

@@ -1,0 +1,95 @@
+"""Which Python runs inside: ours if the user id inside can read it, else the system's."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from rollgym.errors import RunError
+from rollgym.sandbox.client import BOOT, PYTHON_FLAGS
+
+NOBODY = 65534
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python for the inside."""
+
+    path: str
+    folders: tuple[str, ...]
+    """What it needs to read, outside /usr."""
+    why: str
+    """Which it is, in words."""
+
+    def command(self, preload: tuple[str, ...] = ()) -> list[str]:
+        """The command that boots a worker; modules to preload may lie in its site-packages."""
+        return [self.path, *(flag for flag in PYTHON_FLAGS if not (preload and flag == "-S")), BOOT]
+
+
+def spare_uid() -> int | None:
+    """A user id that nobody has, for a sandbox started by root; ``None`` where we are not root.
+
+    One for each sandbox, so that processes, signals and limits of two never meet. Where only few ids are
+    mapped (root of a container), all share ``nobody``.
+    """
+    if os.getuid():
+        return None
+    uid = random.SystemRandom().randrange(1 << 24, 1 << 30)
+    return uid if _mapped(uid) else NOBODY
+
+
+@lru_cache(1)
+def _map() -> tuple[tuple[int, int], ...]:
+    try:
+        lines = Path("/proc/self/uid_map").read_text().splitlines()
+    except OSError:
+        return ()
+    return tuple((int(first), int(size)) for first, _, size in (line.split() for line in lines))
+
+
+def _mapped(uid: int) -> bool:
+    return any(first <= uid < first + size for first, size in _map())
+
+
+def find_python(preload: tuple[str, ...] = ()) -> Interpreter:
+    """A Python that the user id inside can read."""
+    # With modules to preload, the virtual environment counts, not the Python it was made from.
+    own = sys.executable if preload else os.path.realpath(sys.executable)
+    prefixes = {sys.base_prefix, *([sys.prefix] if preload else [])}
+    folders = tuple(sorted(prefix for prefix in prefixes if not prefix.startswith("/usr")))
+    needed = [own, os.path.realpath(own), sysconfig.get_path("stdlib"), *folders]
+    if all(_readable(path) for path in needed):
+        return Interpreter(own, folders, f"the Python of this process, {sys.version.split()[0]}")
+    if _readable("/usr/bin/python3"):
+        reason = f"{own} cannot be read by an unprivileged user"
+        return Interpreter("/usr/bin/python3", (), f"/usr/bin/python3, {_version()}, because {reason}")
+    raise RunError(
+        f"No Python can be used inside a sandbox: {own} cannot be read by an unprivileged user, and there "
+        "is no /usr/bin/python3. Install Python for all users (apt install python3), or do not run as root."
+    )
+
+
+@lru_cache(1)
+def _version() -> str:
+    done = subprocess.run(["/usr/bin/python3", "-IS", "-V"], capture_output=True, text=True, check=False)
+    return done.stdout.strip().removeprefix("Python ") or "of unknown version"
+
+
+def _readable(path: str) -> bool:
+    """Whether the user id inside can read a file or enter a folder, and all folders above."""
+    if os.getuid():
+        return os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0))
+    real = Path(os.path.realpath(path))
+    try:
+        modes = [(folder.stat().st_mode, stat.S_IXOTH) for folder in (*real.parents, *Path(path).parents)]
+        modes.append((real.stat().st_mode, stat.S_IROTH))
+    except OSError:
+        return False
+    return all(mode & need for mode, need in modes)

@@ -1,0 +1,174 @@
+"""Starting a worker as a process of this machine, and the pipes to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rollgym.errors import RunError, WorkerLost
+from rollgym.sandbox import client, protocol
+from rollgym.sandbox.cgroup import Cgroup
+from rollgym.sandbox.types import Limits
+from rollgym.sandbox.worker_limits import descendants
+
+_launchers: dict[int, ThreadPoolExecutor] = {}
+_lock = threading.Lock()
+
+
+def _launcher() -> ThreadPoolExecutor:
+    """One thread of this process that lasts as long as it.
+
+    Who dies with its parent dies with the thread that started it: started by a thread of the caller's, a
+    sandbox would be gone when that thread ends. The number of the process is the key because a fork has no
+    such thread.
+    """
+    with _lock:
+        me = os.getpid()
+        if me not in _launchers:
+            _launchers.clear()
+            _launchers[me] = ThreadPoolExecutor(1, "rollgym-sandbox-launcher")
+        return _launchers[me]
+
+
+def _popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, cwd="/", start_new_session=True, bufsize=0, **options
+    )
+
+
+def boot(channel: Pipes, config: dict[str, Any], python: str) -> None:
+    """Bring up the worker behind a channel, or close it and say why that failed."""
+    try:
+        client.hello(channel)
+        channel.confine()
+        client.start(channel, config)
+    except (RunError, protocol.FrameError) as error:
+        channel.close()
+        raise RunError(f"{error} (Python inside: {python})" if config["preload"] else str(error)) from error
+    except BaseException:
+        channel.close()
+        raise
+
+
+class Pipes:
+    """A channel to a worker that is a process of this machine."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        uid: int | None,
+        environment: Mapping[str, str],
+        cgroup: Cgroup | None = None,
+    ) -> None:
+        user: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+        self._cgroup = cgroup
+        started = _launcher().submit(_popen, command, env=dict(environment), **user)
+        try:
+            self._process = started.result()
+        except OSError as error:
+            if cgroup:
+                cgroup.close()
+            raise RunError(f"{command[0]} cannot be started: {error}") from error
+        streams = self._process.stdin, self._process.stdout, self._process.stderr
+        self._sink, self._source, self._errors = (stream.fileno() for stream in streams if stream)
+        for descriptor in (self._sink, self._source, self._errors):
+            os.set_blocking(descriptor, False)
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        return self._process.pid
+
+    def confine(self) -> None:
+        """Move all its processes into the cgroup, if there is one. Nothing untrusted may run yet."""
+        if self._cgroup:
+            self._cgroup.add([self.pid, *descendants(self.pid)])
+
+    def write(self, data: bytes | memoryview, deadline: float) -> None:
+        """Send all of it before the deadline."""
+        rest = memoryview(data)
+        while rest:
+            self._wait(self._sink, select.POLLOUT, deadline)
+            try:
+                rest = rest[os.write(self._sink, rest) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise self._lost("died") from None
+
+    def read_into(self, view: memoryview, deadline: float) -> None:
+        """Fill a buffer before the deadline."""
+        while view:
+            self._wait(self._source, select.POLLIN, deadline)
+            size = os.readv(self._source, [view])
+            if not size:
+                raise self._lost("died")
+            view = view[size:]
+
+    def _wait(self, descriptor: int, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(descriptor, event)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise self._lost("said nothing in time")
+
+    def _lost(self, why: str) -> WorkerLost:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
+        words = self.complaint()
+        self.close()
+        return WorkerLost(f"The worker of a sandbox {why}{': ' + words if words else ''}.")
+
+    def complaint(self) -> str:
+        """The end of what it wrote to its standard error."""
+        text = b""
+        with contextlib.suppress(OSError):
+            while part := os.read(self._errors, 1 << 16):
+                text = (text + part)[-2000:]
+        return text.decode("utf-8", "replace").strip().rpartition("\n")[2]
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed for memory since the last question."""
+        return bool(self._cgroup and self._cgroup.out_of_memory())
+
+    def adapt(self, limits: Limits) -> None:
+        """Fit the cgroup to the limits of the next execution."""
+        if self._cgroup:
+            self._cgroup.adapt(limits)
+
+    def close(self) -> None:
+        """End the worker and all below it."""
+        if self._closed:
+            return
+        self._closed = True
+        # A worker that is well ends all it started when its input ends; process 1 takes all with it anyway.
+        with contextlib.suppress(OSError):
+            assert self._process.stdin
+            self._process.stdin.close()
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream
+            stream.close()
+        if self._cgroup:
+            self._cgroup.close()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGSTOP)
+        for pid in [*descendants(self.pid), self.pid]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()

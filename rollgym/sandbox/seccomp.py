@@ -1,0 +1,102 @@
+"""A seccomp filter in the kernel's own form, for x86_64 and aarch64, without any library.
+
+It is a list of what is refused: untrusted code is ordinary Python, and a list of what is allowed would have
+to follow every C library. A refused call fails with EPERM, as if the caller lacked a right.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+from dataclasses import dataclass
+
+from rollgym.errors import UsageError
+from rollgym.sandbox.syscalls import CHECKED, NUMBERS, SHARED, SIGNALS
+
+LOAD, AND, EQUAL, ANY_BIT, AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x45, 0x35, 0x06
+ALLOW, KILL = 0x7FFF0000, 0x80000000
+ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+"""Of each machine: the column of its numbers, and what the kernel calls it."""
+X32 = 0x40000000
+"""From here on, numbers of x86_64 are those of its 32-bit-pointer sibling: the same calls past the list."""
+AF_UNIX, SOCK_STREAM, SOCK_SEQPACKET = 1, 1, 5
+NEW_NAMESPACES = 0x7E020000
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+MAP_SHARED, MAP_SHARED_VALIDATE, MAP_ANONYMOUS = 1, 3, 0x20
+
+Instruction = tuple[int, int, int, int]
+"""Operation, how far to jump if true, if false, and its constant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What beyond the list is refused."""
+
+    shared_host: bool = False
+    """Files, processes and sockets of the host are in sight: refuse what nothing else would."""
+    no_signals: bool = False
+    no_shared_memory: bool = False
+    """Refuse anonymous memory that is shared: where no cgroup counts it, it can be held unseen."""
+
+
+def program(profile: Profile | None = None, machine: str | None = None) -> bytes:
+    """The filter for a machine (by default this one), ready for the kernel."""
+    profile = profile or Profile()
+    machine = machine or platform.machine()
+    if machine not in ARCHITECTURES:
+        known = " or ".join(ARCHITECTURES)
+        raise UsageError(f"There is no seccomp filter for {machine}; it is written for {known}.")
+    column, audit = ARCHITECTURES[machine]
+    steps: list[Instruction] = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    if machine == "x86_64":
+        steps += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
+    refused = dict(NUMBERS)
+    if profile.shared_host:
+        refused |= SHARED
+    if profile.no_signals:
+        refused |= SIGNALS
+    for numbers in refused.values():
+        if (number := numbers[column]) is not None:
+            steps += _when(number, [_refuse()])
+    for name, checks in _checks(profile).items():
+        steps += _when(CHECKED[name][column], checks)
+    return b"".join(struct.pack("HBBI", *step) for step in [*steps, (RETURN, 0, 0, ALLOW)])
+
+
+def _when(number: int, steps: list[Instruction]) -> list[Instruction]:
+    """Steps for one system call; each way through them must return."""
+    return [(EQUAL, 0, len(steps), number), *steps]
+
+
+def _refuse(why: int = errno.EPERM) -> Instruction:
+    return RETURN, 0, 0, 0x00050000 | why
+
+
+def _argument(index: int) -> Instruction:
+    """The lower half of an argument: both machines keep it first."""
+    return LOAD, 0, 0, 16 + 8 * index
+
+
+def _checks(profile: Profile) -> dict[str, list[Instruction]]:
+    allow: Instruction = (RETURN, 0, 0, ALLOW)
+    family = [_argument(0), (EQUAL, 1, 0, AF_UNIX), _refuse(errno.EAFNOSUPPORT)]
+    checks = {
+        # Its flags are in memory, which a filter cannot read; the C library then takes clone.
+        "clone3": [_refuse(errno.ENOSYS)],
+        "clone": [_argument(0), (ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse(), allow],
+        "socket": [*family, allow],
+        "socketpair": [*family, allow],
+        "prlimit64": [_argument(0), (EQUAL, 1, 0, 0), _refuse(), allow],
+        "ioctl": [_argument(1), (EQUAL, 1, 0, TIOCSTI), (EQUAL, 0, 1, TIOCLINUX), _refuse(), allow],
+    }
+    if profile.shared_host:
+        # Sockets of the host have names in its file system; a pair that is connected cannot reach them.
+        checks["socket"] = [_refuse(errno.EAFNOSUPPORT)]
+        kind: list[Instruction] = [_argument(1), (AND, 0, 0, 0xF), (EQUAL, 2, 0, SOCK_STREAM)]
+        checks["socketpair"] = [*family, *kind, (EQUAL, 1, 0, SOCK_SEQPACKET), _refuse(), allow]
+    if profile.no_shared_memory:
+        shared: list[Instruction] = [(AND, 0, 0, 0xF), (EQUAL, 1, 0, MAP_SHARED)]
+        shared += [(EQUAL, 0, 1, MAP_SHARED_VALIDATE), _refuse(), allow]
+        checks["mmap"] = [_argument(3), (ANY_BIT, 0, len(shared) - 1, MAP_ANONYMOUS), *shared]
+    return checks

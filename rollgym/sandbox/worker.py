@@ -1,0 +1,272 @@
+"""The worker: a lasting process inside the walls that forks for every execution and survives what it does.
+
+The host sends it its own source (see `rollgym.sandbox.client`), so it needs no file inside, and its
+configuration in one frame. What the forks run is untrusted: they hold none of its descriptors, and nothing
+they say is believed unchecked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import platform
+import signal
+import sys
+from typing import Any
+
+from rollgym.sandbox import protocol, worker_child, worker_files, worker_limits, worker_walls
+from rollgym.sandbox.worker_session import Session
+from rollgym.sandbox.worker_watch import HostGone, Watch, pipe
+
+OURS = 3
+"""Processes that are not the code's: the worker, the head of the session, and the one that waits."""
+
+
+class Worker:
+    """Reads orders, forks, answers."""
+
+    def __init__(self, source: int, sink: int) -> None:
+        self.source, self.sink = source, sink
+        self.config: dict[str, Any] = {}
+        self.session: Session | None = None
+        self._home = ""
+
+    def start(self, config: dict[str, Any]) -> None:
+        """Raise the walls and say so; where that fails, say why and end."""
+        try:
+            _set_up(config)
+            self.config, self._home = config, os.path.join(config["work"], "session")
+            os.makedirs(self._home, 0o700, exist_ok=True)
+        except BaseException as error:
+            self.send({"error": f"{type(error).__name__}: {error}"}, [])
+            os._exit(1)
+        self.send({"python": platform.python_version(), "uid": os.getuid(), "pid": os.getpid()}, [])
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Processes that outlive an execution."""
+        return (self.session.head,) if self.session else ()
+
+    def fill(self, view: memoryview) -> None:
+        """Fill a buffer from the host."""
+        while view:
+            size = os.readv(self.source, [view])
+            if not size:
+                raise HostGone
+            view = view[size:]
+
+    def send(self, header: dict[str, Any], parts: list[memoryview]) -> None:
+        """Send a frame to the host."""
+        for part in (memoryview(protocol.prefix(header, sum(map(len, parts)))), *parts):
+            while part:
+                part = part[os.write(self.sink, part) :]
+
+    def serve(self) -> None:
+        """Answer until the host is gone; then end all that is left."""
+        try:
+            while True:
+                self._answer(*protocol.receive(self.fill))
+        finally:
+            worker_limits.sweep()
+            if not self.config["scratch"]:  # A folder of the host's, which may have been killed.
+                worker_files.empty(self.config["work"])
+                with contextlib.suppress(OSError):
+                    os.rmdir(self.config["work"])
+
+    def _answer(self, request: dict[str, Any], body: bytearray) -> None:
+        watches: list[Watch] = []
+        try:
+            operation = {
+                "exec": self._exec,
+                "run": self._run,
+                "write": self._write,
+                "read": self._read,
+                "reset": self._reset,
+            }[request["op"]]
+            header, parts = operation(request, body, watches)
+            self.send(header, parts)
+            for part in parts:
+                part[:] = bytes(len(part))
+        except HostGone:
+            raise
+        except Exception as error:
+            missing = isinstance(error, FileNotFoundError) or getattr(error, "errno", 0) in (20, 40)
+            if request["op"] in ("exec", "run"):
+                self._reset(request, body, watches)
+            self.send({"error": f"{type(error).__name__}: {error}", "missing": missing}, [])
+        finally:
+            body[:] = bytes(len(body))
+            for watch in watches:
+                watch.wipe()
+
+    def _exec(self, request: dict[str, Any], body: bytearray, watches: list[Watch]) -> Any:
+        # Whatever the session left running must neither touch nor see this execution.
+        _signal(self.kept, signal.SIGSTOP)
+        scratch: dict[str, list[str]] = {}
+        try:
+            # A name that nobody can take beforehand.
+            folder = request["folder"] = os.path.join(self.config["work"], f"run-{os.urandom(8).hex()}")
+            os.mkdir(folder, 0o700)
+            scratch = {path: os.listdir(path) for path in self.config["scratch"]}
+            return self._execute(request, body, watches)
+        finally:
+            # The code owns all these folders, and may have moved, closed or replaced any of them.
+            worker_files.empty(self.config["work"], ["session"])
+            worker_files.renew(self._home)
+            for path, names in scratch.items():
+                worker_files.empty(path, names)
+            _signal(self.kept, signal.SIGCONT)
+
+    def _execute(self, request: dict[str, Any], body: bytearray, watches: list[Watch]) -> Any:
+        (out, out_end), (err, err_end), (ready, ready_end) = pipes = pipe(), pipe(), pipe()
+        try:
+            watch = self._watch(request, out, err, request["folder"])
+            watches.append(watch)
+            pid = os.fork()
+            if not pid:
+                worker_child.program(self.config, request, body, out_end, err_end, ready_end)
+            broken, status = self._until_exit(pid, watch)
+            worker_limits.sweep(self.kept)
+            if not broken and not _any(ready):
+                raise OSError("the walls of an execution could not be raised")
+            return watch.reply(*_ending(broken, status), "fresh")
+        finally:
+            for ends in pipes:
+                os.close(ends[0])
+                os.close(ends[1])
+
+    def _until_exit(self, pid: int, watch: Watch) -> tuple[str | None, int]:
+        try:
+            handle: tuple[int, ...] = (os.pidfd_open(pid),)
+        except OSError:  # Not everywhere: then every tick asks.
+            handle = ()
+        try:
+            while True:
+                broken, _ = watch.wait(*handle)
+                if broken:
+                    os.kill(pid, signal.SIGKILL)
+                    return broken, os.waitpid(pid, 0)[1]
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    return None, status
+        finally:
+            for descriptor in handle:
+                os.close(descriptor)
+
+    def _run(self, request: dict[str, Any], body: bytearray, watches: list[Watch]) -> Any:
+        if self.session is None:
+            self.session = Session(self.config, self._home)
+        watch = self._watch(request, self.session.out, self.session.err, self._home)
+        watches.append(watch)
+        ended, code, state = self.session.turn(body, watch)
+        worker_limits.sweep(() if state == "lost" else self.kept)
+        reply = watch.reply(ended, code, state)
+        if state == "lost":
+            self._drop()
+        return reply
+
+    def _watch(self, request: dict[str, Any], out: int, err: int, folder: str) -> Watch:
+        return Watch(self.source, self.config, request["limits"], self.kept, out, err, folder)
+
+    def _drop(self) -> None:
+        if self.session:
+            self.session.close()
+            self.session = None
+
+    def _write(self, request: dict[str, Any], body: bytearray, watches: list[Watch]) -> Any:
+        worker_files.write(self._home, request["name"], body)
+        return {}, []
+
+    def _read(self, request: dict[str, Any], body: bytearray, watches: list[Watch]) -> Any:
+        return {}, [memoryview(worker_files.read(self._home, request["name"], protocol.MAX_BODY))]
+
+    def _reset(self, request: dict[str, Any], body: bytearray, watches: list[Watch]) -> Any:
+        worker_limits.sweep()
+        self._drop()
+        for path in (self.config["work"], *self.config["scratch"]):
+            worker_files.empty(path)
+        worker_files.renew(self._home)
+        return {}, []
+
+
+def _signal(pids: tuple[int, ...], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _any(descriptor: int) -> bool:
+    try:
+        return bool(os.read(descriptor, 1))
+    except BlockingIOError:
+        return False
+
+
+def _ending(broken: str | None, status: int) -> tuple[str, int | None]:
+    code = os.waitstatus_to_exitcode(status)
+    if broken or code == -signal.SIGXCPU:
+        return broken or "cpu_limit", None
+    return ("lost", None) if code == -signal.SIGKILL else ("exit", code)
+
+
+def _set_up(config: dict[str, Any]) -> None:
+    """Put this process in order, raise the walls, and leave nothing of ours for untrusted code to find."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would let anyone interrupt process 1.
+    os.umask(0o022)
+    if uid := config.get("uid"):
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    os.environ.clear()
+    os.environ.update(config["env"])
+    config["init"] = os.getpid() == 1
+    if not config["init"]:
+        worker_walls.prctl(worker_walls.PR_SET_CHILD_SUBREAPER, 1)
+    for name in config["preload"]:
+        importlib.import_module(name)
+    worker_walls.prctl(worker_walls.PR_SET_NO_NEW_PRIVS, 1)
+    worker_walls.prctl(worker_walls.PR_SET_DUMPABLE, 0)
+    tasks = {"own": OURS, "shared": worker_limits.tasks_of_user(), "none": -1}[config["processes"]]
+    config["base"] = {"address_space": worker_limits.address_space(), "tasks": tasks}
+    if config["walls"] != "none" and config["machine"] != platform.machine():
+        raise OSError(f"the filter is for {config['machine']}, this is {platform.machine()}")
+    if config["walls"] == "worker":
+        worker_walls.install_filter(bytes.fromhex(config["filter"]))
+    elif config["walls"] == "child":
+        _try_walls(config)
+    for name in [name for name in sys.modules if name.split(".")[0] == "rollgym"]:
+        del sys.modules[name]
+    gc.collect()
+    gc.freeze()
+
+
+def _try_walls(config: dict[str, Any]) -> None:
+    """Raise the walls of an execution once, in a process that then ends."""
+    pid = os.fork()
+    if not pid:
+        try:
+            worker_child.raise_walls(config, config["work"])
+            os._exit(0)
+        finally:
+            os._exit(1)
+    if os.waitpid(pid, 0)[1]:
+        raise OSError("the walls of an execution cannot be raised")
+
+
+def main() -> None:
+    """Take the control channel out of everyone's reach, then serve."""
+    source, sink = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+    worker = Worker(source, sink)
+    try:
+        worker.start(protocol.receive(worker.fill)[0])
+        worker.serve()
+    except HostGone:
+        os._exit(0)

@@ -1,0 +1,204 @@
+"""The processes that run untrusted code: they put themselves in order, run it, and leave. Runs inside."""
+
+from __future__ import annotations
+
+# The module around it makes an enum of every number, which costs each execution a tenth.
+import _signal  # type: ignore[import-not-found]
+import atexit
+import contextlib
+import io
+import json
+import linecache
+import os
+import signal
+import sys
+import threading
+import traceback
+import types
+from typing import Any, NoReturn
+
+from rollgym.sandbox import worker_files, worker_limits, worker_walls
+
+PIPE = 1 << 16
+
+
+def raise_walls(config: dict[str, Any], folder: str) -> None:
+    """The walls of one process, where the worker itself has none: it must see /proc."""
+    if config["walls"] == "child":
+        worker_walls.restrict(config["read"], [folder, *config["write"]])
+        worker_walls.install_filter(bytes.fromhex(config["filter"]))
+
+
+def prepare(config: dict[str, Any], folder: str, out: int, err: int, keep: tuple[int, ...] = ()) -> None:
+    """Take this process out of the worker's hands: its own output, folder and walls, no other descriptor."""
+    try:
+        os.setsid()
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        first = 3
+        for descriptor in sorted(keep):
+            os.closerange(first, descriptor)
+            first = descriptor + 1
+        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+        os.chdir(folder)
+        if not config["init"]:
+            worker_walls.prctl(worker_walls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        worker_walls.prctl(worker_walls.PR_SET_DUMPABLE, 1)
+        _offer_to_the_kernel()
+        raise_walls(config, folder)
+    except BaseException:
+        os._exit(1)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    os.environ["HOME"] = folder
+    if not config["scratch"]:
+        os.environ["TMPDIR"] = folder
+    sys.path.insert(0, folder)
+    sys.argv = ["main.py"]
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), "utf-8", "replace")
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "replace", line_buffering=True
+    )
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "replace", write_through=True)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    _reseed()
+
+
+def _offer_to_the_kernel() -> None:
+    """When memory runs out, it should take this process, not the worker."""
+    with contextlib.suppress(OSError):
+        file = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(file, b"1000")
+        os.close(file)
+
+
+def _reseed() -> None:
+    """``random`` draws a new seed after a fork by itself, numpy does not."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def main_module() -> types.ModuleType:
+    """A new ``__main__``, as a program of its own has."""
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = module
+    return module
+
+
+def run(code: str, name: str, module: types.ModuleType) -> int:
+    """Run code as Python does; return what its exit code would be."""
+    linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+    try:
+        exec(compile(code, name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+        return 0
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 255
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        trace = error.__traceback__
+        traceback.print_exception(type(error), error, trace.tb_next if trace else None)
+        return 1
+
+
+def flush() -> None:
+    """Write out what is buffered, whatever the code did to the streams."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:
+            continue
+
+
+def program(
+    config: dict[str, Any], request: dict[str, Any], body: bytearray, out: int, err: int, ready: int
+) -> NoReturn:
+    """One fresh program, from its files and its input to its exit code."""
+    code = 1
+    try:
+        folder = request["folder"]
+        prepare(config, folder, out, err, (ready,))
+        os.write(ready, b".")
+        os.close(ready)
+        view, at = memoryview(body), request["code"]
+        source = bytes(view[:at]).decode("utf-8", "replace")
+        given = view[at : (at := at + request["stdin"])]
+        for name, size in request["files"]:
+            worker_files.write(folder, name, view[at : at + size])
+            at += size
+        _feed(given)
+        worker_limits.limit(request["limits"], config["base"])
+        code = run(source, "main.py", main_module())
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        flush()
+        os._exit(code)
+
+
+def _feed(given: memoryview) -> None:
+    """Make these bytes the standard input; what a pipe cannot hold goes through a file without a name."""
+    if len(given) <= PIPE:
+        source, sink = os.pipe()
+        os.write(sink, given)
+        os.close(sink)
+    else:
+        source = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o600)
+        while given:
+            given = given[os.write(source, given) :]
+        os.lseek(source, 0, os.SEEK_SET)
+    os.dup2(source, 0)
+    os.close(source)
+
+
+def session(config: dict[str, Any], folder: str, out: int, err: int, orders: int, status: int) -> NoReturn:
+    """Head of a session: for each turn a fork runs the code and becomes the new head; this one waits.
+
+    The worker kills it when the turn counts. When the fork dies instead, this is the state before the turn.
+    """
+    try:
+        prepare(config, folder, out, err, (orders, status))
+        worker_limits.limit(config["limits"], config["base"])
+        module, stream = main_module(), os.fdopen(orders, "rb", buffering=0, closefd=False)
+        while True:
+            order = json.loads(_exactly(stream, int.from_bytes(_exactly(stream, 4), "big")))
+            source = _exactly(stream, order["code"]).decode("utf-8", "replace")
+            if child := os.fork():
+                _say(status, turn=order["turn"], died=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+                continue
+            _turn(config, order, source, module, status)
+    finally:
+        os._exit(1)
+
+
+def _turn(
+    config: dict[str, Any], order: dict[str, Any], source: str, module: types.ModuleType, status: int
+) -> None:
+    """Run one turn in this process, which then is the head."""
+    worker_limits.limit(order["limits"], config["base"], hard=False)
+    code = run(source, f"<turn {order['turn']}>", module)
+    flush()
+    # Threads of a turn end with it: a fork has only one.
+    if threading.active_count() > 1 and (child := os.fork()):
+        os.waitpid(child, 0)
+        os._exit(1)
+    _say(status, turn=order["turn"], code=code, pid=os.getpid())
+
+
+def _exactly(stream: Any, size: int) -> bytes:
+    parts = b""
+    while len(parts) < size:
+        part = stream.read(size - len(parts))
+        if not part:
+            os._exit(0)
+        parts += part
+    return parts
+
+
+def _say(status: int, **words: int) -> None:
+    os.write(status, json.dumps(words).encode() + b"\n")

@@ -1,0 +1,88 @@
+"""The session from the worker's side: its head, the pipes to it, and how much of what it says is believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+from rollgym.sandbox import worker_child, worker_limits
+from rollgym.sandbox.worker_watch import Watch, pipe
+
+
+class Session:
+    """The head of a session and the pipes to it."""
+
+    def __init__(self, config: dict[str, Any], folder: str) -> None:
+        self._turn = 0
+        self.out, out = pipe()
+        self.err, err = pipe()
+        orders, self._orders = os.pipe()
+        self._status, status = pipe()
+        os.set_blocking(self._orders, False)
+        self.head = os.fork()
+        if not self.head:
+            worker_child.session(config, folder, out, err, orders, status)
+        for descriptor in (out, err, orders, status):
+            os.close(descriptor)
+
+    def turn(self, code: bytearray, watch: Watch) -> tuple[str, int | None, str]:
+        """Run code; return how it ended, its exit code, and what became of the state."""
+        self._turn += 1
+        order = json.dumps({"turn": self._turn, "code": len(code), "limits": watch.limits}).encode()
+        whole = bytearray(len(order).to_bytes(4, "big") + order) + code
+        try:
+            ended, exit_code, head = self._until_said(whole, watch)
+        finally:
+            whole[:] = bytes(len(whole))
+        if head is None or head not in worker_limits.family() or not worker_limits.alive(head):
+            return ("lost" if ended == "exit" else ended), None, "lost"
+        state = "rolled_back" if head == self.head else "committed"
+        self.head = head
+        return ended, exit_code, state
+
+    def _until_said(self, order: bytearray, watch: Watch) -> tuple[str, int | None, int | None]:
+        """How the turn ended, its exit code, and the process that should be the head now."""
+        rest = memoryview(order)
+        try:
+            handle = os.pidfd_open(self.head)
+        except OSError:
+            return "lost", None, None
+        try:
+            while True:
+                try:
+                    rest = rest[os.write(self._orders, rest) :] if rest else rest
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    return "lost", None, None
+                broken, ready = watch.wait(self._status, handle)
+                if broken:
+                    # An order half read would be taken for the next one.
+                    return broken, None, None if rest else self.head
+                said = self._said() if self._status in ready else {}
+                if "pid" in said and "code" in said:
+                    return "exit", said["code"] & 255, said["pid"]
+                if "died" in said:
+                    by_limit = said["died"] == -signal.SIGXCPU
+                    return ("cpu_limit" if by_limit else "lost"), None, self.head
+                if handle in ready:
+                    return "lost", None, None
+        finally:
+            os.close(handle)
+
+    def _said(self) -> dict[str, int]:
+        """What the status pipe says of this turn: whole numbers or nothing. Anyone inside may write to it."""
+        try:
+            words = json.loads(os.read(self._status, 4096).splitlines()[-1])
+            if words["turn"] == self._turn and all(type(value) is int for value in words.values()):
+                return dict(words)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            pass
+        return {}
+
+    def close(self) -> None:
+        """Close the pipes."""
+        for descriptor in (self.out, self.err, self._orders, self._status):
+            os.close(descriptor)

@@ -1,0 +1,166 @@
+"""One execution while it runs: its output, its time, its memory, its disk. Runs inside."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import Any
+
+from rollgym.sandbox import worker_files, worker_limits
+
+MOST_FILES = 20_000
+"""More files than this are an attack on the kernel's memory."""
+CHECK_SECONDS = 0.05
+TICK_MS, LONG_TICK_MS = 2, 25
+_SCRATCH = bytearray(1 << 16)
+
+
+class HostGone(Exception):
+    """Nobody is at the other end."""
+
+
+class Tap:
+    """One stream of output: its first and last bytes are kept, the rest is counted."""
+
+    def __init__(self, descriptor: int, keep: int) -> None:
+        self.descriptor, self.keep, self.total = descriptor, keep, 0
+        self._head, self._tail = bytearray(keep), bytearray(keep)
+
+    def drain(self) -> int:
+        """Take what is there, a megabyte at most; return how much it was."""
+        scratch, taken = memoryview(_SCRATCH), 0
+        for _ in range(16):
+            try:
+                size = os.readv(self.descriptor, [scratch])
+            except BlockingIOError:
+                break
+            if not size:
+                break
+            self._keep(scratch[:size])
+            taken += size
+        if taken:
+            _SCRATCH[: min(taken, len(_SCRATCH))] = bytes(min(taken, len(_SCRATCH)))
+        return taken
+
+    def _keep(self, piece: memoryview) -> None:
+        at = self.total
+        self.total += len(piece)
+        if at < self.keep:
+            first = piece[: self.keep - at]
+            self._head[at : at + len(first)] = first
+            piece, at = piece[len(first) :], at + len(first)
+        skip = max(0, len(piece) - self.keep)
+        at, piece = (at + skip) % self.keep, piece[skip:]
+        room = min(len(piece), self.keep - at)
+        self._tail[at : at + room] = piece[:room]
+        self._tail[: len(piece) - room] = piece[room:]
+
+    def parts(self) -> tuple[list[int], list[memoryview]]:
+        """How many bytes of head, of tail and in all; and the bytes."""
+        head, tail = memoryview(self._head), memoryview(self._tail)
+        if self.total <= self.keep:
+            return [self.total, 0, self.total], [head[: self.total]]
+        if self.total < 2 * self.keep:
+            rest = self.total - self.keep
+            return [self.keep, rest, self.total], [head, tail[:rest]]
+        at = self.total % self.keep
+        return [self.keep, self.keep, self.total], [head, tail[at:], tail[:at]]
+
+    def wipe(self) -> None:
+        """Leave nothing in memory."""
+        for part in (self._head, self._tail):
+            part[: self.total] = bytes(min(self.total, len(part)))
+
+
+def pipe() -> tuple[int, int]:
+    """A pipe that never keeps its reader waiting."""
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
+    return source, sink
+
+
+class Watch:
+    """The time, memory, output and disk of one execution, while it runs."""
+
+    def __init__(
+        self,
+        host: int,
+        config: dict[str, Any],
+        limits: dict[str, Any],
+        kept: tuple[int, ...],
+        out: int,
+        err: int,
+        folder: str,
+    ) -> None:
+        self.host, self.limits, self.folder = host, limits, folder
+        self.work, self.scratch = config["work"], config["scratch"]
+        self.taps = (Tap(out, 2 * limits["output_chars"]), Tap(err, 2 * limits["output_chars"]))
+        self.started = self._checked = time.monotonic()
+        self._cpu_before = worker_limits.cpu_seconds(kept)
+        self._tick = TICK_MS
+        self._disk_due = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run."""
+        return time.monotonic() - self.started
+
+    def wait(self, *descriptors: int) -> tuple[str | None, list[int]]:
+        """Wait for any of these, a little; return which limit is broken, if any, and which are ready."""
+        left = self.limits["seconds"] - self.seconds
+        if left <= 0:
+            return "timeout", []
+        poll = select.poll()
+        poll.register(self.host, 0)
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(min(left * 1000 + 1, self._tick))]
+        if self.host in ready:
+            raise HostGone
+        # The faster it writes, the sooner we look again; a wake for each line would cost more than the code.
+        flow = sum(tap.drain() for tap in self.taps)
+        self._tick = TICK_MS if flow > 1 << 14 else min(self._tick * 2, LONG_TICK_MS)
+        if sum(tap.total for tap in self.taps) > self.limits["output_mb"] * worker_limits.MB:
+            return "output_limit", []
+        # Even where something is ready: who keeps a pipe ready must not escape the other limits.
+        broken = self._broken()
+        return broken, [] if broken else ready
+
+    def _broken(self) -> str | None:
+        now = time.monotonic()
+        if now - self._checked < CHECK_SECONDS:
+            return None
+        self._checked = now
+        pids = worker_limits.family()
+        most = self.limits["memory_mb"] * worker_limits.MB
+        if worker_limits.memory(pids, most) > most:
+            return "memory_limit"
+        if worker_limits.cpu_seconds(pids) - self._cpu_before > self.limits["cpu"]:
+            return "cpu_limit"
+        if now < self._disk_due:
+            return None
+        full = self._fills_disk()
+        # Counting many files is slow; it must not take more than a tenth of the time.
+        self._disk_due = now + 10 * (time.monotonic() - now)
+        return "output_limit" if full else None
+
+    def _fills_disk(self) -> bool:
+        if self.scratch:  # Sized file systems of their own: only the number of files is free.
+            states = [os.statvfs(path) for path in (self.work, *self.scratch)]
+            return any(state.f_files - state.f_ffree > MOST_FILES for state in states)
+        size, files = worker_files.usage(self.folder, MOST_FILES)
+        return size > self.limits["disk_mb"] * worker_limits.MB or files > MOST_FILES
+
+    def wipe(self) -> None:
+        """Leave nothing in memory."""
+        for tap in self.taps:
+            tap.wipe()
+
+    def reply(self, ended: str, code: int | None, state: str) -> tuple[dict[str, Any], list[memoryview]]:
+        """The answer to the host, with the output that is still in the pipes."""
+        for tap in self.taps:
+            tap.drain()
+        (out, first), (err, second) = (tap.parts() for tap in self.taps)
+        header = {"ended": ended, "code": code, "state": state, "seconds": self.seconds}
+        return header | {"stdout": out, "stderr": err}, first + second

@@ -1,0 +1,21 @@
+"""A sandbox for the tests of code environments."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from rollgym.envs.code.box import sandbox_settings
+from rollgym.errors import UsageError
+from rollgym.sandbox.open import open_sandbox
+from rollgym.sandbox.types import Sandbox
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[Sandbox]:
+    """One for all tests: each execution is a world of its own."""
+    try:
+        opened = open_sandbox(sandbox_settings({"minimum": "landlock"}))
+    except UsageError as error:
+        pytest.skip(str(error))
+    yield opened
+    opened.close()

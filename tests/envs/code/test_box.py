@@ -1,0 +1,122 @@
+"""The sandbox of an environment: plain settings, walls that are needed, and what happens when it dies."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rollgym.agent import AgentSetup
+from rollgym.envs.code import box as box_module
+from rollgym.envs.code.box import Box, sandbox_settings
+from rollgym.envs.code.env import CodeEnv
+from rollgym.envs.code.expert import CodeExpert
+from rollgym.errors import UsageError, WorkerLost
+from rollgym.sandbox.types import Ended, Level, Limits, Ran, Sandbox
+
+TASK: dict[str, Any] = {"task": 3, "split": "test"}
+
+
+def block(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+def solved(info: dict[str, Any]) -> str:
+    return CodeExpert(AgentSetup(env_id="x")).choose("", info)
+
+
+class Dying:
+    """Breaks down at the first execution, as often as it is opened; ``lives`` says how often it must be."""
+
+    backend, level, weaknesses = "dying", Level.NONE, ("it dies",)
+    lives = 0
+    opened = 0
+
+    def __init__(self) -> None:
+        type(self).opened += 1
+
+    def exec(
+        self,
+        code: str,
+        *,
+        stdin: str = "",
+        files: Mapping[str, bytes] | None = None,
+        limits: Limits | None = None,
+    ) -> Ran:
+        return self.run(code)
+
+    def run(self, code: str, *, limits: Limits | None = None) -> Ran:
+        if type(self).lives:
+            type(self).lives -= 1
+            raise WorkerLost("it died")
+        return Ran(stdout="alive", stderr="", exit_code=0, ended=Ended.EXIT, seconds=0.0, state="committed")
+
+    def write(self, name: str, content: bytes) -> None: ...
+
+    def read(self, name: str) -> bytes:
+        return b""
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_sandbox_that_dies_is_replaced_and_nobody_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box_module, "open_box", lambda settings: Dying())
+    env = CodeEnv()
+    _, info = env.reset(seed=0, options=TASK)
+    Dying.lives, before = 1, Dying.opened
+    assert "The sandbox broke down" in env.step(block("print(1)"))[0]
+    assert env.step(block("print(1)"))[0].startswith("stdout:\nalive")
+    assert Dying.opened == before + 1
+    Dying.lives = 2
+    observation, reward, terminated, _, info = env.step(f"{solved(info)}\nsubmit")
+    assert (observation, reward, info["success"]) == ("Hidden tests: 0 of 12 passed.", 0.0, False)
+    assert Dying.lives == 0
+
+
+def test_without_walls_it_refuses_and_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(settings: Any) -> Sandbox:
+        raise UsageError("No walls for untrusted code on this machine.")
+
+    monkeypatch.setattr(box_module, "open_box", refuse)
+    env = CodeEnv()
+    with pytest.raises(UsageError, match="No walls"):
+        env.reset(seed=0)
+    env.close()
+
+
+def test_no_walls_at_all_must_be_asked_for_twice() -> None:
+    env = CodeEnv(sandbox={"backend": "none"})
+    with pytest.raises(UsageError, match="unsafe|asked for"):
+        env.reset(seed=0)
+
+
+def test_settings_are_plain_values() -> None:
+    settings = sandbox_settings(
+        {
+            "backend": "docker",
+            "minimum": "landlock",
+            "limits": {"seconds": 2, "memory_mb": 100},
+            "preload": ["math"],
+        }
+    )
+    assert (settings.backend, settings.minimum, settings.preload) == ("docker", Level.LANDLOCK, ("math",))
+    assert (settings.limits.seconds, settings.limits.memory_mb, settings.limits.processes) == (2, 100, 16)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"backend": "dokcer"}, "Did you mean docker"),
+        ({"minimum": "namespace"}, "Did you mean namespaces"),
+        ({"limit": {}}, "Did you mean limits"),
+        ({"limits": {"second": 1}}, "Did you mean seconds"),
+        ({"limits": {"seconds": "fast"}}, "must be a number"),
+        ({"limits": {"seconds": 0}}, "above 0"),
+        ({"limits": 3}, "mapping"),
+        (3, "mapping"),
+    ],
+)
+def test_wrong_settings_are_explained(given: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Box(sandbox_settings(given))

@@ -1,0 +1,209 @@
+"""Output that never ends or is no text, and time that never ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .model import BRIEF, LIMITS, Attack, attack, bounded, run, stopped, survived
+
+_O, _T = "output", "time"
+
+OUTPUT: tuple[Attack, ...] = (
+    attack(
+        _O,
+        "stdout-flood",
+        "memory and disk of the host",
+        'while True: os.write(1, b"flood of words\\n" * 4000)',
+        judge=bounded,
+    ),
+    attack(
+        _O,
+        "stderr-flood",
+        "memory and disk of the host",
+        'while True: os.write(2, b"flood of words\\n" * 4000)',
+        judge=bounded,
+    ),
+    attack(
+        _O,
+        "one-endless-line",
+        "a reader of lines that never returns",
+        'while True: os.write(1, b"x" * 65536)',
+        judge=bounded,
+    ),
+    attack(
+        _O,
+        "flood-by-children",
+        "more than one process may write",
+        """
+for _ in range(6):
+    if not os.fork(): break
+while True: os.write(1, b"child\\n" * 9000); os.write(2, b"child\\n" * 9000)
+""",
+        judge=bounded,
+    ),
+    attack(
+        _O,
+        "session-flood",
+        "the memory of the host, turn by turn",
+        run('while True: print("flood" * 1000)'),
+        run('say("after")'),
+        judge=bounded,
+    ),
+    attack(
+        _O,
+        "binary-junk",
+        "the host's reader raises or writes control codes to files as no text",
+        """
+os.write(1, bytes(range(256)) * 40 + b"\\xed\\xa0\\x80\\xf0\\x9f\\x98" + b"\\x00" * 99 + b"\\xff\\xfe")
+sys.stdout.buffer.write(os.urandom(30000)); sys.stdout.flush()
+os.write(2, b"\\xe2\\x82")
+""",
+        judge=bounded,
+    ),
+    attack(
+        _O,
+        "slow-drip",
+        "a deadline that starts anew with every word",
+        'say("TRIED")\nwhile True: say("drip"); time.sleep(0.05)',
+        judge=stopped,
+        limits=BRIEF,
+        slow=True,
+    ),
+    attack(
+        _O,
+        "close-everything",
+        "a reader that waits for ever",
+        'say("TRIED"); os.closerange(0, 1024); time.sleep(60)',
+        run('say("TRIED"); os.closerange(0, 1024); time.sleep(60)'),
+        judge=survived,
+        limits=BRIEF,
+        slow=True,
+    ),
+)
+
+TIME: tuple[Attack, ...] = (
+    attack(_T, "busy-loop", "a processor", 'say("TRIED")\nwhile True: pass', judge=stopped, limits=BRIEF),
+    attack(
+        _T,
+        "sleep",
+        "a place in the pool",
+        'say("TRIED"); time.sleep(60)',
+        judge=stopped,
+        limits=BRIEF,
+        slow=True,
+    ),
+    attack(
+        _T,
+        "ignore-every-signal",
+        "a program that cannot be told to stop",
+        """
+say("TRIED")
+for s in range(1, 65):
+    try: signal.signal(s, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+while True: time.sleep(1)
+""",
+        judge=stopped,
+        limits=BRIEF,
+    ),
+    attack(
+        _T,
+        "handle-cpu-limit",
+        "processor time without end",
+        """
+say("TRIED")
+signal.signal(signal.SIGXCPU, lambda *_: None)
+while True: pass
+""",
+        judge=stopped,
+        limits=BRIEF,
+        slow=True,
+    ),
+    attack(
+        _T,
+        "stop-itself",
+        "an execution that neither runs nor ends",
+        'say("TRIED"); os.kill(os.getpid(), signal.SIGSTOP)',
+        judge=stopped,
+        limits=BRIEF,
+        slow=True,
+    ),
+    attack(
+        _T,
+        "burn-in-children",
+        "processor time counted for none",
+        """
+say("TRIED")
+while True:
+    pid = os.fork()
+    if not pid:
+        end = time.time() + 0.2
+        while time.time() < end: pass
+        os._exit(0)
+    os.waitpid(pid, 0)
+""",
+        judge=stopped,
+        limits=BRIEF,
+        slow=True,
+    ),
+    attack(
+        _T,
+        "burn-in-orphans",
+        "processor time counted for none",
+        """
+say("TRIED")
+burnt = 0.0
+while burnt < 3.5:
+    source, sink = os.pipe()
+    if not os.fork():
+        if not os.fork():
+            while time.process_time() < 0.2: pass
+            os.write(sink, b"."); os._exit(0)
+        os._exit(0)
+    os.wait(); os.read(source, 1); os.close(source); os.close(sink); burnt += 0.2
+pwned(round(burnt, 1), "seconds of processor time, 1 allowed")
+""",
+        judge=stopped,
+        limits=replace(LIMITS, seconds=12, cpu_seconds=1),
+        slow=True,
+    ),
+    attack(
+        _T,
+        "hold-the-interpreter",
+        "a computation that no Python signal handler interrupts",
+        'say("TRIED"); x = 3 ** (10 ** 8); say("PWNED" if len(str(x)) else "")',
+        judge=stopped,
+        limits=BRIEF,
+        slow=True,
+    ),
+    attack(
+        _T,
+        "never-leave",
+        "an end that does not end",
+        """
+import atexit, threading
+say("TRIED")
+def stay():
+    while True: time.sleep(1)
+atexit.register(stay)
+class Stay:
+    def __del__(self): stay()
+kept = Stay()
+threading.Thread(target=stay).start()
+""",
+        judge=survived,
+        limits=BRIEF,
+        slow=True,
+    ),
+    attack(
+        _T,
+        "session-busy-loop",
+        "the session",
+        run("kept = 41"),
+        run('say("TRIED")\nkept = 0\nwhile True: pass'),
+        run("kept == 41 or pwned('what a killed turn did is still there', kept)"),
+        judge=survived,
+        limits=BRIEF,
+    ),
+)

@@ -1,0 +1,150 @@
+"""What an execution may use, and that nothing of it is left."""
+
+import os
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollgym.sandbox.client import WorkerSandbox
+from rollgym.sandbox.types import Ended, Limits
+from rollgym.sandbox.worker_files import empty, usage
+from rollgym.sandbox.worker_limits import alive, descendants
+from rollgym.sandbox.worker_watch import Tap
+
+code = textwrap.dedent
+
+
+def test_output_of_a_killed_program_is_kept(sandbox: WorkerSandbox) -> None:
+    ran = sandbox.exec("print('before')\nwhile True: pass", limits=Limits(seconds=0.5))
+    assert (ran.stdout, ran.ended, ran.exit_code) == ("before\n", Ended.TIMEOUT, None)
+
+
+def test_processor_time_is_limited_over_all_processes(sandbox: WorkerSandbox) -> None:
+    one = sandbox.exec("while True: pass", limits=Limits(cpu_seconds=1))
+    assert (one.ended, one.exit_code) == (Ended.CPU, None)
+    hidden = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    assert sandbox.exec(hidden, limits=Limits(cpu_seconds=1)).ended is Ended.CPU
+
+
+def test_memory_is_limited_over_all_processes(sandbox: WorkerSandbox) -> None:
+    bomb = code("""
+        import os, time
+        for _ in range(12):
+            if not os.fork():
+                held = bytearray(40 << 20); held[::4096] = b"x" * len(held[::4096])
+                time.sleep(10)
+        time.sleep(10)
+        """)
+    assert sandbox.exec(bomb, limits=Limits(memory_mb=200)).ended is Ended.MEMORY
+    assert sandbox.exec("print('alive')").stdout == "alive\n"
+
+
+def test_one_process_cannot_have_more_memory_than_all(sandbox: WorkerSandbox) -> None:
+    ran = sandbox.exec("held = bytearray(900 << 20)", limits=Limits(memory_mb=200))
+    assert "MemoryError" in ran.stderr
+
+
+def test_processes_and_files_are_limited(sandbox: WorkerSandbox) -> None:
+    forks = code("""
+        import os, time
+        count = 0
+        try:
+            while count < 200:
+                if not os.fork():
+                    time.sleep(20); os._exit(0)
+                count += 1
+        except OSError:
+            print("stopped" if 5 < count < 20 else count)
+        """)
+    assert sandbox.exec(forks, limits=Limits(processes=10)).stdout == "stopped\n"
+    files = (
+        "held = []\ntry:\n  while True: held.append(open('/dev/null'))\nexcept OSError: print(len(held) < 50)"
+    )
+    assert sandbox.exec(files, limits=Limits(open_files=50)).stdout == "True\n"
+    ran = sandbox.exec("open('big', 'wb').write(bytes(3 << 20))", limits=Limits(file_mb=2))
+    assert "File too large" in ran.stderr
+
+
+def test_the_disk_is_limited_and_freed(sandbox: WorkerSandbox) -> None:
+    fill = "import itertools\nfor n in itertools.count(): open(str(n), 'wb').write(bytes([1]) * (1 << 20))"
+    for _ in range(3):
+        ran = sandbox.exec(fill)
+        assert "No space left" in ran.stderr or ran.ended is Ended.OUTPUT
+    assert sandbox.exec("open('a', 'wb').write(bytes(32 << 20))").ok
+
+
+@pytest.mark.parametrize("backend", ["namespaces", pytest.param("landlock", marks=pytest.mark.slow)])
+def test_a_flood_of_files_is_stopped(open_or_skip: Callable[..., WorkerSandbox], backend: str) -> None:
+    sandbox = open_or_skip(backend)
+    flood = "import itertools\nfor n in itertools.count(): open(str(n), 'w').close()"
+    assert sandbox.exec(flood).ended is Ended.OUTPUT
+    assert sandbox.exec("import os; print(os.listdir('.'))").stdout == "[]\n"
+    sandbox.close()
+
+
+def test_folders_nobody_can_enter_or_reach_are_removed(sandbox: WorkerSandbox) -> None:
+    ran = sandbox.exec(
+        code("""
+        import os
+        os.mkdir("closed", 0)
+        for _ in range(1200):
+            os.mkdir("d" * 10); os.chdir("d" * 10)
+        """)
+    )
+    assert ran.ok or ran.ended is Ended.OUTPUT, ran.stderr
+    ran = sandbox.exec(
+        "import os; print(os.listdir('..'))" if sandbox.backend == "namespaces" else "print('run-')"
+    )
+    assert ran.stdout.count("run-") == 1
+
+
+def test_leftovers_do_not_survive(sandbox: WorkerSandbox) -> None:
+    daemon = code("""
+        import os, time
+        if os.fork(): os._exit(0)
+        os.setsid()
+        if os.fork(): os._exit(0)
+        time.sleep(60)
+        """)
+    for _ in range(3):
+        assert sandbox.exec(daemon).ok
+    below = [pid for pid in descendants(os.getpid()) if alive(pid)]
+    time.sleep(0.05)
+    assert len(below) <= 4  # bubblewrap and its worker, and those of other sandboxes of this file
+
+
+@pytest.mark.parametrize("pieces", [[3], [4], [5], [8], [9], [3, 4], [30], [1] * 23, [7, 50, 2]])
+def test_a_tap_keeps_both_ends_whatever_the_pieces(pieces: list[int]) -> None:
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
+    tap, data = Tap(source, 4), bytes(range(1, 1 + sum(pieces)))
+    at = 0
+    for size in pieces:
+        os.write(sink, data[at : at + size])
+        at += size
+        assert tap.drain() == size
+    (head, tail, total), parts = tap.parts()
+    got = b"".join(parts)
+    assert (head, tail, total) == (min(4, total), min(4, max(0, total - 4)), len(data))
+    assert got == (data if total <= 8 else data[:4] + data[-4:])
+    tap.wipe()
+    assert not any(b"".join(tap.parts()[1]))
+    os.close(source)
+    os.close(sink)
+
+
+def test_emptying_keeps_what_it_is_told_and_follows_no_link(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    folder = tmp_path / "folder"
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "keep").write_text("x")
+    (folder / "a" / "link").symlink_to(outside)
+    assert usage(str(folder), 100)[1] == 4
+    empty(str(folder), ["keep"])
+    assert [path.name for path in folder.iterdir()] == ["keep"]
+    assert (outside / "precious").exists()
