@@ -288,13 +288,15 @@ def test_what_is_said_to_nonsense_is_whole() -> None:
 
 # Only our own: other tests register environments that misbehave.
 SHIPPED = [card.env_id for card in rollgym.cards() if card.env_id.startswith("rollgym/") and not card.needs]
+WORDY = {"rollgym/Code-v0": 1000, "rollgym/PythonTool-v0": 1000, "rollgym/CodeSnippets-v0": 1000}
+"""Vocabularies that may be larger: problems and programs take more words than games."""
 
 
 @pytest.mark.parametrize("env_id", SHIPPED)
 def test_text_of_every_environment_is_short_and_comes_back(env_id: str) -> None:
     corpus = collect(env_id, {})
     tokenizer = make_tokenizer([corpus], 1024)
-    assert len(tokenizer) < 600
+    assert len(tokenizer) < WORDY.get(env_id, 600)
     for text in {corpus.instructions, *(text for turn in corpus.turns for text in turn)}:
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.decode(ids) == text
