@@ -156,7 +156,7 @@ def cells(text: str) -> dict[str, dict[str, str]]:
         [c.strip() for c in line.strip().strip("|").split("|")] for line in text.splitlines() if "|" in line
     ]
     head = next((row for row in rows if row[:1] == ["attack"]), [])
-    body = [row for row in rows if row[0].startswith("`")]
+    body = [row for row in rows if row[0].startswith("`") and len(row) == len(head)]
     return {
         name: {row[0].strip("`"): row[i].strip("*") for row in body if row[i] != "–"}
         for i, name in enumerate(head)
