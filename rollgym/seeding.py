@@ -7,6 +7,7 @@ decide what happens in an episode. Everything random starts from `derive_seed`.
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +18,12 @@ def stable_digest(*parts: object) -> bytes:
     """SHA-256 over the parts' text, separated so that ("ab", "c") and ("a", "bc") differ."""
     text = "\x1f".join(str(part) for part in parts)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def derive_seed(*parts: object) -> int:

@@ -46,6 +46,13 @@ def bare(action: str) -> str:
     return action.strip(edges).rstrip(edges + ".")
 
 
+def check_whole(name: str, value: Any, least: int = 1) -> int:
+    """Refuse an argument that is no whole number of at least so much."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} must be a whole number, {least} or more, not {value!r}.")
+    return value
+
+
 class TextSpace(gym.spaces.Space[str]):
     """Any text up to a length: newlines, symbols and every script included."""
 

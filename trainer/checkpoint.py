@@ -6,7 +6,6 @@ name only then. A crash leaves the one before, and a damaged one is named and pa
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.errors import ResultsError, RunError, one_line
+from rollgym.seeding import file_hash
 from rollgym.store import read_json, write_json
 
 SUMS, STATE = "sums.json", "state.json"
@@ -81,7 +81,7 @@ class Checkpoints:
             part.mkdir(parents=True)
             write(part)
             write_json(part / STATE, state)
-            sums = {name: _sum(part / name) for name in _files(part)}
+            sums = {name: file_hash(part / name) for name in _files(part)}
             for name in sums:
                 _flush(part / name)
             write_json(part / SUMS, {"files": sums})
@@ -108,18 +108,13 @@ def check(place: Path) -> dict[str, Any]:
     for name, expected in sums.items():
         if not (place / name).is_file():
             raise ResultsError(f"The checkpoint {place} is damaged: {name} is missing.")
-        if _sum(place / name) != expected:
+        if file_hash(place / name) != expected:
             raise ResultsError(f"The checkpoint {place} is damaged: {name} is not what was written.")
     return read_json(place / STATE)
 
 
 def _files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def _sum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

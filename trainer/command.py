@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from rollgym.config import diff, find_config, load
 from rollgym.errors import RunError, UsageError
 from rollgym.registry import import_module
+from rollgym.signals import when_asked_to_stop
 from rollgym.store import MANIFEST, SUMMARY, read_json
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.console import Console
@@ -70,12 +70,10 @@ async def _train(config: TrainConfig, run: Run) -> None:
         stopped = True
         task.cancel()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
     try:
-        async with open_parts(config, run.folder) as parts:
-            await train(parts, run)
+        with when_asked_to_stop(stop):
+            async with open_parts(config, run.folder) as parts:
+                await train(parts, run)
     except asyncio.CancelledError:
         if not stopped:
             raise
@@ -85,9 +83,6 @@ async def _train(config: TrainConfig, run: Run) -> None:
             f"Stopped after step {run.progress.step}; {kept}. "
             f"`rollgym train --resume --out {run.folder}` goes on."
         ) from None
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
 
 def _fresh(name: str | None, overrides: Sequence[str]) -> TrainConfig:

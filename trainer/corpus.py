@@ -50,7 +50,8 @@ class Corpus:
 
 def collect(env_id: str, env_kwargs: Mapping[str, Any]) -> Corpus:
     """Play an environment with the random agent, its expert and one that talks nonsense."""
-    played = asyncio.run(_play(env_id, dict(env_kwargs)))
+    tasks, words = _look(env_id, env_kwargs)
+    played = asyncio.run(_play(env_id, dict(env_kwargs), tasks))
     good = [episode for kind in ("random", "expert") for episode in played[kind]]
     turns = tuple((turn.observation, turn.action) for episode in good for turn in episode.turns)
     declared = dict.fromkeys(a for episode in good for info in _infos(episode) for a in _declared(info))
@@ -66,11 +67,11 @@ def collect(env_id: str, env_kwargs: Mapping[str, Any]) -> Corpus:
         declared=tuple(declared),
         actions=tuple(declared | dict.fromkeys(action for _, action in turns)),
         turns=turns,
-        words=_own_words(env_id, env_kwargs),
+        words=words,
     )
 
 
-async def _play(env_id: str, env_kwargs: dict[str, Any]) -> dict[str, list[Episode]]:
+async def _play(env_id: str, env_kwargs: dict[str, Any], tasks: TaskSet | None) -> dict[str, list[Episode]]:
     """Episodes by kind of player."""
     setup = AgentSetup(env_id=env_id, env_kwargs=env_kwargs)
     agents: dict[str, Agent] = {"random": make_agent("random", setup)}
@@ -78,7 +79,6 @@ async def _play(env_id: str, env_kwargs: dict[str, Any]) -> dict[str, list[Episo
         agents["expert"] = make_agent("expert", setup)
     agents["nonsense"] = FunctionAgent(lambda observation, info: "?")
     played: dict[str, list[Episode]] = {kind: [] for kind in TASKS}
-    tasks = _task_set(env_id, env_kwargs)
     pool = InlinePool()
     try:
         for kind, agent in agents.items():
@@ -91,10 +91,12 @@ async def _play(env_id: str, env_kwargs: dict[str, Any]) -> dict[str, list[Episo
     return played
 
 
-def _task_set(env_id: str, env_kwargs: dict[str, Any]) -> TaskSet | None:
+def _look(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[TaskSet | None, tuple[str, ...]]:
+    """The tasks that it has, and the words that it names itself."""
     env = make(env_id, **env_kwargs)
     try:
-        return text_face(env).tasks
+        face = text_face(env)
+        return face.tasks, tuple(getattr(face, "words", ()))
     finally:
         env.close()
 
@@ -138,11 +140,3 @@ def _infos(episode: Episode) -> Iterator[Mapping[str, Any]]:
 def _declared(info: Mapping[str, Any]) -> list[str]:
     actions = info.get("actions")
     return [str(action) for action in actions] if isinstance(actions, list) else []
-
-
-def _own_words(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    env = make(env_id, **env_kwargs)
-    try:
-        return tuple(getattr(text_face(env), "words", ()))
-    finally:
-        env.close()

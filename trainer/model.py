@@ -25,6 +25,7 @@ from rollgym.seeding import derive_rng
 from rollgym.store import read_json, write_json
 from rollgym.trainer.corpus import collect
 from rollgym.trainer.tokenizer import EnvTokens, count_tokens, make_tokenizer
+from rollgym.trainer.weights import write_weights
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -185,15 +186,10 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 def _save_model(model: LlamaForCausalLM, folder: Path) -> None:
     """What ``model.save_pretrained`` writes, without a progress bar on the screen."""
-    from safetensors.torch import save_file
-
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     cast(Any, model.generation_config).save_pretrained(folder)
-    weights = folder / "model.safetensors"
-    save_file({name: value.detach() for name, value in model.named_parameters()}, weights, {"format": "pt"})
-    # Readable by whoever may read the folder: a server may run as somebody else.
-    weights.chmod(folder.stat().st_mode & 0o666)
+    write_weights({name: value.detach() for name, value in model.named_parameters()}, folder)
 
 
 def _require_extra() -> None:

@@ -37,9 +37,9 @@ async def warm_start(parts: Parts, run: Run, scheduler: Scheduler) -> None:
     weights = [np.repeat(one.weights, told.per_turn) for one, told in zip(shown, tokens, strict=True)]
     check = _validation(config, settings, shown) if settings.until_success is not None else []
     batches = -(-len(tokens) // settings.batch)
-    learner = make_imitator(config, parts.learner, settings.learning_rate, settings.epochs * batches)
-    losses: list[float] = []
     total = settings.epochs * batches
+    learner = make_imitator(config, parts.learner, settings.learning_rate, total)
+    losses: list[float] = []
     for number, part in enumerate(_parts(len(tokens), settings, config.seed), start=1):
         batch = _batch([tokens[i] for i in part], [weights[i] for i in part])
         losses.append((await parts.compute(learner.update, batch))["policy_loss"])

@@ -16,7 +16,7 @@ from rollgym.envs.code.problems import Generated, Problems
 from rollgym.envs.code.types import Tests
 from rollgym.errors import UnknownName, UsageError
 from rollgym.tasks import Task
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, check_whole
 
 REWARDS = ("fraction", "all")
 
@@ -76,8 +76,8 @@ class CodeEnv(TextEnv):
         """Problems are ``generated`` or in a file; ``sandbox`` says which walls and limits."""
         if reward not in REWARDS:
             raise UnknownName("reward", str(reward), REWARDS, f"There are: {', '.join(REWARDS)}.")
-        check_count("max_turns", max_turns, 1)
-        check_count("output_chars", output_chars, 100)
+        check_whole("max_turns", max_turns)
+        check_whole("output_chars", output_chars, 100)
         self._problems = _problems(problems, form, difficulty, family)
         self.tasks = self._problems.tasks
         self._box = Box(sandbox_settings(sandbox))
@@ -221,12 +221,6 @@ class CodeEnv(TextEnv):
             if results is not None:
                 return results
         return [Result(False, "it broke the sandbox")] * len(tests)
-
-
-def check_count(name: str, value: Any, least: int) -> None:
-    """Refuse what is not a whole number of at least so much."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name} must be a whole number, {least} or more, not {value!r}.")
 
 
 def _problems(problems: str, form: str, difficulty: int | None, family: str | None) -> Problems:

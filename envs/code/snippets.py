@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollgym.envs.code.box import Box, sandbox_settings
-from rollgym.envs.code.env import check_count
 from rollgym.envs.code.families.base import Rng, compiled, numbers
 from rollgym.envs.code.families.steps import STEPS
 from rollgym.envs.code.inside import encode
@@ -17,7 +16,7 @@ from rollgym.envs.code.judge import Result, judge
 from rollgym.envs.code.types import Case, Cases
 from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare
+from rollgym.text import Reply, TextEnv, bare, check_whole
 
 POOL: Mapping[str, tuple[str, int]] = {
     "double": ("times", 2),
@@ -85,7 +84,7 @@ class SnippetsEnv(TextEnv):
         render_mode: str | None = None,
     ) -> None:
         """A goal of so many steps, to be made from so many lines."""
-        check_count("attempts", attempts, 1)
+        check_whole("attempts", attempts)
         if steps not in (2, 3):
             raise UsageError(f"steps must be 2 or 3, not {steps!r}.")
         if lines not in range(4, 9):

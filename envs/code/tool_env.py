@@ -9,12 +9,11 @@ import numpy as np
 
 from rollgym.envs.code.actions import answered, taken_apart
 from rollgym.envs.code.box import Box, sandbox_settings
-from rollgym.envs.code.env import check_count
 from rollgym.envs.code.observe import told
 from rollgym.envs.code.questions import Question, load_questions, random_question, read_number, right
 from rollgym.seeding import stable_digest
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, check_whole
 
 _INSTRUCTIONS = """\
 Answer a question whose answer is a number. Each turn, either write one block of Python code:
@@ -58,8 +57,8 @@ class PythonToolEnv(TextEnv):
         render_mode: str | None = None,
     ) -> None:
         """Questions are ``generated`` or in a JSONL file of GSM8K's form."""
-        check_count("max_turns", max_turns, 1)
-        check_count("output_chars", output_chars, 100)
+        check_whole("max_turns", max_turns)
+        check_whole("output_chars", output_chars, 100)
         self._listed = None if questions == "generated" else load_questions(questions)
         self.tasks = _tasks(self._listed)
         self._box = Box(sandbox_settings(sandbox))

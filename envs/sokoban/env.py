@@ -15,11 +15,11 @@ from rollgym.envs.sokoban.board import BOX_REWARD, NOOP, SOLVED_REWARD, STEP_REW
 from rollgym.envs.sokoban.deadlock import is_lost
 from rollgym.envs.sokoban.generate import Rules, canonical, generate
 from rollgym.envs.sokoban.levels import Level
-from rollgym.envs.sokoban.options import FileLevels, Wishes, check_choice, check_whole
+from rollgym.envs.sokoban.options import FileLevels, Wishes, check_choice
 from rollgym.envs.sokoban.views import VIEWS, VOCABULARIES, legend, palette, show, translation
 from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, check_whole
 
 
 class SokobanEnv(TextEnv):

@@ -12,6 +12,7 @@ from rollgym.envs.sokoban.generate import Rules, floor_needed
 from rollgym.envs.sokoban.levels import Level, content_hash, load_levels
 from rollgym.errors import UnknownName, UsageError
 from rollgym.tasks import Task, TaskSet
+from rollgym.text import check_whole
 
 PRESETS = {
     "6x6": Rules(height=6, width=6, boxes=1, min_moves=3, max_moves=10),
@@ -62,13 +63,6 @@ def check_choice(name: str, value: str, known: Collection[str]) -> None:
     """Refuse a value that is none of the known ones."""
     if value not in list(known):
         raise UnknownName(f"{name} of Sokoban", str(value), known, f"Choose from: {', '.join(known)}.")
-
-
-def check_whole(name: str, value: Any) -> int:
-    """Refuse what is no whole number above zero."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} must be a whole number, 1 or more, not {value!r}.")
-    return value
 
 
 def _base_rules(preset: Rules, size: Any, boxes: int | None) -> Rules:

@@ -18,7 +18,7 @@ from rollgym.envs.webshop.types import Goal
 from rollgym.errors import UnknownName, UsageError
 from rollgym.seeding import stable_digest
 from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv
+from rollgym.text import Reply, TextEnv, check_whole
 
 OBSERVATIONS: Mapping[str, Callable[[Page], str]] = {
     "text": text,
@@ -75,8 +75,7 @@ class WebShopEnv(TextEnv):
         _check("observation", observation, (*OBSERVATIONS, "compact"))
         _check("kind of goals", goals, GOALS)
         _check("kind of splits", splits, SPLITS)
-        if not isinstance(max_turns, int) or isinstance(max_turns, bool) or max_turns < 1:
-            raise UsageError(f"max_turns must be a whole number, 1 or more, not {max_turns!r}.")
+        check_whole("max_turns", max_turns)
         if observation == "html":
             template_called("page.html")  # a missing package is said now
         self.shop = open_shop(shop, rules=rules, search=search, goals=goals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollgym.errors import UsageError
+from rollgym.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +38,16 @@ AgentArgs = Annotated[
     typer.Option("--agent-arg", metavar="KEY=VALUE", help="An option for the agent (repeatable)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def load_room(module: str, what: str, extra: str) -> Any:
+    """A module behind a command, by name: the core imports nothing of the rooms."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("rollgym"):
+            raise
+        raise MissingExtra(what, extra) from error
 
 
 def parse_pairs(pairs: Iterable[str] | None, flag: str) -> dict[str, Any]:

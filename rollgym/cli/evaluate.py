@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,18 +109,13 @@ def _run(evaluation: Evaluation, quiet: bool) -> None:
     import asyncio
 
     from rollgym.cli.progress import EpisodeProgress
+    from rollgym.signals import when_asked_to_stop
 
     progress = EpisodeProgress(console(stderr=True), evaluation, quiet=quiet)
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, evaluation.stop)
-        try:
+        with when_asked_to_stop(evaluation.stop):
             await evaluation.run()
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
 
     with progress:
         asyncio.run(run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollgym.cli.common import AsJson, console
-from rollgym.errors import MissingExtra, UsageError
+from rollgym.cli.common import AsJson, console, load_room
+from rollgym.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,13 +121,7 @@ def serve(
 
 
 def _command() -> Any:
-    # By name: the core imports nothing of the environments.
-    try:
-        return importlib.import_module("rollgym.envs.webshop.command")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("rollgym"):
-            raise
-        raise MissingExtra("WebShop", "webshop") from error
+    return load_room("rollgym.envs.webshop.command", "WebShop", "webshop")
 
 
 @contextmanager

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rollgym.cli.common import AsJson, console
-from rollgym.errors import MissingExtra
+from rollgym.cli.common import AsJson, console, load_room
 
 EPILOG = "Example: rollgym train sokoban-grpo stop.steps=20 learner.learning_rate=1e-4"
 IMITATE_EPILOG = "Example: rollgym imitate sokoban-grpo warm_start.episodes=500 --out runs/imitated"
@@ -82,13 +80,7 @@ def _run(
 
 
 def _command() -> Any:
-    # By name: the core imports nothing of the trainer.
-    try:
-        return importlib.import_module("rollgym.trainer.command")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("rollgym"):
-            raise
-        raise MissingExtra("Training", "train") from error
+    return load_room("rollgym.trainer.command", "Training", "train")
 
 
 def _print(summary: dict[str, Any]) -> None:

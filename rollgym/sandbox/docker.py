@@ -9,11 +9,11 @@ from rollgym.errors import RunError, WorkerLost
 from rollgym.sandbox import client, docker_engine, seccomp
 from rollgym.sandbox.client import BOOT, PYTHON_FLAGS, WorkerSandbox
 from rollgym.sandbox.docker_channel import Attached, first_tasks, memory_bytes
+from rollgym.sandbox.interpreter import NOBODY
 from rollgym.sandbox.types import Level, Limits, SandboxSettings
 
 RUNTIME_VARIABLE = "ROLLGYM_DOCKER_RUNTIME"
 """Names another runtime of the engine, such as ``runsc`` (gVisor)."""
-NOBODY = 65534
 SHARED_MB = 16
 LEAST_OPEN_FILES = 1024
 MOST_FILES = 25_000

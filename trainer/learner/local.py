@@ -27,6 +27,7 @@ from rollgym.trainer.losses import LossSettings, Tokens, policy_loss, value_loss
 from rollgym.trainer.rows import FloatArray, Row
 from rollgym.trainer.scoring import Layout, Scores, allow_packing, check_parts, packs, parts, score
 from rollgym.trainer.weighting import Mode, token_weights
+from rollgym.trainer.weights import write_weights
 
 
 class LocalLearner:
@@ -190,14 +191,9 @@ class LocalLearner:
 
     def export(self, path: Path) -> None:
         """Write the policy as a model folder, without a tokenizer."""
-        from safetensors.torch import save_file
-
         inner = self.model.get_base_model() if self.settings.lora is not None else self.model
         inner.config.save_pretrained(path)
-        weights = path / "model.safetensors"
-        save_file(_contiguous(self._tensors()), weights, {"format": "pt"})
-        # Readable by whoever may read the folder: a server may run as somebody else.
-        weights.chmod(path.stat().st_mode & 0o666)
+        write_weights(_contiguous(self._tensors()), path)
 
     def _own(self, model: nn.Module | Path) -> Any:
         """A copy on the learner's device that scores rows as the learner needs it."""

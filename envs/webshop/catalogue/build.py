@@ -26,13 +26,12 @@ from rollgym.envs.webshop.catalogue.store import (
     MANIFEST,
     DamagedShop,
     check_sizes,
-    file_hash,
     import_again,
     read_manifest,
 )
 from rollgym.envs.webshop.catalogue.writer import Goals, Order, Products, Progress, write_shop
 from rollgym.errors import UnknownName, UsageError
-from rollgym.seeding import stable_digest
+from rollgym.seeding import file_hash, stable_digest
 
 SIZE, SEED = 1000, 0
 """The shop called ``synthetic``."""

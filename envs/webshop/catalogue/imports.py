@@ -14,11 +14,12 @@ from rollgym.envs.webshop.catalogue.build import build_shop, import_folder
 from rollgym.envs.webshop.catalogue.jsonfiles import Files, read_noun_file, read_price_file
 from rollgym.envs.webshop.catalogue.nouns import Tagger
 from rollgym.envs.webshop.catalogue.records import Instructions, Problems, Record, find_files, read_records
-from rollgym.envs.webshop.catalogue.store import ShopCatalogue, file_hash
+from rollgym.envs.webshop.catalogue.store import ShopCatalogue
 from rollgym.envs.webshop.catalogue.table import Table, TableWriter
 from rollgym.envs.webshop.catalogue.writer import Goals, Progress
 from rollgym.envs.webshop.types import Goal, Product
 from rollgym.errors import UsageError
+from rollgym.seeding import file_hash
 
 KINDS = {"synthetic": ("synthetic",), "human": ("human",), "both": ("synthetic", "human")}
 _Noted = tuple[int, Instructions]

@@ -11,7 +11,6 @@ search/                 the search engines' files
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ import msgspec
 from rollgym.envs.webshop.catalogue.table import UINT32, Names, Numbers, Table, read_column
 from rollgym.envs.webshop.types import Goal, Product
 from rollgym.errors import RunError, UsageError
-from rollgym.seeding import stable_digest
+from rollgym.seeding import file_hash, stable_digest
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -219,12 +218,6 @@ def fingerprint_of(files: Mapping[str, Mapping[str, Any]]) -> str:
     """A hash of the content; without ``search/``, whose files may differ where the answers do not."""
     parts = [f"{name} {said['sha256']}" for name, said in sorted(files.items()) if "/" not in name]
     return stable_digest("shop", FORMAT, *parts).hex()
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def import_again(name: object) -> str:
