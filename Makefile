@@ -25,7 +25,7 @@ $(VENV)/.train: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) -e '.[dev,webshop,browser,sandbox,docker]'
+	$(PIP) torch==2.13.0 -e '.[dev,webshop,browser,sandbox,docker,distributed,serve]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

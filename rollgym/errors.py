@@ -8,6 +8,7 @@
         ├── EnvError            an environment raised or broke its contract
         ├── WorkerLost          the process that hosted an environment died or was killed
         ├── AgentError          the agent (or the engine behind it) could not act
+        │   └── EngineLost      the server or process that generates has died or cannot be reached
         ├── ContextFull         the conversation no longer fits the model (ends as token_limit)
         ├── RewardError         an episode was played but could not be scored (ends as env_error)
         └── ResultsError        a results file is broken or of a newer schema
@@ -83,6 +84,10 @@ class WorkerLost(RunError):
 
 class AgentError(RunError):
     """The agent, or the engine or endpoint behind it, could not produce an action."""
+
+
+class EngineLost(AgentError):
+    """What generates has died, hangs or cannot be reached: another try may find it back, or another."""
 
 
 class ContextFull(RunError):

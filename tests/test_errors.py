@@ -37,6 +37,7 @@ def test_a_wrong_call_exits_with_2_and_failed_work_with_1():
         "WorkerLost",
         "AgentError",
         "ContextFull",
+        "EngineLost",
         "RewardError",
         "ResultsError",
     }

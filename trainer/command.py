@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.console import Console
 from rollgym.trainer.loop import train
 from rollgym.trainer.run import CONFIG, Run, held_out
-from rollgym.trainer.setup import make_stream, open_parts
+from rollgym.trainer.setup import Parts, make_stream, open_parts
 
 MAY_CHANGE = ("stop.", "checkpoints.", "tracking.", "name")
 """Settings that a resumed run may have changed: they leave every step as it was."""
@@ -72,7 +73,7 @@ async def _train(config: TrainConfig, run: Run) -> None:
 
     try:
         with when_asked_to_stop(stop):
-            async with open_parts(config, run.folder) as parts:
+            async with _parts(config, run.folder) as parts:
                 await train(parts, run)
     except asyncio.CancelledError:
         if not stopped:
@@ -83,6 +84,14 @@ async def _train(config: TrainConfig, run: Run) -> None:
             f"Stopped after step {run.progress.step}; {kept}. "
             f"`rollgym train --resume --out {run.folder}` goes on."
         ) from None
+
+
+def _parts(config: TrainConfig, folder: Path) -> AbstractAsyncContextManager[Parts]:
+    if config.runtime == "local":
+        return open_parts(config, folder)
+    from rollgym.trainer.setup_ray import open_ray_parts
+
+    return open_ray_parts(config, folder)
 
 
 def _fresh(name: str | None, overrides: Sequence[str]) -> TrainConfig:

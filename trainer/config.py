@@ -11,6 +11,7 @@ from pydantic import Field
 
 from rollgym.agents.lm_options import LmOptions
 from rollgym.config import Closed, Settings
+from rollgym.devices.types import DeviceWishes
 from rollgym.errors import UsageError
 from rollgym.rewards.settings import RewardSettings
 from rollgym.trainer.credit import find_estimator
@@ -49,6 +50,15 @@ class ModelChoice(Settings):
 
 class EngineChoice(Settings):
     """How replies are generated."""
+
+    kind: Literal["torch", "sglang"] = "torch"
+    """Our own engine, in the trainer's process or on the cluster; or SGLang servers."""
+    url: str | None = None
+    """Of an SGLang server or router that runs already; without one, servers are started."""
+    replicas: int | None = Field(default=None, ge=1)
+    """SGLang servers to start; ``null``: as the plan says, or one."""
+    python: str | None = None
+    """The Python that has sglang, where it is in another environment than this one."""
 
     max_batch: int = Field(default=128, ge=1)
     """Replies at once."""
@@ -103,6 +113,12 @@ class Rollout(Settings):
     """Episodes played at once."""
     workers: int = Field(default=0, ge=0)
     """Processes for the environments; 0 plays in the trainer's own."""
+    staleness: int = Field(default=0, ge=0)
+    """How many updates old the weights behind any token that is trained on may be. 0: in turns, nothing new
+    starts until the weights that were trained are live. More: episodes play on while the learner trains."""
+    under_way: Literal["finish", "restart"] = "finish"
+    """What becomes of episodes that play while the weights change: they go on, under both versions, or they
+    begin again."""
     skip_equal_returns: bool = False
     """Leave out groups whose members all did equally well, and play others."""
     equal_tolerance: float = Field(default=1e-6, ge=0)
@@ -172,6 +188,16 @@ class TrainConfig(Settings):
     """What is played."""
     name: str = ""
     """Of the run's folder; default: the configuration's own."""
+    runtime: Literal["local", "ray"] = "local"
+    """Where it runs: in this process (and its environment workers), or on Ray."""
+    address: str | None = None
+    """Of a Ray cluster, ``auto`` for the one this machine is part of; ``null`` starts a Ray here."""
+    gpus: int | None = Field(default=None, ge=0)
+    """Of a Ray that is started here: how many it counts, which may be more than there are."""
+    strategy: Literal["auto", "local", "ddp", "fsdp2", "zero1", "zero2", "zero3"] = "auto"
+    """How learners on several devices share the work: see docs/learners.md. ``auto``: as the plan says."""
+    devices: Closed[DeviceWishes] = DeviceWishes()
+    """Which role works on which devices; what is left open is planned (`rollgym plan`)."""
     seed: int = Field(default=0, ge=0)
     """Of everything random: the policy's first weights, tasks, sampling, mini-batches."""
     model: ModelChoice = ModelChoice()
@@ -234,5 +260,17 @@ class TrainConfig(Settings):
             raise UsageError("kl_target adapts loss.kl_coef, which must start above 0.")
         if not self.keep_environment_reward and not self.rewards:
             raise UsageError("Without rewards of its own, a run needs the environment's.")
+        away = (self.address, self.gpus, self.strategy) != (None, None, "auto")
+        if self.runtime == "local" and away:
+            raise UsageError(
+                "address, gpus and strategy are read with runtime=ray: set it, or leave them out."
+            )
+        if self.engine.kind == "torch" and (self.engine.url or self.engine.replicas or self.engine.python):
+            raise UsageError("engine.url, replicas and python are of SGLang: set engine.kind to sglang.")
+        if self.rollout.under_way == "restart" and not self.rollout.staleness:
+            raise UsageError(
+                "rollout.under_way is read where episodes play while the weights change: set "
+                "rollout.staleness to 1 or more, or leave it out."
+            )
         if self.curriculum is not None and len(self.envs) < 2:
             raise UsageError("A curriculum needs at least two environments in envs, the easiest first.")

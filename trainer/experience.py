@@ -75,6 +75,22 @@ def describe(episodes: Sequence[Episode]) -> Metrics:
     return found | ({"success": float(np.mean(known))} if known else {})
 
 
+def age(groups: Sequence[Group], version: int) -> Metrics:
+    """How many updates old the weights behind the action tokens are, on average and at most."""
+    spans = [
+        (version - played, count)
+        for group in groups
+        for episode in group.episodes
+        for turn in episode.turns
+        for played, count in turn.version_spans
+    ]
+    tokens = sum(count for _, count in spans)
+    return {
+        "staleness": sum(old * count for old, count in spans) / tokens if tokens else 0.0,
+        "staleness_max": float(max((old for old, count in spans if count), default=0)),
+    }
+
+
 def _judged(
     batch: Batch, config: TrainConfig, learner: Learner, kl_coef: float
 ) -> tuple[dict[str, FloatArray], FloatArray | None, list[float]]:

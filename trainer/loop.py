@@ -5,6 +5,9 @@
     metrics    = learner.update(experience.batch)   better weights
     await engine.update_weights(...)                which the next episodes are played with
 
+With ``rollout.staleness`` 0 nothing new starts between `take` and `release`; with more, episodes go on
+playing while the learner works, and `take` gives nothing that is older. It is the same loop.
+
 Everything else is bookkeeping: evaluation on held-out tasks, checkpoints, and numbers for whoever watches.
 """
 
@@ -12,8 +15,9 @@ from __future__ import annotations
 
 import time
 
+from rollgym.cluster.errors import ActorLost
 from rollgym.scheduler.scheduler import Scheduler
-from rollgym.trainer.experience import make_experience
+from rollgym.trainer.experience import age, make_experience
 from rollgym.trainer.progress import Clock, reason_to_stop
 from rollgym.trainer.run import Run
 from rollgym.trainer.setup import Parts, make_stream, scheduler_config
@@ -25,14 +29,17 @@ async def train(parts: Parts, run: Run) -> str:
     clock = Clock(run.progress.seconds)
     await run.restore(parts)
     while True:
-        async with open_scheduler(parts, run) as scheduler:
-            if run.fresh:
-                await begin(parts, run, scheduler)
-            await scheduler.resume()
-            reason = await train_stage(parts, run, scheduler, clock)
-            if reason is not None:
-                await run.finish(parts, scheduler, reason, clock)
-                return reason
+        try:
+            async with open_scheduler(parts, run) as scheduler:
+                if run.fresh:
+                    await begin(parts, run, scheduler)
+                await scheduler.resume()
+                reason = await train_stage(parts, run, scheduler, clock)
+                if reason is not None:
+                    await run.finish(parts, scheduler, reason, clock)
+                    return reason
+        except ActorLost as lost:
+            await run.go_back(parts, lost)
 
 
 async def train_stage(parts: Parts, run: Run, scheduler: Scheduler, clock: Clock) -> str | None:
@@ -54,8 +61,9 @@ async def train_step(parts: Parts, run: Run, scheduler: Scheduler) -> bool:
     groups = await scheduler.take(config.rollout.groups, release=False)
     watch.lap("generate")
     run.console.phase("train")
-    experience = await parts.compute(make_experience, groups, config, parts.learner, progress.kl_coef)
-    metrics = await parts.compute(parts.learner.update, experience.batch)
+    async with parts.handover():
+        experience = await parts.compute(make_experience, groups, config, parts.learner, progress.kl_coef)
+        metrics = await parts.compute(parts.learner.update, experience.batch)
     progress.kl_coef = parts.learner.adapt_kl(metrics)
     watch.lap("train")
     run.console.phase("sync")
@@ -66,7 +74,8 @@ async def train_step(parts: Parts, run: Run, scheduler: Scheduler) -> bool:
     run.note_position(scheduler)
     scheduler.release(len(groups))
     watch.lap("sync")
-    run.record(groups, metrics | experience.metrics | watch.metrics(experience.metrics))
+    metrics |= experience.metrics | age(groups, progress.version - 1)
+    run.record(groups, metrics | watch.metrics(experience.metrics))
     return run.advances(groups)
 
 

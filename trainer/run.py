@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rollgym.cluster.errors import ActorLost
 from rollgym.config import dump, fingerprint
 from rollgym.errors import UsageError
 from rollgym.evalplan import Plan, Request, plan
@@ -99,6 +100,15 @@ class Run:
                 await parts.compute(parts.learner.set_reference, self.folder / REFERENCE)
             await parts.renew(self.progress.version)
             self.console.note(f"going on after step {self.progress.step}")
+
+    async def go_back(self, parts: Parts, lost: ActorLost) -> None:
+        """A part of the run was lost: begin again at the newest checkpoint, with a new one in its place."""
+        if parts.rebuild is None or not self.checkpoints.steps():
+            raise lost
+        self.console.note(f"{lost} Going back to the last checkpoint.")
+        self._go_on()
+        await parts.rebuild()
+        await self.restore(parts)
 
     async def keep_reference(self, parts: Parts) -> None:
         """What has been imitated is the policy that a KL penalty holds to."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rollgym.agents.lm import LmAgent
 from rollgym.chat import load_tokenizer
+from rollgym.engines import Engine
 from rollgym.engines.torch import TorchEngine
 from rollgym.errors import RunError, UsageError, boundary
 from rollgym.evalplan import look_at
@@ -27,14 +29,15 @@ from rollgym.scheduler.groups import GroupPolicy
 from rollgym.scheduler.stream import Source, TaskStream
 from rollgym.seeding import derive_seed
 from rollgym.trainer.config import EnvChoice, TrainConfig
+from rollgym.trainer.learner import Learner
 from rollgym.trainer.learner.local import LocalLearner
 from rollgym.trainer.learner.settings import LearnerSettings
 from rollgym.trainer.loss_settings import LossSettings
 from rollgym.trainer.model import make_policy
 
 T = TypeVar("T")
-MODEL = "model"
-"""The run's own copy of the policy that training starts from."""
+MODEL, IMITATED = "model", "imitated"
+"""The run's own copies of the policy that training starts from, and of one on its way from others' play."""
 
 
 @dataclass(slots=True)
@@ -43,13 +46,17 @@ class Parts:
 
     config: TrainConfig
     folder: Path
-    engine: TorchEngine
+    engine: Engine
     agent: LmAgent
     pool: EnvPool
-    learner: LocalLearner
+    learner: Learner
     scorer: Scorer | None
     thread: ThreadPoolExecutor
     """Where the learner computes: one thread, so that the event loop stays free."""
+    handover: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """While the learner works: engines that share its devices make room."""
+    rebuild: Callable[[], Awaitable[None]] | None = None
+    """After a part was lost: make it anew on the devices that are left."""
 
     async def compute(self, work: Callable[..., T], *args: object) -> T:
         """Have the learner's thread do something."""
@@ -57,7 +64,19 @@ class Parts:
 
     async def renew(self, version: int) -> None:
         """Give the engine the learner's weights."""
-        await self.engine.update_weights(version, self.learner.weights())
+        await self.engine.update_weights(version, await self.compute(self.learner.weights))
+
+    def imitating(self, rate: float, steps: int) -> AbstractContextManager[Learner]:
+        """A learner of the same policy that makes what it is shown likely, for as long as the block lasts."""
+        settings, loss = imitation(self.config, rate)
+        options: dict[str, Any] = {"temperature": self.config.agent.temperature, "total_steps": max(steps, 1)}
+        if isinstance(self.learner, LocalLearner):
+            return nullcontext(LocalLearner(self.learner.model, settings, loss, share=True, **options))
+        remote: Any = self.learner
+        made: AbstractContextManager[Learner] = remote.imitating(
+            settings, loss, self.folder / IMITATED, **options
+        )
+        return made
 
     def export(self, folder: Path) -> None:
         """Write the policy as it is now as a model folder that any tool can load."""
@@ -97,12 +116,7 @@ async def open_parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
         loop = asyncio.get_running_loop()
         model = await loop.run_in_executor(thread, prepare_model, config, folder)
         learner = await loop.run_in_executor(thread, make_learner, config, model)
-        engine = TorchEngine(
-            learner.model if config.learner.lora is None else model,
-            max_batch=config.engine.max_batch,
-            cache_tokens=config.engine.cache_tokens,
-            threads=config.engine.threads,
-        )
+        engine = await open_engine(config, learner, model)
         workers = config.rollout.workers
         pool = LocalPool(workers, modules=config.rollout.modules) if workers else InlinePool()
         tokenizer = load_tokenizer(model)
@@ -124,6 +138,24 @@ async def open_parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
             await engine.close()
 
 
+async def open_engine(config: TrainConfig, learner: LocalLearner, model: Path) -> Engine:
+    """The engine in this process, or one on SGLang servers."""
+    choice = config.engine
+    if choice.kind == "sglang":
+        from rollgym.engines.sglang import ServerOptions, open_sglang
+
+        options = ServerOptions(python=choice.python or sys.executable)
+        return await asyncio.to_thread(
+            open_sglang, model, url=choice.url, replicas=choice.replicas or 1, options=options
+        )
+    return TorchEngine(
+        learner.model if config.learner.lora is None else model,
+        max_batch=choice.max_batch,
+        cache_tokens=choice.cache_tokens,
+        threads=choice.threads,
+    )
+
+
 def make_learner(config: TrainConfig, model: Path) -> LocalLearner:
     """The learner of the run proper."""
     steps = config.stop.steps * config.learner.epochs * config.learner.mini_batches
@@ -140,8 +172,8 @@ def make_learner(config: TrainConfig, model: Path) -> LocalLearner:
     )
 
 
-def make_imitator(config: TrainConfig, learner: LocalLearner, rate: float, steps: int) -> LocalLearner:
-    """A learner that shares the run's model and makes what it is shown likely."""
+def imitation(config: TrainConfig, rate: float) -> tuple[LearnerSettings, LossSettings]:
+    """How a policy is made to imitate."""
     settings = LearnerSettings(
         learning_rate=rate,
         micro_tokens=config.learner.micro_tokens,
@@ -151,18 +183,15 @@ def make_imitator(config: TrainConfig, learner: LocalLearner, rate: float, steps
         schedule="linear",
         final_share=0.1,
     )
-    return LocalLearner(
-        learner.model,
-        settings,
-        LossSettings("reinforce", tis_cap=None),
-        temperature=config.agent.temperature,
-        total_steps=max(steps, 1),
-        share=True,
-    )
+    return settings, LossSettings("reinforce", tis_cap=None)
 
 
 def scheduler_config(config: TrainConfig) -> SchedulerConfig:
-    """Synchronous: nothing new starts until the weights that were trained on a batch are live."""
+    """How far ahead of the learner episodes are played.
+
+    With staleness 0 nothing new starts until the weights that were trained on a batch are live; with more, as
+    many batches are begun ahead, and what is ready first is taken first.
+    """
     rollout = config.rollout
     return SchedulerConfig(
         max_in_flight=rollout.max_in_flight,
@@ -172,7 +201,10 @@ def scheduler_config(config: TrainConfig) -> SchedulerConfig:
             refills=rollout.refills,
             when_short=rollout.when_short,
         ),
-        max_ahead=rollout.groups,
+        order="ready" if rollout.staleness else "strict",
+        max_ahead=rollout.groups * (1 + rollout.staleness),
+        max_staleness=rollout.staleness,
+        under_way=rollout.under_way,
         skip_equal_returns=rollout.skip_equal_returns,
         equal_tolerance=rollout.equal_tolerance,
         max_skipped=rollout.max_skipped,

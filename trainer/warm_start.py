@@ -23,7 +23,7 @@ from rollgym.trainer.mistakes import ErringAgent
 from rollgym.trainer.retell import retell
 from rollgym.trainer.rows import TokenEpisode, token_episode
 from rollgym.trainer.run import Run
-from rollgym.trainer.setup import Parts, make_imitator
+from rollgym.trainer.setup import Parts
 from rollgym.types import Episode, EpisodeSpec
 
 
@@ -38,22 +38,23 @@ async def warm_start(parts: Parts, run: Run, scheduler: Scheduler) -> None:
     check = _validation(config, settings, shown) if settings.until_success is not None else []
     batches = -(-len(tokens) // settings.batch)
     total = settings.epochs * batches
-    learner = make_imitator(config, parts.learner, settings.learning_rate, total)
+    parts_of = _parts(len(tokens), settings, config.seed)
     losses: list[float] = []
-    for number, part in enumerate(_parts(len(tokens), settings, config.seed), start=1):
-        batch = _batch([tokens[i] for i in part], [weights[i] for i in part])
-        losses.append((await parts.compute(learner.update, batch))["policy_loss"])
-        if number % (settings.check_every or batches) and number != total:
-            continue
-        run.progress.version += 1
-        async with scheduler.updating(run.progress.version):
-            await parts.renew(run.progress.version)
-        success = await _succeeds(scheduler, check)
-        note = f"imitation, batch {number} of {total}: loss {np.mean(losses):.3f}"
-        run.console.note(note if success is None else f"{note}, success {success:.3f}")
-        losses = []
-        if success is not None and settings.until_success is not None and success >= settings.until_success:
-            break
+    with parts.imitating(settings.learning_rate, total) as learner:
+        for number, part in enumerate(parts_of, start=1):
+            batch = _batch([tokens[i] for i in part], [weights[i] for i in part])
+            losses.append((await parts.compute(learner.update, batch))["policy_loss"])
+            if number % (settings.check_every or batches) and number != total:
+                continue
+            run.progress.version += 1
+            async with scheduler.updating(run.progress.version):
+                await parts.renew(run.progress.version)
+            success = await _succeeds(scheduler, check)
+            note = f"imitation, batch {number} of {total}: loss {np.mean(losses):.3f}"
+            run.console.note(note if success is None else f"{note}, success {success:.3f}")
+            losses = []
+            if success is not None and success >= (settings.until_success or 0):
+                break
 
 
 def _parts(count: int, settings: WarmStart, seed: int) -> Iterator[list[int]]:

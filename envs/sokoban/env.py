@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +16,14 @@ from rollgym.envs.sokoban.board import BOX_REWARD, NOOP, SOLVED_REWARD, STEP_REW
 from rollgym.envs.sokoban.deadlock import is_lost
 from rollgym.envs.sokoban.generate import Rules, canonical, generate
 from rollgym.envs.sokoban.levels import Level
-from rollgym.envs.sokoban.options import FileLevels, Wishes, check_choice
+from rollgym.envs.sokoban.options import FileLevels, Wishes, check_amount, check_choice
+from rollgym.envs.sokoban.solver import Status, solve
 from rollgym.envs.sokoban.views import VIEWS, VOCABULARIES, legend, palette, show, translation
-from rollgym.errors import UsageError
 from rollgym.tasks import Task, TaskSet
 from rollgym.text import Reply, TextEnv, check_whole
+
+SEARCH_LIMIT = 3_000
+"""Positions that a search for `moves_left` looks at: far more than a room with one box has."""
 
 
 class SokobanEnv(TextEnv):
@@ -34,7 +38,9 @@ class SokobanEnv(TextEnv):
 
     Reward: gym-sokoban's. Each action -0.1; +1 when a box comes onto a target and -1 when one leaves it;
     +10 when all are on targets. A turn's reward is the sum over its actions. A turn that is not understood
-    is one ``noop`` (-0.1), less ``invalid_penalty``.
+    is one ``noop`` (-0.1), less ``invalid_penalty``. With ``progress_reward`` a turn also earns that much for
+    each move by which a solver's way to the end became shorter, and loses as much for each by which it became
+    longer (an unsolvable position counts as ``max_steps`` moves): a hint for training, not a score.
 
     Success: every box stands on a target.
 
@@ -63,15 +69,15 @@ class SokobanEnv(TextEnv):
         min_moves: int | None = None,
         max_moves: int | None = None,
         invalid_penalty: float = 0.0,
+        progress_reward: float = 0.0,
         end_when_lost: bool = False,
         render_mode: str | None = None,
     ) -> None:
         check_choice("vocabulary", vocabulary, VOCABULARIES)
         check_choice("view", view, VIEWS)
         self._per_turn = check_whole("actions_per_turn", actions_per_turn)
-        if not isinstance(invalid_penalty, (int, float)) or not 0 <= invalid_penalty < float("inf"):
-            raise UsageError(f"invalid_penalty must be a number, 0 or more, not {invalid_penalty!r}.")
-        self._penalty = float(invalid_penalty)
+        self._penalty = check_amount("invalid_penalty", invalid_penalty)
+        self._progress = check_amount("progress_reward", progress_reward)
         self._end_when_lost = bool(end_when_lost)
         wishes = Wishes(size, boxes, min_moves, max_moves, max_steps)
         self._rules, self._max_steps = wishes.settle(preset, from_file=levels is not None)
@@ -81,22 +87,27 @@ class SokobanEnv(TextEnv):
         self._view, self._table = view, translation(vocabulary)
         self.palette = palette(vocabulary)
         self.instructions = _instructions(vocabulary, view, self._per_turn, self._max_steps)
-        self.reward_range = _reward_range(self._per_turn, self._penalty)
+        self.reward_range = _reward_range(self._per_turn, self._penalty, self._progress, self._max_steps)
         self._level = Level("#\n#")
         self._game = Game(self._level.text)
         self._moved = (False, False)
+        self._left = 0
 
     def begin(self, task: Task) -> str:
         """Set up the task's level."""
         self._level = self._file.level(task) if self._file else generated(self._rules, task)
         self._game = Game(self._level.text, self._max_steps)
         self._moved = (False, False)
+        self._left = self._moves_left() if self._progress else 0
         return self._show()
 
     def respond(self, action: str) -> Reply:
         """Play the actions of one turn, up to the end of the game."""
         codes, left_out = parse_actions(action, self._per_turn)
         reward, done = self._play([NOOP] if codes is None else codes)
+        if self._progress:
+            before, self._left = self._left, self._moves_left()
+            reward += self._progress * (before - self._left)
         solved = self._game.solved
         lost = self._end_when_lost and self._moved[1] and not solved and is_lost(self._game.text)
         note = self._note(codes is not None, left_out)
@@ -147,6 +158,11 @@ class SokobanEnv(TextEnv):
         self._moved = (player, box)
         return total, done
 
+    def _moves_left(self) -> int:
+        """What a solver needs from here; where it does not know, as much as before."""
+        found = moves_left(self._game.text)
+        return self._left if found is None else int(min(found, self._max_steps))
+
     def _show(self) -> str:
         return show(self._game.text, self._view, self._table)
 
@@ -169,14 +185,25 @@ def generated(rules: Rules, task: Task) -> Level:
     return tasks.draw(task, lambda rng: generate(rng, rules, belongs), lambda level: canonical(level.text))
 
 
+@functools.lru_cache(maxsize=65_536)
+def moves_left(board: str) -> float | None:
+    """Moves of the shortest solution: infinite where there is none, ``None`` where it takes long to tell."""
+    found = solve(board, node_limit=SEARCH_LIMIT)
+    if found.status is Status.GAVE_UP:
+        return None
+    return found.moves if found.solved else math.inf
+
+
 def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> str:
-    symbols = "" if view in ("coords", "cells", "relative") else f"Symbols: {legend(vocabulary)}.\n"
+    symbols = "" if view in ("coords", "cells", "relative", "around") else f"Symbols: {legend(vocabulary)}.\n"
     places = {
         "grid": "",
         "cells": "Cells are named by column, a at the left, and row, 1 at the top. The border of the room is "
         "wall.\n",
         "relative": "You are told what is above, below, left and right of you; how far off each box is, with "
         "what is above, below, left and right of it; and how far from that box each target is.\n",
+        "around": "You are told what is in the eight cells around you, row by row; how far off each box is, "
+        "with what is in the eight cells around it; and how far from that box each target is.\n",
     }.get(
         view,
         "Places are (row, column), counted from (0, 0) at the top left. The border of the room is wall.\n",
@@ -197,8 +224,10 @@ def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> 
     )
 
 
-def _reward_range(per_turn: int, penalty: float) -> tuple[float, float]:
+def _reward_range(per_turn: int, penalty: float, progress: float, max_steps: int) -> tuple[float, float]:
     """Each action could lose a box; the last could solve the level after each other one placed a box."""
     least = min(sum([STEP_REWARD - BOX_REWARD] * per_turn), STEP_REWARD - penalty)
     most = sum([STEP_REWARD + BOX_REWARD] * (per_turn - 1)) + STEP_REWARD + BOX_REWARD + SOLVED_REWARD
-    return least, most
+    # No move brings the end nearer by more than itself; one push can make it as far as it counts. Where the
+    # solver did not know for a while, what it finds later counts at once.
+    return least - progress * max_steps, most + progress * max_steps

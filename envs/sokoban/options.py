@@ -65,6 +65,13 @@ def check_choice(name: str, value: str, known: Collection[str]) -> None:
         raise UnknownName(f"{name} of Sokoban", str(value), known, f"Choose from: {', '.join(known)}.")
 
 
+def check_amount(name: str, value: Any) -> float:
+    """Refuse what is no finite number, 0 or more."""
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise UsageError(f"{name} must be a number, 0 or more, not {value!r}.")
+    return float(value)
+
+
 def _base_rules(preset: Rules, size: Any, boxes: int | None) -> Rules:
     if size is None and boxes is None:
         return preset

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 VOCABULARIES: Mapping[str, str] = {
     "ragen": "#_OX√PS",
@@ -11,9 +11,11 @@ VOCABULARIES: Mapping[str, str] = {
 }
 """For each vocabulary its wall, floor, target, box, box on target, player and player on target."""
 
-VIEWS = ("grid", "coords", "grid_coords", "cells", "relative")
+VIEWS = ("grid", "coords", "grid_coords", "cells", "relative", "around")
 
 _NEXT = {"#": "wall", " ": "free", ".": "free", "@": "free", "+": "free", "$": "blocked", "*": "blocked"}
+_SIDES = ((-1, 0), (1, 0), (0, -1), (0, 1))
+_RING = tuple((dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx)
 _MEANINGS = ("wall", "floor", "target", "box", "box on target", "player", "player on target")
 _STYLES = ("grey50", "grey30", "red", "yellow", "bold green", "bold cyan", "bold magenta")
 
@@ -42,8 +44,8 @@ def show(board: str, view: str, table: Mapping[int, int]) -> str:
         return coordinates(board, walls=True)
     if view == "cells":
         return cells(board)
-    if view == "relative":
-        return relative(board)
+    if view in ("relative", "around"):
+        return relative(board, _SIDES if view == "relative" else _RING)
     return f"{board.translate(table)}\n{coordinates(board, walls=False)}"
 
 
@@ -75,17 +77,20 @@ def cells(board: str) -> str:
     return " ".join(f"{kind} {' '.join(names)}" for kind, names in found.items() if names)
 
 
-def relative(board: str) -> str:
-    """A position as seen by the player: how far off the boxes are, and from each box the targets."""
+def relative(board: str, near: Sequence[tuple[int, int]]) -> str:
+    """A position as seen by the player: how far off the boxes are, and from each box the targets.
+
+    Of the player and of each box also what is ``near`` it, as (rows down, columns to the right).
+    """
     rows = board.split("\n")
     found = {
         kind: [(y, x) for y, row in enumerate(rows) for x, symbol in enumerate(row) if symbol in symbols]
         for kind, symbols in {"player": "@+", "box": "$*", "target": ".*+"}.items()
     }
     (player,) = found["player"]
-    words = ["you", *_around(rows, player)]
+    words = ["you", *_around(rows, player, near)]
     for box in found["box"]:
-        words += ["box", *_offset(player, box), *_around(rows, box)]
+        words += ["box", *_offset(player, box), *_around(rows, box, near)]
         for target in found["target"]:
             words += ["target", *_offset(box, target)]
     return " ".join(words)
@@ -96,10 +101,9 @@ def _offset(start: tuple[int, int], end: tuple[int, int]) -> tuple[str, str]:
     return f"{'up' if down < 0 else 'down'}{abs(down)}", f"{'left' if right < 0 else 'right'}{abs(right)}"
 
 
-def _around(rows: list[str], place: tuple[int, int]) -> list[str]:
-    """What is next to a place: above, below, left and right of it."""
+def _around(rows: list[str], place: tuple[int, int], near: Sequence[tuple[int, int]]) -> list[str]:
     y, x = place
-    return [_NEXT[rows[y + dy][x + dx]] for dy, dx in ((-1, 0), (1, 0), (0, -1), (0, 1))]
+    return [_NEXT[rows[y + dy][x + dx]] for dy, dx in near]
 
 
 def _names(rows: list[str], symbols: str) -> list[str]:

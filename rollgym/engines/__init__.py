@@ -8,7 +8,7 @@ sampled from (temperature, top-p, top-k and min-p included), and the version of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -102,14 +102,17 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSource:
-    """Where new weights come from: tensors by name in this process, or a folder in HF format."""
+    """Where new weights come from: tensors by name, at once or in buckets, or a folder in HF format."""
 
     tensors: Mapping[str, Any] | None = None
     path: Path | None = None
+    buckets: Callable[[], Iterable[Sequence[tuple[str, Any]]]] | None = None
+    """Names and tensors, some at a time, so that all of them are never in memory twice. Where several
+    processes hold the weights, all must go through their buckets; only those of rank 0 have any in them."""
 
     def __post_init__(self) -> None:
-        if (self.tensors is None) == (self.path is None):
-            raise ValueError("a weight source is either tensors or a path")
+        if sum(kind is not None for kind in (self.tensors, self.path, self.buckets)) != 1:
+            raise ValueError("a weight source is one of tensors, a path and buckets")
 
 
 class Engine(Protocol):

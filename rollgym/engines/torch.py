@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ __all__ = ["EngineStats", "TorchEngine"]
 _CACHE_TOKENS = 131_072
 _CHUNK_WORK = 1_000_000_000
 """Parameters times prompt tokens of a pass."""
+_HALF = "The engine's weights are half new and half old: an update failed. Send all of them again."
 _SMALL = 2_000_000
 """Below so many parameters, a second thread gains less than waiting for it costs on a busy machine."""
 
@@ -111,6 +112,8 @@ class TorchEngine:
         self._worker = Worker(make)
         self._batcher = self._worker.start()
         self._model = self._batcher.model
+        self._torn = False
+        """True where some of the weights are new and some are old."""
 
     @property
     def version(self) -> int:
@@ -151,12 +154,20 @@ class TorchEngine:
         await self._worker.ask(lambda batcher: batcher.abort(batcher.find(ids)))
 
     async def update_weights(self, version: int, weights: WeightSource) -> None:
-        """Use new weights from the next token on; nothing computed with the old ones is used again."""
+        """Use new weights from the next token on; nothing computed with the old ones is used again.
+
+        Buckets are copied as they come. Where that fails in the middle, nothing is generated until whole
+        weights have come.
+        """
+        if (buckets := weights.buckets) is not None:
+            await self._worker.ask(lambda batcher: self._take(batcher, version, buckets()))
+            return
         tensors: Mapping[str, Any] = weights.tensors or {}
         if weights.path is not None:
             tensors = await asyncio.to_thread(read_tensors, weights.path)
         self._model.check(tensors)
         await self._worker.ask(lambda batcher: batcher.swap(version, tensors))
+        self._torn = False
 
     async def pause(self) -> None:
         """Generate nothing until `resume`; requests wait."""
@@ -178,8 +189,33 @@ class TorchEngine:
         """What the engine has done and holds, between two passes."""
         return await self._worker.ask(_stats)
 
+    def _take(self, batcher: Batcher, version: int, buckets: Iterable[Sequence[tuple[str, Any]]]) -> None:
+        """Copy weights that come some at a time; the thread that calls this computes nothing meanwhile."""
+        own = dict(self._model.module.named_parameters())
+        missing = set(own)
+        # Other processes may have a part in gathering them, with tensors that are used in training again.
+        with torch.inference_mode(False):
+            try:
+                for bucket in buckets:
+                    tensors = dict(bucket)
+                    self._model.check(own | tensors)
+                    self._torn = True
+                    batcher.drop_computed()
+                    batcher.model.load(tensors)
+                    missing -= tensors.keys()
+                if missing:
+                    raise UsageError(f"The new weights lack {', '.join(sorted(missing)[:3])}.")
+            except BaseException:
+                if self._torn:
+                    batcher.fail(AgentError(_HALF), (*batcher.running, *batcher.waiting))
+                raise
+        batcher.version = version
+        self._torn = False
+
     def _check(self, request: GenerateRequest) -> int:
         """How many tokens the reply may have."""
+        if self._torn:
+            raise AgentError(_HALF)
         ids, context = request.prompt_ids, self._model.context
         if not ids:
             raise BadRequest(f"Request {request.request_id!r} has no prompt ids.")

@@ -7,13 +7,13 @@ not depend on how long they took. Each ticket ends in exactly one way: taken, dr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollgym.scheduler.config import SchedulerConfig
 from rollgym.scheduler.groups import GroupState, GroupStatus
 from rollgym.scheduler.stream import TaskStream
-from rollgym.types import Episode, EpisodeSpec, Group
+from rollgym.types import EpisodeSpec, Group, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ class GroupBoard:
             for group in chosen:
                 if self._too_old(group):
                     self.counts["taken"] -= 1
-                    self._play_later(int(group.group_id[1:]), group.group_id)
+                    self._play_later(int(group.group_id[1:]))
+                    self._passed.append(Passed(group.group_id, "stale"))
                 else:
                     self.hand.append(group)
         return len(self.hand)
@@ -101,6 +102,25 @@ class GroupBoard:
         groups, self.hand = self.hand[:count], self.hand[count:]
         self.unreleased += len(groups) if self.holding else 0
         return groups
+
+    def recall(self, number: int) -> list[str]:
+        """Play a group under way again from its start; returns its episodes that still play."""
+        state = self.open.pop(number)
+        self._play_later(number)
+        return list(state.running)
+
+    def restart(self, number: int, episode_id: str) -> EpisodeSpec:
+        """Play one member again from its start; returns the episode to start."""
+        state = self.open[number]
+        spec = state.restart(episode_id)
+        self._issues[number] = max(self._issues[number], state.last_issue)
+        self.counts["restarted"] += 1
+        return spec
+
+    def too_old(self, oldest: int | None) -> bool:
+        """Whether tokens of this version can no longer be trained on."""
+        bound = self.config.max_staleness
+        return bound is not None and oldest is not None and self.version - oldest > bound
 
     def passed_over(self) -> list[Passed]:
         """The groups passed over since the last call."""
@@ -138,7 +158,8 @@ class GroupBoard:
             return None
         group = state.group()
         if self._too_old(group):
-            self._play_later(number, group_id)
+            self._play_later(number)
+            self._passed.append(Passed(group_id, "stale"))
             return None
         if self._all_alike(group) and self._skipped_in_a_row < self.config.max_skipped:
             self._skipped_in_a_row += 1
@@ -152,16 +173,13 @@ class GroupBoard:
         self.counts[why] += 1
         self._passed.append(Passed(group_id, why))
 
-    def _play_later(self, number: int, group_id: str) -> None:
+    def _play_later(self, number: int) -> None:
         self._issues[number] += 1
         self._again = sorted([*self._again, number])
-        self._pass(group_id, "stale")
+        self.counts["stale"] += 1
 
     def _too_old(self, group: Group) -> bool:
-        if self.config.max_staleness is None:
-            return False
-        oldest = oldest_version(group.episodes)
-        return oldest is not None and self.version - oldest > self.config.max_staleness
+        return self.too_old(oldest_version(turn for one in group.episodes for turn in one.turns))
 
     def _all_alike(self, group: Group) -> bool:
         if not self.config.skip_equal_returns or len(group.episodes) < 2:
@@ -181,7 +199,7 @@ class GroupBoard:
         self._overtaken = Counter({number: self._overtaken[number] + (number < taken) for number in still})
 
 
-def oldest_version(episodes: Sequence[Episode]) -> int | None:
-    """The oldest weights behind any token of these episodes."""
-    versions = [turn.policy_version for episode in episodes for turn in episode.turns]
+def oldest_version(turns: Iterable[Turn]) -> int | None:
+    """The oldest weights behind any token of these turns."""
+    versions = (turn.policy_version for turn in turns)
     return min((version for version in versions if version is not None), default=None)

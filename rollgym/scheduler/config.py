@@ -25,6 +25,9 @@ class SchedulerConfig:
     """Groups handed out and not yet released. The default keeps every place in flight busy."""
     max_staleness: int | None = None
     """How many versions old the oldest token of a taken group may be; older groups are played again."""
+    under_way: Literal["finish", "restart"] = "finish"
+    """What becomes of episodes that play while the weights change: they go on, under both versions, or they
+    begin again. Groups that are too old already (``max_staleness``) are played again either way."""
     skip_equal_returns: bool = False
     """Leave out groups whose members all have the same return: they teach a group baseline nothing."""
     equal_tolerance: float = 1e-6

@@ -117,6 +117,15 @@ class GroupState:
         self._settle(verdict)
         return verdict
 
+    def restart(self, episode_id: str) -> EpisodeSpec:
+        """Play a member again from its start, in place of the episode under way; this uses up no refill."""
+        return self._issue(self.running.pop(episode_id).member)
+
+    @property
+    def last_issue(self) -> int:
+        """The issue that the last episode id belongs to: restarts may use up those of more than one."""
+        return (max(self._attempts.values(), default=1) - 1) // (self._policy.refills + 1)
+
     def group(self) -> Group:
         """The finished group, members in order of their numbers."""
         members = sorted(self.members, key=lambda episode: episode.spec.member)

@@ -19,6 +19,7 @@ Invariants, each with a test that fails when it is broken:
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -136,6 +137,7 @@ class Scheduler:
                 self._updater = None
             self.board.version = version
             self._log.add("version", version=version)
+            self._outdate()
         self._fill()
 
     # Control.
@@ -257,6 +259,30 @@ class Scheduler:
             # Not started yet: it was never handed to anybody, so nothing is owed for it.
             self._queue = deque(spec for spec in self._queue if spec.episode_id != episode_id)
 
+    def _outdate(self) -> None:
+        """The weights have changed: what can no longer be trained on begins again at once."""
+        for number, state in list(self.board.open.items()):
+            playing = {
+                name: self._places.lives[name].life.turns
+                for name in state.running
+                if name in self._places.lives
+            }
+            played = itertools.chain(*playing.values(), *(episode.turns for episode in state.members))
+            oldest = oldest_version(played)
+            if self.board.too_old(oldest):
+                self._log.add("recalled", group=state.ticket.group_id, oldest=oldest)
+                for name in self.board.recall(number):
+                    self._cancel(name)
+            elif self.config.under_way == "restart":
+                for name in [name for name, turns in playing.items() if turns]:
+                    self._restart(number, name)
+
+    def _restart(self, number: int, name: str) -> None:
+        spec = self.board.restart(number, name)
+        self._queue.appendleft(spec)
+        self._log.add("restarted", group=spec.group_id, episode=spec.episode_id, instead=name)
+        self._cancel(name)
+
     async def _choose(self) -> None:
         """Choose another group for whoever takes, or wait until something changes."""
         self._raise_failure()
@@ -270,7 +296,7 @@ class Scheduler:
         self._failed_in_a_row = 0
         self._taken_episodes += len(group.episodes)
         self._taken_turns += sum(episode.length for episode in group.episodes)
-        oldest = oldest_version(group.episodes)
+        oldest = oldest_version(turn for episode in group.episodes for turn in episode.turns)
         self._log.add("taken", group=group.group_id, members=len(group.episodes), oldest=oldest)
         self._fill()
 

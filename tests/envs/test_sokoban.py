@@ -135,6 +135,16 @@ def test_the_relative_view_says_how_far_off_things_are(level_file: Callable[[str
     assert observation == "you free wall wall free box up1 right2 free free free wall target up1 left2"
 
 
+def test_the_view_around_tells_the_corners_too(level_file: Callable[[str], Path]) -> None:
+    """Row by row: three above, two beside, three below."""
+    path = level_file("#####\n#.  #\n# #$#\n#@  #\n#####\n")
+    env = SokobanEnv(levels=path, view="around")
+    observation, _ = env.reset(seed=0, options={"split": "all", "task": 0})
+    you = "you wall free wall wall free wall wall wall"
+    box = "box up1 right2 free free wall wall wall free free wall target up1 left2"
+    assert observation == f"{you} {box}"
+
+
 def test_it_can_end_when_a_box_is_lost(level_file: Callable[[str], Path]) -> None:
     path = level_file("#####\n#.  #\n#@$ #\n#   #\n#####\n")
     ends = {}
@@ -259,6 +269,38 @@ def test_rewards_stay_within_the_stated_range(lane: Callable[..., SokobanEnv]) -
     assert env.step("Right, Right")[1] <= most
 
 
+def test_progress_earns_what_a_solver_thinks_of_it(lane: Callable[..., SokobanEnv]) -> None:
+    """The lane is solved by two pushes to the right; walking on its spot brings nothing."""
+    env = lane(progress_reward=3)
+    assert env.step("Up")[1] == pytest.approx(-0.1)
+    assert env.step("Right")[1] == pytest.approx(-0.1 + 3)
+    assert env.step("Left")[1] == pytest.approx(-0.1 - 3)
+    assert env.step("Right || Right")[1] == pytest.approx(-0.1 + 3)
+    assert env.step("Right")[1] == pytest.approx(10.9 + 3)
+
+
+def test_a_lost_position_counts_as_the_most_steps_there_are(tmp_path: Path) -> None:
+    (tmp_path / "levels.txt").write_text("#####\n#@  #\n# $.#\n#   #\n#####\n")
+    env = SokobanEnv(levels=tmp_path / "levels.txt", progress_reward=1, max_steps=15)
+    env.reset(options={"split": "all", "task": 0})
+    assert env.step("Right")[1] == pytest.approx(-0.1 + 2 - 3)
+    assert env.step("Down")[1] == pytest.approx(-0.1 + 3 - 15)
+    assert env.step("Down")[1] == pytest.approx(-0.1)
+
+
+def test_progress_is_within_the_stated_range() -> None:
+    env = SokobanEnv(progress_reward=0.5)
+    least, most = env.reward_range
+    for seed in range(20):
+        env.reset(seed=seed)
+        rng = np.random.default_rng(seed)
+        for _ in range(20):
+            _, reward, terminated, truncated, info = env.step(env.random_action("", {}, rng))
+            assert least <= reward <= most
+            if terminated or truncated:
+                break
+
+
 def test_difficulty_is_told_at_the_start_only() -> None:
     env = SokobanEnv()
     _, info = env.reset(seed=0, options={"task": 3})
@@ -327,7 +369,7 @@ def test_a_file_of_one_level_has_train_and_all(lane: Callable[..., SokobanEnv]) 
     [
         ({"preset": "7x7"}, "no preset of Sokoban called '7x7'"),
         ({"vocabulary": "emoji"}, "no vocabulary of Sokoban called 'emoji'"),
-        ({"view": "pixels"}, "Choose from: grid, coords, grid_coords, cells, relative"),
+        ({"view": "pixels"}, "Choose from: grid, coords, grid_coords, cells, relative, around"),
         ({"size": 3}, "size must be a number from 4 to 30"),
         ({"size": "big"}, "or rows and columns like '7x9', not 'big'"),
         ({"size": 6, "boxes": 9}, "16 cells inside its walls, too few for boxes=9: it takes 21"),
@@ -336,6 +378,7 @@ def test_a_file_of_one_level_has_train_and_all(lane: Callable[..., SokobanEnv]) 
         ({"actions_per_turn": True}, "actions_per_turn must be a whole number"),
         ({"min_moves": 12}, "min_moves=12 is too much: max_moves or max_steps allows 10"),
         ({"invalid_penalty": -1}, "invalid_penalty must be a number, 0 or more, not -1"),
+        ({"progress_reward": "much"}, "progress_reward must be a number, 0 or more, not 'much'"),
         ({"levels": "nowhere.txt"}, "nowhere.txt cannot be read"),
         ({"levels": "nowhere.txt", "boxes": 2}, "boxes is for levels made at random"),
     ],

@@ -221,6 +221,7 @@ def any_story(choose: Choose) -> Story:
         max_overtakes=choose([None, 0, 1, 2, 3]),
         max_ahead=choose([None, None, None, 1, 2, 3, 6]),
         max_staleness=choose([None, 0, 1, 2]),
+        under_way=choose(["finish", "finish", "restart"]),
         skip_equal_returns=choose([False, True]),
         max_skipped=choose([0, 1, 2, 3]),
         give_up_after=12,

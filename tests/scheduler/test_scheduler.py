@@ -261,6 +261,38 @@ def test_only_fresh_groups_are_taken_and_stale_ones_are_played_again() -> None:
     run(main)
 
 
+def test_a_group_that_is_too_old_already_is_not_played_to_its_end() -> None:
+    async def main() -> None:
+        scene = Scene(Timed(turns=100, early=0.0), max_staleness=1, max_in_flight=1)
+        async with scene.scheduler as scheduler:
+            for version in (1, 2):
+                await asyncio.sleep(10.0)
+                async with scheduler.updating(version):
+                    scene.world.version = version
+                assert scene.kinds("recalled") == ["g000000"] * (version - 1)
+            await asyncio.sleep(3.0)
+            assert scene.outcomes == {"g000000-0": "cancelled"}
+            assert scene.kinds("started") == ["g000000-0", "g000000-0-retry3"]
+
+    run(main)
+
+
+def test_episodes_under_way_begin_again_where_that_is_asked_for() -> None:
+    async def main() -> None:
+        scene = Scene(Timed(turns=10, early=0.0), under_way="restart", max_in_flight=2)
+        async with scene.scheduler as scheduler:
+            await asyncio.sleep(15.0)
+            async with scheduler.updating(1):
+                scene.world.version = 1
+            groups = await scheduler.take(2)
+            played = [t.policy_version for g in groups for e in g.episodes for t in e.turns]
+            assert set(played) == {1}
+            assert scene.kinds("restarted") == ["g000000-0-retry1", "g000001-0-retry1"]
+            assert scene.outcomes["g000000-0"] == "cancelled"
+
+    run(main)
+
+
 # Pause and drain
 
 

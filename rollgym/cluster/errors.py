@@ -1,0 +1,48 @@
+"""What is raised when a part of a run on another machine goes away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollgym.errors import MissingExtra, RunError, one_line
+
+
+class ActorLost(RunError):
+    """An actor died, or its node did; a new one can take its place."""
+
+    def __init__(self, message: str, role: str = "", rank: int = 0) -> None:
+        super().__init__(message)
+        self.role = role
+        self.rank = rank
+
+    @classmethod
+    def of(cls, role: str, rank: int, error: BaseException) -> ActorLost:
+        """What Ray said about an actor, in one sentence."""
+        return cls(f"{role} rank {rank} is gone: {why_lost(error)}", role, rank)
+
+
+class PlacementError(RunError):
+    """The devices of a plan could not be had in the time that was given."""
+
+
+def need_ray() -> Any:
+    """Ray, or a sentence about how to get it."""
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtra("Running on a cluster", "distributed") from error
+    return ray
+
+
+_NAMES = ("The actor ", "class_name:", "actor_id:", "pid:", "name:", "namespace:", "ip:")
+
+
+def why_lost(error: BaseException) -> str:
+    """The first thing that Ray says about a death; it says much more."""
+    for line in str(error).splitlines():
+        text = line.strip()
+        if " because " in text:
+            return text.partition(" because ")[2].rstrip(".")
+        if text and not text.startswith(_NAMES):
+            return text.rstrip(".")
+    return one_line(error)

@@ -1,0 +1,137 @@
+"""Cluster files: a few lines of YAML that describe machines nobody needs to have.
+
+nodes:
+  - count: 32
+    gpus: 8
+    model: H100        # what is known of it fills the rest
+    network: 50 GB/s   # for each device
+    host_memory: 2 TB
+    cpus: 128
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import Field
+
+from rollgym.config import Settings, load
+from rollgym.devices.hardware import CPU_BANDWIDTH, CPU_FLOPS, HOST_SHARE, NETWORK, device_model
+from rollgym.devices.types import Cluster, Node
+from rollgym.errors import UsageError
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B(/s)?", re.ASCII)
+
+
+class NodeGroup(Settings):
+    """Equal machines."""
+
+    count: int = Field(default=1, ge=1, le=100_000)
+    name: str = "node"
+    """Followed by a number where there are several."""
+    gpus: int = Field(default=0, ge=0, le=1024)
+    """Devices of each machine; 0: processors only."""
+    model: str | None = None
+    """A known device, such as H100, A100-80, H200 or L40S."""
+    memory: str | None = None
+    """Of each device, such as 80 GB or 79.6 GiB."""
+    tflops: float | None = Field(default=None, gt=0)
+    """Dense, of each device, in the precision that is trained in."""
+    bandwidth: str | None = None
+    """Of a device's memory, such as 3350 GB/s."""
+    link: str | None = None
+    """Between two devices of a machine, one way, such as 450 GB/s."""
+    network: str | None = None
+    """Between machines, for each device, such as 50 GB/s."""
+    host_memory: str | None = None
+    """Of each machine."""
+    cpus: int | None = Field(default=None, ge=1)
+    """Processor cores of each machine."""
+
+    def check(self) -> None:
+        """Either the device is known, or its memory is said."""
+        if self.gpus and self.model is not None:
+            device_model(self.model)
+        if self.gpus and self.model is None and self.memory is None:
+            raise UsageError("a node with GPUs needs a model (H100, ...) or the memory of each.")
+        if not self.gpus and (self.host_memory is None or self.cpus is None):
+            raise UsageError("a node without GPUs needs cpus and host_memory.")
+        for key in ("memory", "bandwidth", "link", "network", "host_memory"):
+            if (text := getattr(self, key)) is not None:
+                size(text, key)
+
+
+class ClusterFile(Settings):
+    """A whole cluster."""
+
+    nodes: list[NodeGroup] = Field(min_length=1)
+
+
+def load_cluster(path: Path) -> Cluster:
+    """The cluster that a file describes: machines with GPUs first, so that their numbers start at 0."""
+    groups = load(ClusterFile, path).nodes
+    nodes = [_named(group, at) for group in groups for at in range(group.count)]
+    seen: dict[str, int] = {}
+    for at, node in enumerate(nodes):
+        if seen.setdefault(node.name, at) != at:
+            raise UsageError(f"{path} has two nodes called {node.name!r}: give their groups different names.")
+    return Cluster(tuple(sorted(nodes, key=lambda node: node.kind != "gpu")))
+
+
+def size(text: str, key: str) -> int:
+    """Bytes (a second) that a text such as ``80 GB`` or ``50 GB/s`` says."""
+    found = _SIZE.fullmatch(text.strip())
+    rate = key in ("bandwidth", "link", "network")
+    if found is None or (found[4] is not None) != rate:
+        raise UsageError(f"{key} {text!r} is no size: write {'50 GB/s' if rate else '80 GB or 80 GiB'}.")
+    unit = 1024 ** list(_UNITS).index(found[2]) if found[3] else _UNITS[found[2]]
+    number = int(float(found[1]) * unit)
+    if not number:
+        raise UsageError(f"{key} must be more than nothing.")
+    return number
+
+
+def _named(group: NodeGroup, at: int) -> Node:
+    name = group.name if group.count == 1 and group.name != "node" else f"{group.name}{at}"
+    return _gpu_node(group, name) if group.gpus else _cpu_node(group, name)
+
+
+def _gpu_node(group: NodeGroup, name: str) -> Node:
+    known = None if group.model is None else device_model(group.model)
+    memory = size(group.memory, "memory") if group.memory else known.memory if known else 0
+    link = _or(group.link, "link", known.link if known else 0.0)
+    return Node(
+        name=name,
+        devices=group.gpus,
+        memory=memory,
+        model=group.model or "",
+        flops=group.tflops * 1e12 if group.tflops else known.flops if known else 0.0,
+        bandwidth=_or(group.bandwidth, "bandwidth", known.bandwidth if known else 0.0),
+        link=link,
+        network=_or(group.network, "network", min(NETWORK, link or NETWORK)),
+        host_memory=int(_or(group.host_memory, "host_memory", HOST_SHARE * group.gpus * memory)),
+        cpus=group.cpus or 16 * group.gpus,
+    )
+
+
+def _cpu_node(group: NodeGroup, name: str) -> Node:
+    memory, cores = size(group.host_memory or "", "host_memory"), group.cpus or 1
+    return Node(
+        name=name,
+        kind="cpu",
+        devices=1,
+        memory=memory,
+        model="cores",
+        flops=group.tflops * 1e12 if group.tflops else CPU_FLOPS * cores,
+        bandwidth=_or(group.bandwidth, "bandwidth", CPU_BANDWIDTH * cores),
+        link=CPU_BANDWIDTH / 2,
+        network=_or(group.network, "network", 1e9),
+        host_memory=memory,
+        cpus=cores,
+    )
+
+
+def _or(text: str | None, key: str, default: float) -> float:
+    return default if text is None else float(size(text, key))

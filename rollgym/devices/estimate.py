@@ -1,0 +1,294 @@
+"""What a candidate needs and how long its step takes: arithmetic only, so that many can be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rollgym.devices import memory
+from rollgym.devices.arrange import Arrangement, Group
+from rollgym.devices.job import Job
+from rollgym.devices.memory import Part, Sharding
+from rollgym.devices.timing import (
+    HOST_LINK,
+    Pace,
+    generate_rate,
+    score_seconds,
+    sync_seconds,
+    update_seconds,
+)
+from rollgym.devices.types import Role
+
+Offload = Literal["none", "optimiser", "all", "host"]
+OFFLOADS: tuple[Offload, ...] = ("none", "optimiser", "all", "host")
+"""What leaves a shared device while another role works there: nothing; optimiser state and KV cache;
+everything; everything, and the optimiser steps on the host."""
+HOST_USABLE = 0.8
+Mode = Literal["generate", "score", "update"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a role has on each of its devices."""
+
+    active: Mapping[Mode, Mapping[Part, int]]
+    idle: Mapping[Part, int]
+    moved: int = 0
+    """Bytes that go to the host and come back when others take over."""
+    host: int = 0
+    """Bytes on the host for each device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a step in which one role works."""
+
+    role: Role
+    mode: Mode
+
+    @property
+    def name(self) -> str:
+        """As it is shown."""
+        if self.mode == "generate":
+            return "generate"
+        return f"{self.mode} {self.role.removesuffix('_train')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Where most is missing."""
+
+    phase: str
+    group: Group | None
+    """``None``: the host's memory."""
+    needed: int
+    there: int
+
+    @property
+    def missing(self) -> int:
+        """Bytes."""
+        return self.needed - self.there
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something on the timeline of a step."""
+
+    lane: str
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One candidate, worked out."""
+
+    arrangement: Arrangement
+    sharding: Sharding
+    offload: Offload
+    uses: Mapping[Role, Use]
+    kv: int
+    """Bytes of KV cache on each generating device."""
+    kv_tokens: int
+    """Tokens in the cache of one engine."""
+    shortage: Shortage | None
+    spans: tuple[Span, ...] = ()
+    seconds: float = 0.0
+
+
+def phases(job: Job) -> tuple[Phase, ...]:
+    """What happens in a step, in this order."""
+    models = job.models()
+    found = [Phase("actor_infer", "generate")]
+    found += [Phase(role, "score") for role in ("reward", "reference") if role in models]
+    found += [Phase("actor_train", "score")] if job.work.rescore else []
+    found += [Phase("critic", "score"), Phase("critic", "update")] if "critic" in models else []
+    return (*found, Phase("actor_train", "update"))
+
+
+def held(
+    group: Group, phase: Phase, uses: Mapping[Role, Use], kv: int, offload: Offload
+) -> Iterator[tuple[Role, Part, int]]:
+    """Everything on a device of the group in a phase."""
+    for role in group.roles:
+        busy = role == phase.role or (role == "actor_infer" and len(group.roles) == 1)
+        mode: Mode = "generate" if role == "actor_infer" else phase.mode
+        for part, size in (uses[role].active[mode] if busy else uses[role].idle).items():
+            yield role, part, size
+        if role == "actor_infer" and (busy or offload == "none"):
+            yield role, "kv_cache", kv
+
+
+class Estimator:
+    """Works out candidates; what they have in common is computed once."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.phases = phases(job)
+        self.models = job.models()
+        self._loads: dict[
+            tuple[Role, int, Sharding], tuple[dict[Mode, dict[Part, int]], dict[Part, int]]
+        ] = {}
+
+    def estimate(
+        self, arrangement: Arrangement, paces: Mapping[Role, Pace], sharding: Sharding, offload: Offload
+    ) -> Estimate:
+        """A candidate's memory and time."""
+        uses = {role: self._use(role, arrangement, sharding, offload) for role in arrangement.sets}
+        kv, kv_tokens, shortage = self._cache(arrangement, uses, offload)
+        worst = [shortage, *self._shortages(arrangement, uses, kv, offload)]
+        short = max((one for one in worst if one is not None), key=lambda one: one.missing, default=None)
+        plain = (arrangement, sharding, offload, uses, kv, kv_tokens)
+        if short is not None:
+            return Estimate(*plain, short)
+        spans = self._timeline(arrangement, paces, sharding, offload, uses, kv_tokens)
+        return Estimate(*plain, None, spans, max(span.end for span in spans))
+
+    def _use(self, role: Role, at: Arrangement, sharding: Sharding, offload: Offload) -> Use:
+        if role == "actor_infer":
+            return self._engine(at, offload)
+        active, idle = self._load(role, len(at.sets[role]), sharding)
+        shared = role in at.shared
+        host_step = offload == "host" and "update" in active
+        if host_step:
+            active = {
+                mode: {p: s for p, s in parts.items() if p != "optimiser"} for mode, parts in active.items()
+            }
+        elif "update" in active and (not shared or offload == "none"):
+            active = {**active, "score": {**active["score"], "optimiser": idle["optimiser"]}}
+        moving: tuple[Part, ...] = ()
+        if shared and offload != "none":
+            moving = ("optimiser",) if offload == "optimiser" else ("weights", "optimiser")
+        stays = {p: s for p, s in idle.items() if p not in moving and not (host_step and p == "optimiser")}
+        moved = sum(s for p, s in idle.items() if p in moving and not (host_step and p == "optimiser"))
+        return Use(active, stays, moved, moved + (idle["optimiser"] if host_step else 0))
+
+    def _engine(self, at: Arrangement, offload: Offload) -> Use:
+        shape, size = self.job.actor, at.tensor_parallel
+        weights = memory.engine_weights(shape, self.job, size)
+        active: dict[Part, int] = {
+            "weights": weights,
+            "activations": memory.engine_workspace(shape, self.job, size),
+        }
+        sleeps = offload in ("all", "host") and "actor_infer" in at.shared
+        # The engine's weights need no copy: the next ones come from training.
+        return Use({"generate": active}, {} if sleeps else {"weights": weights})
+
+    def _load(
+        self, role: Role, ranks: int, sharding: Sharding
+    ) -> tuple[dict[Mode, dict[Part, int]], dict[Part, int]]:
+        key = (role, ranks, sharding)
+        if key not in self._loads:
+            self._loads[key] = self._fresh_load(role, ranks, sharding)
+        return self._loads[key]
+
+    def _fresh_load(
+        self, role: Role, ranks: int, sharding: Sharding
+    ) -> tuple[dict[Mode, dict[Part, int]], dict[Part, int]]:
+        job, shape = self.job, self.models[role]
+        writes = role in ("actor_train", "reference")
+        score: dict[Part, int] = {
+            "weights": memory.scoring_weights(shape, job.bytes_each, ranks, sharding),
+            "activations": memory.score_activations(shape, job, vocabulary=writes),
+        }
+        whole = job.bytes_each * shape.parameters
+        rests: dict[Part, int] = {"weights": -(-whole // ranks) if sharding == "weights" else whole}
+        if role not in ("actor_train", "critic"):
+            return {"score": score}, rests
+        rank = job.lora_rank if role == "actor_train" else None
+        state = memory.training_state(shape, job.precision, ranks, sharding, rank)
+        score["weights"] = state["weights"]
+        rests["optimiser"] = state["optimiser"]
+        activations = memory.update_activations(shape, job, vocabulary=writes)
+        return {"score": score, "update": {**state, "activations": activations}}, rests
+
+    def _cache(
+        self, at: Arrangement, uses: Mapping[Role, Use], offload: Offload
+    ) -> tuple[int, int, Shortage | None]:
+        """Bytes of KV cache on each device, tokens in an engine's, and what is missing for the least."""
+        work, size = self.job.work, at.tensor_parallel
+        token = memory.kv_bytes(self.job.actor, self.job, size)
+        engines = len(at.sets["actor_infer"]) // size
+        kv = -(-work.in_flight // max(engines, 1)) * work.context * token
+        tightest: tuple[Group, str, int] | None = None
+        for group in at.groups:
+            if "actor_infer" not in group.roles:
+                continue
+            for phase in self.phases:
+                if phase.mode != "generate" and offload != "none":
+                    continue
+                taken = sum(number for _, _, number in held(group, phase, uses, 0, offload))
+                if group.limit - taken < kv:
+                    kv, tightest = group.limit - taken, (group, phase.name, taken)
+        if kv < work.context * token and tightest is not None:
+            group, name, taken = tightest
+            return 0, 0, Shortage(name, group, taken + work.context * token, group.limit)
+        return kv, kv // token, None
+
+    def _shortages(
+        self, at: Arrangement, uses: Mapping[Role, Use], kv: int, offload: Offload
+    ) -> Iterator[Shortage]:
+        for group in at.groups:
+            for phase in self.phases:
+                needed = sum(size for _, _, size in held(group, phase, uses, kv, offload))
+                if needed > group.limit:
+                    yield Shortage(phase.name, group, needed, group.limit)
+        each = [sum(uses[role].host for role in group.roles) for group in at.groups]
+        for host, counts in at.hosts:
+            needed = sum(size * count for size, count in zip(each, counts, strict=True))
+            if needed > HOST_USABLE * host:
+                yield Shortage("hand-over", None, needed, int(HOST_USABLE * host))
+
+    def _timeline(
+        self,
+        at: Arrangement,
+        paces: Mapping[Role, Pace],
+        sharding: Sharding,
+        offload: Offload,
+        uses: Mapping[Role, Use],
+        kv_tokens: int,
+    ) -> tuple[Span, ...]:
+        job = self.job
+        engines = paces["actor_infer"]
+        rate = generate_rate(job, engines, at.tensor_parallel, kv_tokens)
+        work: list[tuple[str, float]] = []
+        moved = sum(use.moved for use in uses.values()) / HOST_LINK
+        if moved:
+            work.append(("reload", moved))
+        work += [(phase.name, self._seconds(phase, paces, sharding, offload)) for phase in self.phases[1:]]
+        if moved:
+            work.append(("offload", moved))
+        work.append(("sync weights", sync_seconds(job, paces["actor_train"], engines)))
+        training = sum(seconds for _, seconds in work)
+        alone = job.work.episodes / rate
+        names = ("all devices", "all devices") if at.layout == "colocated" else ("train", "generate")
+        if at.layout == "colocated" or not job.work.staleness:
+            return (Span(names[1], "generate", 0.0, alone), *_after(alone, names[0], work))
+        if at.layout == "split":
+            # Both at once; whoever is done first waits.
+            return (Span(names[1], "generate", 0.0, alone), *_after(0.0, names[0], work))
+        stays = len(set(at.sets["actor_infer"]) - set(at.sets["actor_train"])) / engines.count
+        first = max(0.0, (job.work.episodes - stays * rate * training) / rate)
+        return (
+            Span(names[0], "generate", 0.0, first),
+            Span(names[1], "generate", 0.0, first + training),
+            *_after(first, names[0], work),
+        )
+
+    def _seconds(
+        self, phase: Phase, paces: Mapping[Role, Pace], sharding: Sharding, offload: Offload
+    ) -> float:
+        shape, pace = self.models[phase.role], paces[phase.role]
+        if phase.mode == "score":
+            return score_seconds(shape, self.job, pace, sharding)
+        rank = self.job.lora_rank if phase.role == "actor_train" else None
+        trained = shape.parameters if rank is None else shape.lora_parameters(rank)
+        return update_seconds(shape, self.job, pace, sharding, host_step=offload == "host", trained=trained)
+
+
+def _after(start: float, lane: str, work: list[tuple[str, float]]) -> Iterator[Span]:
+    for name, seconds in work:
+        yield Span(lane, name, start, start + seconds)
+        start += seconds

@@ -1,0 +1,162 @@
+"""Which devices there are: real ones, slots of processor cores, or a cluster that is only described."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rollgym.devices.hardware import (
+    CPU_BANDWIDTH,
+    CPU_FLOPS,
+    DEVICE_MODELS,
+    HOST_SHARE,
+    MIB,
+    NETWORK,
+    DeviceModel,
+    device_model,
+)
+from rollgym.devices.types import Cluster, Node
+from rollgym.errors import MissingExtra, UsageError
+
+_CPU = re.compile(r"cpu:([0-9]{1,4})", re.ASCII)
+_GPUS = re.compile(r"(?:([0-9]{1,5})x)?([0-9]{1,3})x([A-Za-z][\w-]*|4090)", re.ASCII)
+
+
+def find_cluster(words: str | None = None) -> Cluster:
+    """The cluster that words name.
+
+    Nothing: this machine's CUDA devices, or else two slots of its processors. ``cuda``; ``cpu:4``;
+    ``8xH100`` or ``32x8xH100`` (nodes x devices); or a YAML file that describes one.
+    """
+    if words is None:
+        return cuda_cluster() or cpu_cluster(2)
+    if words == "cuda":
+        found = cuda_cluster()
+        if found is None:
+            raise UsageError("There is no CUDA device here (or no torch that can use it); try cpu:2.")
+        return found
+    if match := _CPU.fullmatch(words):
+        return cpu_cluster(int(match[1]))
+    if (match := _GPUS.fullmatch(words)) and not Path(words).exists():
+        return described(nodes=int(match[1] or 1), gpus=int(match[2]), model=match[3])
+    return read_cluster(Path(words))
+
+
+def cpu_cluster(slots: int) -> Cluster:
+    """This machine's processors and memory, cut into equal slots."""
+    if slots < 1:
+        raise UsageError(f"cpu:{slots} has no slots: at least one is needed.")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Cluster((_cpu_node("this machine", slots, cores, memory),))
+
+
+def cuda_cluster() -> Cluster | None:
+    """This machine's CUDA devices; ``None`` where there are none. Imports torch."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ModuleNotFoundError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    facts = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    least = min(int(fact.total_memory) for fact in facts)
+    node = _node("this machine", len(facts), known_model(facts[0].name, least))
+    node = replace(node, model=facts[0].name, memory=least, host_memory=host, cpus=os.cpu_count() or 0)
+    return Cluster((node,))
+
+
+def described(*, nodes: int = 1, gpus: int, model: str) -> Cluster:
+    """Equal nodes of a known device, with the usual network and host memory."""
+    if nodes < 1 or gpus < 1:
+        raise UsageError("A cluster has at least one node with at least one device.")
+    node = _node("node", gpus, device_model(model))
+    return Cluster(tuple(replace(node, name=f"node{at}") for at in range(nodes)))
+
+
+def read_cluster(path: Path) -> Cluster:
+    """A cluster that a YAML file describes."""
+    if not path.is_file():
+        raise UsageError(
+            f"There is no cluster file {path}; --cluster also takes cpu:2, 8xH100 or 32x8xH100 "
+            f"(devices: {', '.join(DEVICE_MODELS)})."
+        )
+    try:
+        from rollgym.devices.cluster_file import load_cluster
+    except ModuleNotFoundError as error:
+        if error.name not in ("pydantic", "yaml"):
+            raise
+        raise MissingExtra("Reading a cluster file", "train") from error
+    return load_cluster(path)
+
+
+def cluster_from_nodes(nodes: Iterable[tuple[str, float, float, float]], *, model: str = "") -> Cluster:
+    """A cluster from what a runtime says of its nodes: name, GPUs, processors, bytes of memory.
+
+    A runtime such as Ray knows how many GPUs a node has, not which: ``model`` says it. Without, they are
+    logical GPUs, each a share of its node's processors and memory. Nodes without GPUs are slots: one.
+    """
+    found: list[Node] = []
+    for name, gpus, cpus, memory in nodes:
+        count, cores = int(gpus), int(cpus)
+        if not count:
+            found.append(_cpu_node(name, 1, cores, int(memory)))
+        elif model:
+            node = _node(name, count, device_model(model))
+            found.append(replace(node, cpus=cores, host_memory=int(memory)))
+        else:
+            found.append(replace(_cpu_node(name, count, cores, int(memory)), kind="gpu", model="logical"))
+    return Cluster(_gpus_first(found))
+
+
+def known_model(name: str, memory: int) -> DeviceModel | None:
+    """The known device that a driver's name for it means: ``NVIDIA A100-SXM4-40GB``."""
+    words = re.sub(r"[^A-Z0-9]", " ", name.upper()).replace("RTX ", "RTX").split()
+    near = [m for m in DEVICE_MODELS.values() if m.name.split("-")[0] in words]
+    near = [m for m in near if 0.85 < memory / m.memory < 1.15]
+    return near[0] if near else None
+
+
+def _gpus_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Where there are GPUs, models live on those alone: their numbers start at 0."""
+    return tuple(sorted(nodes, key=lambda node: node.kind != "gpu"))
+
+
+def _node(name: str, gpus: int, model: DeviceModel | None) -> Node:
+    if model is None:
+        return Node(name=name, devices=gpus, memory=16_384 * MIB)
+    return Node(
+        name=name,
+        devices=gpus,
+        memory=model.memory,
+        model=model.name,
+        flops=model.flops,
+        bandwidth=model.bandwidth,
+        link=model.link,
+        network=min(NETWORK, model.link),
+        host_memory=HOST_SHARE * gpus * model.memory,
+        cpus=16 * gpus,
+    )
+
+
+def _cpu_node(name: str, slots: int, cores: int, memory: int) -> Node:
+    share = max(cores / slots, 0.25)
+    return Node(
+        name=name,
+        kind="cpu",
+        devices=slots,
+        memory=memory // slots,
+        model="cores",
+        flops=CPU_FLOPS * share,
+        bandwidth=CPU_BANDWIDTH * share,
+        link=CPU_BANDWIDTH / 2,
+        network=1e9,
+        host_memory=memory,
+        cpus=cores,
+    )

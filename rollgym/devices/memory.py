@@ -1,0 +1,124 @@
+"""How many bytes a role needs on each of its devices, by what they are for.
+
+Training state is that of the ZeRO paper (Rajbhandari et al. 2020, section 3.1): in mixed precision 2 bytes a
+parameter for weights, 2 for gradients and 12 for Adam (a float32 copy and two moments), divided by the
+data-parallel ranks as far as a stage shards it. In float32 they are 4, 4 and 8. Either way 16 in all.
+Activations are what the layers of transformers' Llama and Qwen save for the backward pass, with attention
+that keeps no matrix of scores. Nothing here rounds, and nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from rollgym.devices.job import Job, Precision
+from rollgym.devices.models import ModelShape
+
+Part = Literal["weights", "gradients", "optimiser", "activations", "kv_cache"]
+PARTS: tuple[Part, ...] = ("weights", "gradients", "optimiser", "activations", "kv_cache")
+Sharding = Literal["none", "optimiser", "gradients", "weights"]
+SHARDINGS: tuple[Sharding, ...] = ("none", "optimiser", "gradients", "weights")
+Bytes = Mapping[Part, int]
+
+STATE: Mapping[Precision, tuple[int, int, int]] = {"mixed": (2, 2, 12), "float32": (4, 4, 8)}
+"""Bytes a parameter: weights, gradients, optimiser."""
+GATHERED = 2
+"""Layers that sharded weights are whole of at once: the one at work, and the next."""
+PREFILL = 8192
+"""Tokens of prompts that an engine computes at once, at most."""
+
+
+def training_state(
+    shape: ModelShape, precision: Precision, ranks: int, sharding: Sharding, lora_rank: int | None = None
+) -> dict[Part, int]:
+    """Weights, gradients and optimiser state of a model that is trained, on each rank."""
+    weight, gradient, optimiser = STATE[precision]
+    every = shape.parameters
+    trained = every if lora_rank is None else shape.lora_parameters(lora_rank)
+    total = every if lora_rank is None else every + trained
+    return {
+        "weights": scoring_weights(shape, weight, ranks, sharding) + weight * (total - every),
+        "gradients": _share(gradient * trained, ranks, sharding in ("gradients", "weights")),
+        "optimiser": _share(optimiser * trained, ranks, sharding != "none"),
+    }
+
+
+def scoring_weights(shape: ModelShape, bytes_each: int, ranks: int, sharding: Sharding) -> int:
+    """Weights on each rank, with the layers that are gathered while they are used."""
+    whole = bytes_each * shape.parameters
+    if sharding != "weights" or ranks == 1:
+        return whole
+    return min(whole, _share(whole, ranks, True) + GATHERED * bytes_each * shape.largest_block)
+
+
+def saved_by_layer(shape: ModelShape, bytes_each: int) -> int:
+    """Bytes that one layer saves for each token until the backward pass."""
+    c, h = bytes_each, shape.hidden
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    norms = 2 * (4 + 2 * c) * h  # in float32 before, and after, and scaled
+    # Queries, keys, values, what attention gives, and that in the order of tokens; a sum for each head.
+    attention = (3 * q + 2 * kv) * c + 4 * shape.heads
+    if shape.qk_norm:
+        attention += (4 + c) * (q + kv)
+    if not shape.experts:
+        return norms + attention + 4 * shape.inner * c  # gate, its activation, up, their product
+    used = shape.experts_used * (4 * shape.expert_inner + 2 * h) * c + 4 * shape.shared_inner * c
+    return norms + attention + used + 2 * 4 * shape.experts
+
+
+def saved_by_head(shape: ModelShape, tokens: int) -> int:
+    """Bytes that log-probs and entropy of so many tokens save: two float32 vocabularies each."""
+    return 2 * 4 * shape.vocab * tokens
+
+
+def saved_activations(
+    shape: ModelShape, bytes_each: int, tokens: int, *, replies: int, checkpointing: bool
+) -> int:
+    """All that is saved for the backward pass over ``tokens``, of which ``replies`` are predicted."""
+    layer = saved_by_layer(shape, bytes_each)
+    last = (4 + 2 * bytes_each) * shape.hidden
+    kept = shape.layers * shape.hidden * bytes_each if checkpointing else shape.layers * layer
+    return tokens * (kept + last) + saved_by_head(shape, replies)
+
+
+def update_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
+    """The most that activations take in an update: what is saved, and what exists only for a moment."""
+    work, c = job.work, job.bytes_each
+    replies = round(work.longest * work.reply_share) if vocabulary else 0
+    saved = saved_activations(shape, c, work.longest, replies=replies, checkpointing=work.checkpointing)
+    layer = saved_by_layer(shape, c) * work.longest
+    head = 2 * 4 * shape.vocab * replies  # logits and their gradient
+    return saved + max(head, layer if work.checkpointing else layer // 2)
+
+
+def score_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
+    """The most that a pass without gradients takes."""
+    work, c = job.work, job.bytes_each
+    replies = round(work.longest * work.reply_share) if vocabulary else 0
+    inner = max(shape.inner, shape.experts_used * shape.expert_inner)
+    layer = work.longest * (3 * shape.hidden + 3 * inner) * c
+    return max(layer, 3 * 4 * shape.vocab * replies + work.longest * shape.hidden * c)
+
+
+def engine_weights(shape: ModelShape, job: Job, tensor_parallel: int) -> int:
+    """Weights of an engine on each device."""
+    return _share(job.bytes_each * shape.parameters, tensor_parallel, True)
+
+
+def engine_workspace(shape: ModelShape, job: Job, tensor_parallel: int) -> int:
+    """What an engine computes with: a piece of a prompt, and the logits of all that it writes at once."""
+    tokens = min(PREFILL, job.work.context)
+    inner = max(shape.inner, shape.experts_used * shape.expert_inner)
+    width = 3 * shape.hidden + 3 * inner // tensor_parallel
+    return tokens * width * job.bytes_each + 2 * 4 * shape.vocab * min(job.work.in_flight, 256)
+
+
+def kv_bytes(shape: ModelShape, job: Job, tensor_parallel: int) -> int:
+    """Keys and values of one token on each device; heads are shared out, down to one each."""
+    heads = -(-shape.kv_heads // tensor_parallel)
+    return 2 * shape.layers * heads * shape.head_dim * job.bytes_each
+
+
+def _share(whole: int, ranks: int, sharded: bool) -> int:
+    return -(-whole // ranks) if sharded else whole

@@ -1,0 +1,179 @@
+"""How big a model is: from its Hugging Face ``config.json``, or from a word such as ``7b``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rollgym.errors import UnknownName, UsageError
+
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+"""Values of ``model_type`` whose parameters are counted exactly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The sizes of a decoder-only transformer with gated MLPs and RMS norms."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    """Width of a dense MLP."""
+    vocab: int
+    tied: bool = False
+    """Whether the head uses the embedding's weights."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    experts: int = 0
+    """Of each layer that has some; 0: a dense model."""
+    experts_used: int = 0
+    """By each token."""
+    expert_inner: int = 0
+    shared_inner: int = 0
+    """Width of an expert that all tokens use; 0: none."""
+    dense_layers: int = 0
+    """Layers of a model with experts that have none."""
+    context: int = 32_768
+    """The longest it was made for, in tokens."""
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        moe = self.layers - self.dense_layers if self.experts else 0
+        blocks = self.layers * self._attention() + (self.layers - moe) * self._dense_mlp()
+        return blocks + moe * self._experts(self.experts) + self._ends()
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets."""
+        moe = self.layers - self.dense_layers if self.experts else 0
+        blocks = self.layers * self._attention() + (self.layers - moe) * self._dense_mlp()
+        return blocks + moe * self._experts(self.experts_used) + self._ends()
+
+    @property
+    def largest_block(self) -> int:
+        """Parameters of the largest part that sharded training gathers at once."""
+        mlp = self._experts(self.experts) if self.experts else self._dense_mlp()
+        return max(self._attention() + mlp, self.vocab * self.hidden)
+
+    def kv_bytes(self, bytes_each: int = 2) -> int:
+        """Keys and values of one token, over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_each
+
+    def lora_parameters(self, rank: int) -> int:
+        """Of matrices of this rank beside every linear layer but the head."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        inner = self.inner if not self.experts else self.shared_inner
+        pairs = 2 * (self.hidden + q) + 2 * (self.hidden + kv) + (3 * (self.hidden + inner) if inner else 0)
+        return self.layers * rank * pairs
+
+    def _attention(self) -> int:
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        found = 2 * self.hidden * (q + kv) + 2 * self.hidden
+        found += (q + 2 * kv) * self.qkv_bias + self.hidden * self.out_bias
+        return found + 2 * self.head_dim * self.qk_norm
+
+    def _dense_mlp(self) -> int:
+        return 3 * self.hidden * self.inner + (2 * self.inner + self.hidden) * self.mlp_bias
+
+    def _experts(self, count: int) -> int:
+        shared = 3 * self.hidden * self.shared_inner + self.hidden if self.shared_inner else 0
+        return count * 3 * self.hidden * self.expert_inner + self.hidden * self.experts + shared
+
+    def _ends(self) -> int:
+        return self.vocab * self.hidden * (1 if self.tied else 2) + self.hidden
+
+
+def find_model(words: str) -> ModelShape:
+    """A model by a word such as ``7b`` or ``200b-moe``, or by its folder or ``config.json``."""
+    from rollgym.devices.presets import PRESETS
+
+    if words.lower() in PRESETS:
+        return PRESETS[words.lower()]
+    path = Path(words)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        if any(mark in words for mark in "/\\."):
+            raise UsageError(f"The model {words} is no folder with a config.json, and no known size.")
+        raise UnknownName("model", words, PRESETS, f"Known: {', '.join(PRESETS)}; or name a folder.")
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as JSON: {error}.") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} holds no JSON object.")
+    return read_config(values, path.parent.name)
+
+
+def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
+    """The shape that a Hugging Face configuration describes."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise UsageError(
+            f"The sizes of a model of type {family!r} are not known here; known are {', '.join(FAMILIES)}."
+        )
+    try:
+        found = _dense(config, str(family), name)
+        return _with_experts(found, config, str(family)) if _experts(config) else found
+    except KeyError as error:
+        raise UsageError(f"The model's config.json has no {error.args[0]}.") from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise UsageError(f"The model's config.json has an odd value: {error}.") from None
+
+
+def _dense(config: Mapping[str, Any], family: str, name: str) -> ModelShape:
+    heads, hidden = _count(config, "num_attention_heads"), _count(config, "hidden_size")
+    bias = bool(config.get("attention_bias", False))
+    return ModelShape(
+        name=name or family,
+        layers=_count(config, "num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads
+        if config.get("num_key_value_heads") is None
+        else _count(config, "num_key_value_heads"),
+        head_dim=hidden // heads if config.get("head_dim") is None else _count(config, "head_dim"),
+        inner=_count(config, "intermediate_size"),
+        vocab=_count(config, "vocab_size"),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=bool(config.get("qkv_bias", True)) if family.startswith("qwen2") else bias,
+        out_bias=bias and not family.startswith("qwen2"),
+        mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
+        qk_norm=family.startswith("qwen3"),
+        context=int(config.get("max_position_embeddings") or 32_768),
+    )
+
+
+def _with_experts(shape: ModelShape, config: Mapping[str, Any], family: str) -> ModelShape:
+    step = int(config.get("decoder_sparse_step") or 1)
+    only = set(config.get("mlp_only_layers") or ())
+    dense = sum(1 for at in range(shape.layers) if at in only or (at + 1) % step)
+    return replace(
+        shape,
+        experts=_experts(config),
+        experts_used=_count(config, "num_experts_per_tok"),
+        expert_inner=shape.inner if family == "mixtral" else _count(config, "moe_intermediate_size"),
+        shared_inner=_count(config, "shared_expert_intermediate_size") if family == "qwen2_moe" else 0,
+        dense_layers=dense,
+    )
+
+
+def _experts(config: Mapping[str, Any]) -> int:
+    return int(config.get("num_local_experts") or config.get("num_experts") or 0)
+
+
+def _count(config: Mapping[str, Any], key: str) -> int:
+    value = config[key]
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} is {value!r}")
+    return value

@@ -1,0 +1,72 @@
+"""``gpu[0-3,6]``: devices by number. Read by a small grammar of its own; nothing is evaluated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rollgym.devices.types import Cluster, Device
+from rollgym.errors import UsageError
+
+_WHOLE = re.compile(r"\s*(gpu|cpu)\s*\[([0-9,\-\s]*)\]\s*", re.ASCII)
+_PART = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
+_FORM = "write gpu[0-3], gpu[0,2,4-7] or cpu[0-1]"
+
+
+def parse_range(text: str, cluster: Cluster, key: str = "devices") -> tuple[Device, ...]:
+    """The devices a text names, in the cluster's order; ``key`` is what mistakes call the setting."""
+    whole = _WHOLE.fullmatch(text)
+    if whole is None:
+        raise UsageError(f"{key} is {text!r}, which names no devices: {_FORM}.")
+    kind, inside = whole.groups()
+    every = cluster.devices
+    numbers: list[int] = []
+    for part in inside.split(","):
+        numbers += _part(part, text, key, len(every), kind)
+    twice = sorted({number for number in numbers if numbers.count(number) > 1}) if _repeats(numbers) else []
+    if twice:
+        raise UsageError(f"{key} is {text!r}, which names device {twice[0]} twice.")
+    found = tuple(every[number] for number in sorted(numbers))
+    for number, device in zip(sorted(numbers), found, strict=True):
+        node = cluster.nodes[device.node]
+        if node.kind != kind:
+            raise UsageError(f"{key} is {text!r}, but device {number} is a {node.kind} (of {node.name}).")
+    return found
+
+
+def format_range(devices: Sequence[Device], cluster: Cluster) -> str:
+    """How these devices are written; `parse_range` reads it back."""
+    place = {device: number for number, device in enumerate(cluster.devices)}
+    numbers = sorted(place[device] for device in devices)
+    kind = cluster.nodes[devices[0].node].kind if devices else "gpu"
+    return f"{kind}[{numbers_text(numbers)}]"
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Sorted numbers as ``0-3,6``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _part(part: str, text: str, key: str, count: int, kind: str) -> range:
+    found = _PART.fullmatch(part)
+    if found is None:
+        what = f"{part.strip()!r} is no number or range" if part.strip() else "a number is missing"
+        raise UsageError(f"{key} is {text!r}: {what}; {_FORM}.")
+    first = int(found[1])
+    last = first if found[2] is None else int(found[2])
+    if last < first:
+        raise UsageError(f"{key} is {text!r}: {first}-{last} goes backwards; write {last}-{first}.")
+    if last >= count:
+        there = f"there are {count}, numbered {kind}[0-{count - 1}]" if count else "there are none"
+        raise UsageError(f"{key} is {text!r}: there is no device {last}; {there}.")
+    return range(first, last + 1)
+
+
+def _repeats(numbers: Sequence[int]) -> bool:
+    return len(set(numbers)) < len(numbers)

@@ -1,0 +1,277 @@
+"""A server process of our own: started, watched, started again, and never left behind."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import Any
+
+import httpx
+
+from rollgym.engines.sglang.client import transport
+from rollgym.engines.sglang.orphans import clean_up, forget, members, note, signal_all, started
+from rollgym.errors import EngineLost, UsageError
+
+STOP_SECONDS = 15.0
+_TAIL = 12
+"""Lines of the log that an error repeats."""
+_CPU: tuple[str, ...] = (
+    *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    *("--disable-overlap-schedule", "--disable-cuda-graph"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """How to start a server."""
+
+    python: str = sys.executable
+    """The Python that has SGLang installed: it may have a virtual environment of its own."""
+    device: str | None = None
+    """``cpu``, ``cuda`` or another that SGLang knows; default: ``cpu`` where there is no accelerator."""
+    dtype: str | None = None
+    """Default: float32 on a CPU, else what the model says."""
+    tp: int = 1
+    """Over how many devices the model is spread."""
+    memory_fraction: float | None = None
+    max_total_tokens: int | None = None
+    """Room of the cache, in tokens; by default what fits (on a CPU 65,536)."""
+    max_running: int | None = None
+    context_length: int | None = None
+    memory_saver: bool = False
+    """Needed for `release_memory` to free anything."""
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """Default: one that is free."""
+    start_seconds: float = 900.0
+    extra: tuple[str, ...] = ()
+    """Further words of the command line."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the server is to do without an accelerator."""
+        if self.device is not None:
+            return self.device == "cpu"
+        return not any(Path(file).exists() for file in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+
+    def command(self, model: Path, port: int, version: int) -> list[str]:
+        """The command line."""
+        cpu = self.on_cpu
+        words: dict[str, Any] = {
+            "--model-path": model,
+            "--host": self.host,
+            "--port": port,
+            "--weight-version": version,
+            "--device": "cpu" if cpu else self.device,
+            "--dtype": self.dtype or ("float32" if cpu else None),
+            "--tp-size": self.tp if self.tp > 1 else None,
+            "--mem-fraction-static": self.memory_fraction or (0.5 if cpu else None),
+            "--max-total-tokens": self.max_total_tokens or (65_536 if cpu else None),
+            "--max-running-requests": self.max_running or (64 if cpu else None),
+            "--context-length": self.context_length,
+        }
+        flags = [str(word) for name, value in words.items() if value is not None for word in (name, value)]
+        more = [*(_CPU if cpu else ()), *(["--enable-memory-saver"] if self.memory_saver else [])]
+        return [self.python, "-m", "sglang.launch_server", *flags, *more, *self.extra]
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables: ours, without what would slow it down, and what a CPU needs."""
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        # A virtual environment or path of this process is none of the server's.
+        for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME"):
+            env.pop(name, None)
+        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        if self.on_cpu:
+            env |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        return env | dict(self.env)
+
+
+class Server:
+    """One SGLang server and the processes it starts."""
+
+    def __init__(self, model: Path, options: ServerOptions | None = None, *, version: int = 0) -> None:
+        self.model = model.resolve()
+        self.options = options or ServerOptions()
+        self.version = version
+        """What the weights in the folder are called."""
+        self.starts = 0
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = ""
+        self._closed = False
+        self._log = Path(tempfile.mkdtemp(prefix="rollgym-sglang-")) / "server.log"
+        atexit.register(self.stop)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://{self.options.host}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the first process."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the first process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """The end of what it has printed."""
+        try:
+            text = self._log.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        lines = [line for line in text.splitlines() if line.strip()]
+        return "\n".join(lines[-_TAIL:])
+
+    def start(self) -> None:
+        """Start it and wait until it can generate; `EngineLost` where it does not come up."""
+        if self._closed:
+            raise EngineLost("The SGLang server was closed.")
+        clean_up()
+        self._port = self._free_port()
+        self._launch()
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def healthy(self, *, paused: bool = False, seconds: float = 30.0) -> bool:
+        """Whether it runs and generates; a paused one can only be asked whether it answers."""
+        if not self.alive:
+            return False
+        path = "/model_info" if paused else "/health"
+        try:
+            with httpx.Client(timeout=seconds, **transport(self.url)) as client:
+                return client.get(self.url + path).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def restart(self) -> None:
+        """End whatever is left of it, and start it again, at the same address if that is free."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """End all its processes: asked first, then made to. Stopping twice is stopping once."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        forget(process.pid)
+        for number, seconds in ((SIGTERM, STOP_SECONDS), (SIGKILL, STOP_SECONDS)):
+            signal_all(process.pid, self._began, number)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                process.poll()
+                if process.returncode is not None and not members(process.pid, self._began):
+                    return
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        """Stop for good, and remove the log."""
+        self._closed = True  # a start that is under way in another thread ends, too
+        self.stop()
+        atexit.unregister(self.stop)
+        with suppress(OSError):
+            self._log.unlink(missing_ok=True)
+            self._log.parent.rmdir()
+
+    def _launch(self) -> None:
+        options = self.options
+        command = options.command(self.model, self._port, self.version)
+        try:
+            with self._log.open("wb") as out:
+                # Its own session: so that all of it can be ended, and Ctrl-C is ours to handle.
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=options.environment(),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise UsageError(
+                f"SGLang cannot be started with {options.python}: {error.strerror or error}."
+            ) from None
+        self.starts += 1
+        self._began = started(self._process.pid)
+        note(self._process.pid, self._began)
+
+    def _wait(self) -> None:
+        until = time.monotonic() + self.options.start_seconds
+        while not self.healthy():
+            process = self._process
+            if self._closed or process is None:
+                raise EngineLost("The SGLang server was stopped while it started.")
+            if process.poll() is not None:
+                raise EngineLost(self._death(process.returncode))
+            if time.monotonic() > until:
+                seconds = self.options.start_seconds
+                raise EngineLost(
+                    f"The SGLang server was not ready within {seconds:g} s; its log ends:\n{self.log}"
+                )
+            time.sleep(0.25)
+
+    def _death(self, code: int) -> str:
+        text = self.log
+        if "No module named 'sglang'" in text or "No module named sglang" in text:
+            return (
+                f"{self.options.python} has no SGLang: install it there (pip install sglang), or name the "
+                "Python that has it (python=...)."
+            )
+        return f"The SGLang server died while it started (exit code {code}); its log ends:\n{text}"
+
+    def _free_port(self) -> int:
+        asked = self.options.port or self._port
+        if asked and _is_free(self.options.host, asked):
+            return asked
+        if self.options.port is not None:
+            raise UsageError(
+                f"Port {asked} of {self.options.host} is in use: choose another, or none to get a free one."
+            )
+        with socket.socket() as probe:
+            probe.bind((self.options.host, 0))
+            return int(probe.getsockname()[1])
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def start_all(servers: Sequence[Server]) -> None:
+    """Start several at once; where one fails, or somebody interrupts, none is left running."""
+    with ThreadPoolExecutor(len(servers)) as threads:
+        futures = [threads.submit(server.start) for server in servers]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+            for future in futures:
+                if future.done():
+                    future.result()
+        except BaseException:
+            for server in servers:
+                server.close()
+            raise

@@ -1,0 +1,118 @@
+"""Joining a cluster: what it has, who may not join, and what is said then."""
+
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollgym.cluster import address
+from rollgym.cluster import connect as joining
+from rollgym.cluster.address import check_address, check_code, check_versions
+from rollgym.cluster.connect import connect
+from rollgym.cluster.errors import need_ray
+from rollgym.cluster.probe import facts_here
+from rollgym.errors import MissingExtra, UsageError
+
+ray: Any = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def nodes(nodes_of: Callable[..., Any]) -> Any:
+    return nodes_of(2, num_gpus=2)
+
+
+def test_a_cluster_that_is_joined_is_seen_node_by_node(nodes: Any) -> None:
+    with connect(nodes.address) as connection:
+        assert [(node.kind, node.devices) for node in connection.cluster.nodes] == [("gpu", 2)] * 2
+        assert sorted(connection.nodes) == sorted(node["NodeID"] for node in ray.nodes())
+        assert not connection.shipped, "the workers have the very same files"
+        assert connection.again().nodes == connection.nodes
+
+
+@pytest.mark.slow
+def test_the_working_tree_goes_along_where_the_workers_have_another(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "facts_here", lambda: replace(facts_here(), digest="changed"))
+    with connect(nodes.address) as connection:
+        assert connection.shipped
+
+        @ray.remote
+        def sent() -> list[str]:
+            """Folders of this worker's path that have a whole rollgym."""
+            needed = ("rollgym/envs/bandit/env.py", "rollgym/trainer/batch.py", "rollgym/agents/lm.py")
+            return [one for one in sys.path if all(Path(one, name).is_file() for name in needed)]
+
+        found = ray.get(sent.remote())
+    assert any("runtime_resources" in folder for folder in found), found
+
+
+def test_other_versions_are_found_at_the_start_and_named(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = facts_here()
+    for name, other in (("python", "3.9.1"), ("ray", "1.2.3")):
+        monkeypatch.setattr(address, "facts_here", lambda: replace(here, **{name: other}))  # noqa: B023
+        with pytest.raises(UsageError) as refused, connect(nodes.address):
+            pass
+        own = getattr(here, name)
+        assert own in str(refused.value)
+        assert other in str(refused.value)
+        assert "install the same" in str(refused.value)
+        assert not ray.is_initialized()
+
+
+def test_workers_of_another_version_are_named() -> None:
+    here = facts_here()
+    check_code([here, here])
+    with pytest.raises(UsageError, match=r"node far runs Ray 1\.0, the driver Ray "):
+        check_versions([here, replace(here, host="far", ray="1.0")])
+    with pytest.raises(UsageError, match=r"node far runs rollgym 9\.9, the driver rollgym "):
+        check_code([replace(here, host="far", rollgym="9.9", digest="other")])
+    with pytest.raises(UsageError, match=r"node far has rollgym .* but other files of it"):
+        check_code([replace(here, host="far", digest="other")])
+    with pytest.raises(UsageError, match=r"rollgym cannot be imported .*No module.*install rollgym"):
+        check_versions([replace(here, trouble="No module named rollgym")])
+
+
+def test_a_dead_address_is_one_sentence() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with (
+        pytest.raises(
+            UsageError, match=rf"No Ray cluster answers at 127\.0\.0\.1:{port} \(Connection refused"
+        ),
+        connect(f"127.0.0.1:{port}"),
+    ):
+        pass
+    with pytest.raises(UsageError, match="No Ray cluster answers at ray://"):
+        check_address(f"ray://127.0.0.1:{port}")
+
+
+def test_somebody_else_at_the_address_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=r"is no Ray cluster that lets this machine in"):
+            check_address(f"127.0.0.1:{port}", wait=4)
+
+
+@pytest.mark.parametrize("words", ["somewhere", "host:", "host:port", ":6379", "host:99999"])
+def test_what_is_no_address_is_refused(words: str) -> None:
+    with pytest.raises(UsageError, match="auto, host:port or ray://host:port"), connect(words):
+        pass
+
+
+def test_what_belongs_to_a_local_ray_is_refused_for_a_cluster() -> None:
+    with pytest.raises(UsageError, match="a cluster has its own"), connect("127.0.0.1:1", gpus=2):
+        pass
+    with pytest.raises(UsageError, match="cpus must be at least 1, not 0"), connect(cpus=0):
+        pass
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r"rollgym\[distributed\]"):
+        need_ray()

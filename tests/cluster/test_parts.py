@@ -1,0 +1,200 @@
+"""Engine and learner in actors: the same tokens, the same weights, and what comes after a death."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch_models import make_engine, make_model, prompt, request
+
+from rollgym.cluster.connect import Connection, connect
+from rollgym.cluster.engine import RemoteEngine
+from rollgym.cluster.errors import ActorLost
+from rollgym.cluster.tensors import SharedTensors
+from rollgym.engines import BadRequest, WeightSource
+from rollgym.errors import EngineLost, UsageError
+from rollgym.trainer.learner.local import LocalLearner
+from rollgym.trainer.learner.remote import RemoteLearner
+from rollgym.trainer.learner.settings import LearnerSettings
+from rollgym.trainer.loss_settings import LossSettings
+
+ray: Any = pytest.importorskip("ray")
+SETTINGS = LearnerSettings(learning_rate=0.01, threads=1, mini_batches=2)
+LOSS = LossSettings("grpo", kl_coef=0.01)
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Connection]:
+    with connect(gpus=2, cpus=4) as connection:
+        yield connection
+
+
+def test_a_remote_engine_says_token_for_token_what_a_local_one_says(here: Connection, models: Path) -> None:
+    requests = [
+        request(f"r{number}", prompt(number, 3 + number % 5), f"s{number}", seed=number, temperature=1.0)
+        for number in range(12)
+    ]
+
+    async def main() -> None:
+        local = make_engine(models)
+        engine = await RemoteEngine.start(models, place={"num_cpus": 1, "num_gpus": 0.5}, threads=1)
+        try:
+            assert (engine.context_length, engine.version) == (local.context_length, 0)
+            ours = await asyncio.gather(*(engine.generate(one) for one in requests))
+            theirs = await asyncio.gather(*(local.generate(one) for one in requests))
+            assert [(r.token_ids, r.logprobs) for r in ours] == [(r.token_ids, r.logprobs) for r in theirs]
+            assert len({r.token_ids for r in ours}) > 6, "they differ from one another"
+
+            weights = WeightSource(tensors=dict(make_model(seed=5).named_parameters()))
+            await engine.update_weights(3, weights)
+            await local.update_weights(3, weights)
+            new, same = await engine.generate(requests[0]), await local.generate(requests[0])
+            assert (new.token_ids, new.logprobs, new.version) == (same.token_ids, same.logprobs, 3)
+            assert new.token_ids != ours[0].token_ids
+            await asks_for_too_much(engine)
+            await stops_where_it_is_told_to(engine)
+            await dies_and_comes_back(engine, new.token_ids)
+        finally:
+            await engine.close()
+            await local.close()
+        with pytest.raises(EngineLost, match="closed"):
+            await engine.generate(requests[0])
+
+    asyncio.run(main())
+
+
+async def asks_for_too_much(engine: RemoteEngine) -> None:
+    with pytest.raises(BadRequest, match="has no prompt ids"):
+        await engine.generate(request("none", []))
+    with pytest.raises(UsageError, match="no weights called"):
+        await engine.update_weights(3, WeightSource(tensors={"nonsense": make_model().lm_head.weight}))
+    await engine.update_weights(3, WeightSource(tensors=dict(make_model(seed=5).named_parameters())))
+
+
+async def stops_where_it_is_told_to(engine: RemoteEngine) -> None:
+    await engine.pause()
+    waiting = [asyncio.create_task(engine.generate(request(name, [1, 2], max_tokens=400))) for name in "ab"]
+    while (await engine.stats()).waiting + (await engine.stats()).running < 2:
+        await asyncio.sleep(0.01)
+    waiting[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    while (await engine.stats()).waiting + (await engine.stats()).running > 1:
+        await asyncio.sleep(0.01)  # the cancelled one goes there too, or this never ends
+    await engine.abort(["b"])
+    await engine.resume()
+    assert (await waiting[1]).finish_reason == "aborted"
+
+
+async def dies_and_comes_back(engine: RemoteEngine, expected: tuple[int, ...]) -> None:
+    await engine.pause()
+    lost = asyncio.create_task(engine.generate(request("lost", [1, 2], max_tokens=400)))
+    while not (await engine.stats()).waiting:
+        await asyncio.sleep(0.01)
+    line = engine._line
+    assert line is not None
+    ray.kill(line.actor)
+    with pytest.raises(EngineLost, match="The engine's actor is gone"):
+        await lost
+    await engine.resume()
+    again = await engine.generate(request("r0", prompt(0, 3), "s0", seed=0, temperature=1.0))
+    assert (again.token_ids, again.version) == (expected, 3), "with the weights that it had"
+    assert engine.deaths == 1
+
+
+def test_an_engine_without_a_model_is_one_sentence(here: Connection, tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(EngineLost, match="The engine could not be started: .*there is no such folder"):
+            await RemoteEngine.start(tmp_path / "nothing")
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The model of the batches in learner_cases."""
+    from learner_cases import tiny
+
+    tiny().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def batches(count: int) -> list[Any]:
+    from learner_cases import mixed_batch
+
+    return [mixed_batch(seed) for seed in range(count)]
+
+
+def test_a_remote_learner_learns_what_a_local_one_learns(
+    here: Connection, folder: Path, tmp_path: Path
+) -> None:
+    local = LocalLearner(folder, SETTINGS, LOSS, seed=7)
+    remote = RemoteLearner("local", folder, SETTINGS, LOSS, places=[{"num_gpus": 1, "num_cpus": 1}], seed=7)
+    first, second, third = batches(3)
+    assert remote.has_critic is local.has_critic is False
+    for batch in (first, second):
+        assert np.array_equal(remote.logprobs(batch), local.logprobs(batch))
+        assert np.array_equal(remote.reference(batch), local.reference(batch))
+        assert remote.update(batch) == local.update(batch)
+    weights = remote.weights().tensors
+    assert isinstance(weights, SharedTensors)
+    assert {name: tensor.tolist() for name, tensor in weights.items()} == {
+        name: tensor.tolist() for name, tensor in (local.weights().tensors or {}).items()
+    }
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    remote.save(saved)
+
+    remote.update(third)
+    ray.kill(remote._worker.actors[0])
+    with pytest.raises(ActorLost, match="actor_train rank 0 is gone"):
+        remote.update(third)
+    remote.restart(saved)
+    assert remote.update(third) == local.update(third), "as if nothing had happened"
+
+    out = tmp_path / "out"
+    with remote.imitating(SETTINGS, LossSettings("reinforce", tis_cap=None), tmp_path / "between") as taught:
+        before = taught.logprobs(first)
+        taught.update(first)
+        assert not np.array_equal(taught.logprobs(first), before)
+        learnt = taught.logprobs(first)
+    assert np.array_equal(remote.logprobs(first), learnt), "what was learnt stays"
+    out.mkdir()
+    remote.export(out)
+    assert (out / "model.safetensors").is_file()
+    remote.close()
+
+
+def test_wrong_places_are_refused(here: Connection, folder: Path) -> None:
+    with pytest.raises(UsageError, match="of one rank, not of 2"):
+        RemoteLearner("local", folder, SETTINGS, LOSS, places=[{}, {}])
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_what_one_learns_and_go_on_as_one(
+    here: Connection, folder: Path, tmp_path: Path
+) -> None:
+    local = LocalLearner(folder, SETTINGS, LOSS, seed=7)
+    places = [{"num_gpus": 1, "num_cpus": 1}] * 2
+    remote = RemoteLearner("ddp", folder, SETTINGS, LOSS, places=places, seed=7)
+    first, second, third = batches(3)
+    for batch in (first, second):
+        ours, theirs = remote.update(batch), local.update(batch)
+        assert ours["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=1e-5)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    assert np.allclose(remote.logprobs(third), local.logprobs(third), atol=1e-4)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    remote.save(saved)
+    ray.kill(remote._worker.actors[1])
+    with pytest.raises(ActorLost, match="actor_train rank 1 is gone"):
+        remote.update(third)
+    remote.restart(saved, places[:1])
+    assert remote.world == 1
+    assert remote.update(third)["policy_loss"] == pytest.approx(local.update(third)["policy_loss"], abs=1e-5)
+    tensors = remote.weights().tensors or {}
+    for name, tensor in (local.weights().tensors or {}).items():
+        assert np.allclose(tensors[name].numpy(), tensor.numpy(), atol=1e-4), name
+    remote.close()

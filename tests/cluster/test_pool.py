@@ -1,0 +1,218 @@
+"""The pool on three nodes: leases, failures as data, and a node that dies while sixty episodes play."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rollgym.agent import AgentSetup, make_agent
+from rollgym.cluster.connect import Connection, connect
+from rollgym.cluster.pool import RayPool
+from rollgym.errors import EnvError, UsageError
+from rollgym.pool import LeaseLost
+from rollgym.pool.limits import WorkerLimits
+from rollgym.scheduler.config import SchedulerConfig
+from rollgym.scheduler.groups import GroupPolicy
+from rollgym.scheduler.scheduler import Scheduler
+from rollgym.scheduler.stream import Source, TaskStream
+from rollgym.types import Episode, EpisodeSpec, Outcome
+
+ray: Any = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def nodes(nodes_of: Callable[..., Any]) -> Any:
+    return nodes_of(3)
+
+
+@pytest.fixture(scope="module")
+def joined(nodes: Any) -> Iterator[Connection]:
+    with connect(nodes.address) as connection:
+        yield connection
+
+
+def spec(env: str = "Counting", task: int = 5, **kwargs: object) -> EpisodeSpec:
+    return EpisodeSpec(
+        episode_id=f"{env}-{task}",
+        env_id=f"faulty:{env}",
+        env_kwargs=dict(kwargs),
+        task=task,
+        split="test",
+        env_seed=11,
+    )
+
+
+async def play(pool: RayPool, which: EpisodeSpec) -> list[str]:
+    session = await pool.open(which)
+    try:
+        start = await session.reset()
+        return [start.observation, *[(await session.step("yes")).observation for _ in range(3)]]
+    finally:
+        await session.close()
+
+
+async def go_on(session: Any) -> None:
+    """Step until it fails."""
+    while True:
+        await session.step("yes")
+        await asyncio.sleep(0.01)
+
+
+def test_episodes_are_spread_over_the_nodes_and_play_as_at_home(joined: Connection) -> None:
+    from rollgym.pool.inline import InlinePool
+
+    async def main() -> None:
+        pool = RayPool(workers=0)
+        try:
+            played = await asyncio.gather(*(play(pool, spec(task=task)) for task in range(12)))
+            home = InlinePool()
+            for task, texts in enumerate(played):
+                session = await home.open(spec(task=task))
+                assert texts[0] == (await session.reset()).observation, "same seed, same episode"
+            assert all(texts[1:] == ["turn 1", "turn 2", "turn 3"] for texts in played)
+            stats = pool.stats()
+            assert (stats.leases, stats.episodes, stats.started) == (0, 12, 3)
+            inside = await pool.inside()
+            assert {name.partition("@")[2] for name in inside} == {name[:8] for name in joined.nodes}
+        finally:
+            await pool.close()
+        assert pool.stats().ended == {"closed": 3}
+        with pytest.raises(UsageError, match="closed"):
+            await pool.open(spec())
+
+    asyncio.run(main())
+
+
+def test_failures_are_data_and_limits_hold_as_in_a_local_pool(joined: Connection) -> None:
+    async def main() -> None:
+        pool = RayPool(1, workers=1, limits=WorkerLimits(step_seconds=1.0))
+        try:
+            bad = await pool.open(spec("RaisesInStep"))
+            await bad.reset()
+            with pytest.raises(EnvError, match="RaisesInStep.* raised in step") as raised:
+                await go_on(bad)
+            assert raised.value.failure is not None
+            assert "Traceback" in raised.value.failure.traceback
+            await bad.close()
+            slow = await pool.open(spec("Hangs"))
+            await slow.reset()
+            with pytest.raises(LeaseLost, match="longer than 1 s") as lost:
+                await go_on(slow)
+            assert (lost.value.reason, lost.value.guilty, lost.value.culprits) == (
+                "deadline",
+                True,
+                ("Hangs-5",),
+            )
+            await slow.close()
+            assert (await play(pool, spec()))[-1] == "turn 3", "and the actor plays on"
+            assert pool.stats().ended == {}
+        finally:
+            await pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_call_frees_the_environment_where_it_is(joined: Connection) -> None:
+    async def main() -> None:
+        pool = RayPool(1, workers=0)
+        try:
+            session = await pool.open(spec())
+            await session.reset()
+            task = asyncio.create_task(session.step("yes"))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await session.close()
+            await play(pool, spec())
+            async with asyncio.timeout(20):  # that it was closed is told, not asked
+                while [stats.leases for stats in (await pool.inside()).values()] != [0]:
+                    await asyncio.sleep(0.05)
+        finally:
+            await pool.close()
+
+    asyncio.run(main())
+
+
+def test_an_actor_that_dies_is_replaced_and_its_sessions_say_so(joined: Connection) -> None:
+    async def main() -> None:
+        pool = RayPool(1, workers=0)
+        try:
+            session = await pool.open(spec())
+            await session.reset()
+            ray.kill(session.host.actor)
+            with pytest.raises(LeaseLost, match="an env actor is gone") as lost:
+                await go_on(session)
+            assert not lost.value.guilty
+            await session.close()
+            assert (await play(pool, spec()))[-1] == "turn 3"
+            assert pool.stats().ended == {"died": 1}
+        finally:
+            await pool.close()
+
+    asyncio.run(main())
+
+
+def test_modules_that_cannot_be_imported_are_named_and_not_tried_for_ever(joined: Connection) -> None:
+    async def main() -> None:
+        pool = RayPool(1, workers=0, modules=["no_such_module_anywhere"])
+        try:
+            with pytest.raises(UsageError, match="no_such_module_anywhere"):
+                await pool.open(spec())
+        finally:
+            await pool.close()
+
+    asyncio.run(main())
+
+
+def test_wrong_numbers_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least 1 env actor, not 0"):
+        RayPool(0)
+    with pytest.raises(UsageError, match="workers must be at least 0"):
+        RayPool(1, workers=-1)
+
+
+def test_a_node_dies_while_sixty_episodes_play_and_none_is_lost_or_doubled(
+    nodes: Any, joined: Connection
+) -> None:
+    emitted: list[Episode] = []
+
+    async def main() -> list[Any]:
+        pool = RayPool(workers=0)
+        for _ in range(3):  # all actors are up before anything happens
+            await play(pool, spec())
+        stream = TaskStream([Source(env_id="faulty:Sleeps")], seed=3)
+        config = SchedulerConfig(max_in_flight=30, groups=GroupPolicy(size=4, refills=4), max_ahead=15)
+        agent = make_agent("faulty:Yes", AgentSetup(env_id="faulty:Sleeps", env_kwargs={}))
+        try:
+            async with Scheduler(stream, pool, agent, config, on_episode=emitted.append) as scheduler:
+                taking = asyncio.create_task(scheduler.take(15))
+                while len(emitted) < 6:
+                    await asyncio.sleep(0.01)
+                home = {one.worker for one in _sessions(pool)}
+                assert len(home) > 1, "several nodes play"
+                await asyncio.to_thread(nodes.lose)
+                groups = await taking
+            assert pool.stats().ended["died"] >= 1
+            return groups
+        finally:
+            await agent.close()
+            await pool.close()
+
+    groups = asyncio.run(main())
+    members = [episode for group in groups for episode in group.episodes]
+    assert [len(group.episodes) for group in groups] == [4] * 15, "all groups are complete"
+    names = [(episode.spec.group_id, episode.spec.member) for episode in members]
+    assert len(set(names)) == 60, "nobody is in twice"
+    assert all(episode.outcome is Outcome.TERMINATED and episode.length == 3 for episode in members)
+    ids = Counter(episode.spec.episode_id for episode in emitted)
+    assert set(ids.values()) == {1}, "each episode ended once"
+    lost = [episode for episode in emitted if episode.outcome is Outcome.WORKER_LOST]
+    assert lost, "some were on the node that died"
+    assert {episode.spec.group_id for episode in lost} <= {group.group_id for group in groups}
+
+
+def _sessions(pool: RayPool) -> list[Any]:
+    return [session for host in pool._hosts.values() for session in host.leases]

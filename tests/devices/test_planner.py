@@ -1,0 +1,192 @@
+"""Plans: they keep what they promise on any cluster, and say with numbers why there is none."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollgym.devices.detail import DetailedPlan
+from rollgym.devices.inventory import cpu_cluster, described
+from rollgym.devices.job import Job, Workload
+from rollgym.devices.planner import fits, make_plan
+from rollgym.devices.presets import PRESETS
+from rollgym.devices.ranges import parse_range
+from rollgym.devices.types import Cluster, DeviceWishes, Node
+from rollgym.errors import UsageError
+
+LONG = Workload(
+    episodes=1024,
+    in_flight=1024,
+    prompt_tokens=4096,
+    reply_tokens=4096,
+    context=8192,
+    micro_tokens=8192,
+    checkpointing=True,
+)
+GB = 10**9
+words = st.sampled_from(["0.5b", "1.5b", "7b", "14b", "30b-moe", "72b"])
+workloads = st.builds(
+    Workload,
+    episodes=st.integers(1, 2048),
+    in_flight=st.integers(1, 2048),
+    context=st.sampled_from([512, 4096, 16384]),
+    micro_tokens=st.sampled_from([1024, 8192]),
+    checkpointing=st.booleans(),
+    staleness=st.integers(0, 2),
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    actor = PRESETS[draw(words)]
+    return Job(
+        actor=actor,
+        critic=draw(st.sampled_from([None, actor])),
+        reference=draw(st.sampled_from([None, actor])),
+        reward=draw(st.sampled_from([None, PRESETS["1.5b"]])),
+        lora_rank=draw(st.sampled_from([None, 16])),
+        work=draw(workloads),
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    devices = draw(st.sampled_from([1, 2, 3, 4]))
+    nodes = []
+    for at in range(draw(st.integers(1, 5))):
+        memory = draw(st.sampled_from([24, 80, 141])) * GB
+        host = draw(st.sampled_from([0, 100, 2000])) * GB
+        nodes.append(Node(name=f"n{at}", devices=devices, memory=memory, host_memory=host, cpus=8))
+    return Cluster(tuple(nodes))
+
+
+def plan_or_none(cluster: Cluster, job: Job, wishes: DeviceWishes | None = None) -> DetailedPlan | None:
+    wishes = wishes or DeviceWishes()
+    try:
+        return make_plan(cluster, job, wishes) if fits(cluster, job, wishes) else None
+    except UsageError:
+        return None
+
+
+@settings(max_examples=12, deadline=None)
+@given(clusters(), jobs(), st.sampled_from(["auto", "colocated", "split", "overlapping"]))
+def test_a_plan_keeps_to_the_cluster(cluster: Cluster, job: Job, layout: str) -> None:
+    found = plan_or_none(cluster, job, DeviceWishes(layout=layout))  # type: ignore[arg-type]
+    if found is None:
+        return
+    every = set(cluster.devices)
+    assert set(found.plan.placements) == set(job.models())
+    for one in found.plan.placements.values():
+        assert set(one.devices) <= every
+        assert len(set(one.devices)) == len(one.devices) == one.tensor_parallel * one.data_parallel
+    for use in found.memory:
+        for device in use.devices:
+            assert use.used <= use.limit < cluster.nodes[device.node].memory
+    assert layout in ("auto", found.plan.layout)
+    assert bool(found.plan.sharing()) == (found.plan.layout != "split")
+
+
+@settings(max_examples=8, deadline=None)
+@given(clusters(), jobs(), st.data())
+def test_pinned_roles_stay_where_they_were_pinned(cluster: Cluster, job: Job, data: st.DataObject) -> None:
+    last = len(cluster.devices) - 1
+    pins = {}
+    for role in data.draw(st.sets(st.sampled_from(sorted(job.models())))):
+        first = data.draw(st.integers(0, last))
+        pins[role] = f"gpu[{first}-{data.draw(st.integers(first, last))}]"
+    found = plan_or_none(cluster, job, DeviceWishes(**pins))
+    if found is not None:
+        for role, text in pins.items():
+            assert found.plan.placements[role].devices == parse_range(text, cluster)
+
+
+@settings(max_examples=8, deadline=None)
+@given(clusters(), jobs(), st.integers(1, 2), st.integers(0, 1))
+def test_what_fits_fits_on_a_bigger_cluster_too(cluster: Cluster, job: Job, more: int, which: int) -> None:
+    node = cluster.nodes[which % len(cluster.nodes)]
+    extra = tuple(replace(node, name=f"more{at}") for at in range(more))
+    if fits(cluster, job, DeviceWishes()):
+        assert fits(Cluster((*cluster.nodes, *extra)), job, DeviceWishes())
+
+
+def test_two_slots_of_a_laptop() -> None:
+    small = replace(PRESETS["0.5b"], layers=2, hidden=128, vocab=512, inner=256, heads=2, head_dim=64)
+    found = make_plan(cpu_cluster(2), Job(actor=small, precision="float32"))
+    assert (found.plan.layout, found.offload) == ("colocated", "none"), "a slot's memory is the host's"
+    assert found.plan.placements["actor_train"].data_parallel == 2
+
+
+def test_eight_h100_with_a_7b_actor_and_critic() -> None:
+    actor = PRESETS["7b"]
+    job = Job(actor=actor, critic=actor, reference=actor, work=LONG)
+    found = make_plan(described(gpus=8, model="H100"), job)
+    assert found.plan.layout == "colocated"
+    state = {
+        part: sum(size for role, name, size in use.parts if (role, name) == ("actor_train", part))
+        for use in found.memory
+        if use.phase == "update actor"
+        for part in ("optimiser",)
+    }
+    assert state["optimiser"] == pytest.approx(12 * actor.parameters / 8, abs=1), "ZeRO: 12 bytes, by 8 ranks"
+
+
+def test_32_nodes_with_a_72b_shard_the_weights_and_keep_an_engine_in_a_node() -> None:
+    job = Job(actor=PRESETS["72b"], reference=PRESETS["72b"], work=LONG)
+    found = make_plan(described(nodes=32, gpus=8, model="H100"), job)
+    infer = found.plan.placements["actor_infer"]
+    assert found.plan.placements["actor_train"].sharding == "weights"
+    assert infer.tensor_parallel in (4, 8)
+    for first in range(0, len(infer.devices), infer.tensor_parallel):
+        assert len({device.node for device in infer.devices[first : first + infer.tensor_parallel]}) == 1
+
+
+def test_a_200b_moe_on_2000_gpus_tries_few_enough_candidates_to_answer_at_once() -> None:
+    job = Job(actor=PRESETS["200b-moe"], reference=PRESETS["200b-moe"], work=LONG)
+    found = make_plan(described(nodes=250, gpus=8, model="H100"), job)
+    assert len(found.plan.cluster.devices) == 2000
+    assert found.tried < 6000
+    about = {(one.about, one.choice) for one in found.alternatives}
+    assert {("layout", "split"), ("layout", "overlapping"), ("tensor_parallel", "1")} <= about
+
+
+def test_rollouts_that_need_not_wait_overlap_with_training() -> None:
+    job = Job(actor=PRESETS["7b"], work=replace(LONG, staleness=1))
+    found = make_plan(described(gpus=8, model="H100"), job, DeviceWishes(layout="split"))
+    spans = {span.name: span for span in found.timeline}
+    assert spans["update actor"].start < spans["generate"].end
+    late = make_plan(
+        described(gpus=8, model="H100"), Job(actor=PRESETS["7b"], work=LONG), DeviceWishes(layout="split")
+    )
+    spans = {span.name: span for span in late.timeline}
+    assert spans["update actor"].start >= spans["generate"].end
+
+
+def test_what_cannot_fit_is_refused_with_numbers_and_help() -> None:
+    job = Job(actor=PRESETS["72b"], reference=PRESETS["72b"], work=LONG)
+    with pytest.raises(UsageError) as caught:
+        make_plan(described(gpus=8, model="H100"), job)
+    said = str(caught.value)
+    assert "Qwen2.5-72B (72.7B parameters) does not fit on 8 H100 (79.6 GiB)" in said
+    assert "missing" in said
+    assert "2 such nodes instead of 1" in said
+    assert fits(
+        described(nodes=2, gpus=8, model="H100"), Job(actor=PRESETS["72b"], work=LONG), DeviceWishes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        (DeviceWishes(tensor_parallel=3), "does not divide the 28 heads"),
+        (DeviceWishes(tensor_parallel=4, actor_infer="gpu[0-5]"), "does not divide the 6 devices"),
+        (DeviceWishes(critic="gpu[0]"), "has no critic model"),
+        (DeviceWishes(layout="split", actor_train="gpu[0-3]", actor_infer="gpu[0-3]"), "are colocated"),
+        (DeviceWishes(layout="split", actor_train="gpu[0-7]"), "No split plan"),
+        (DeviceWishes(tensor_parallel=14), "14, but there are 8"),
+    ],
+)
+def test_wishes_that_contradict_one_another_are_named(wishes: DeviceWishes, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_plan(described(gpus=8, model="H100"), Job(actor=PRESETS["7b"], work=LONG), wishes)
+    assert words in str(caught.value)

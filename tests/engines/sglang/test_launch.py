@@ -1,0 +1,170 @@
+"""Starting servers: what is said where that fails, and that none is left behind."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from scripted_server import model_folder
+
+from rollgym.engines.sglang import Server, ServerOptions, SglangEngine, launch, open_sglang, orphans
+from rollgym.engines.sglang.server import start_all
+from rollgym.errors import EngineLost, UsageError
+
+STAND_IN = """#!{python}
+import subprocess, sys, http.server
+words = sys.argv
+port = int(words[words.index("--port") + 1])
+subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *args): pass
+print("listening", flush=True)
+http.server.HTTPServer(("127.0.0.1", port), Healthy).serve_forever()
+"""
+"""In the place of Python: listens as a server does, and has a child."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def own_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    monkeypatch.setattr(orphans, "_folder", lambda: notes)
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_command_line_says_everything_that_was_asked_for(folder: Path) -> None:
+    options = ServerOptions(
+        python="py", device="cpu", tp=2, context_length=99, extra=("--log-level", "error")
+    )
+    words = options.command(folder, 7, 3)
+    assert words[:3] == ["py", "-m", "sglang.launch_server"]
+    pairs = dict(zip(words[3:], words[4:], strict=False))
+    assert pairs["--model-path"] == str(folder)
+    assert pairs["--port"] == "7"
+    assert pairs["--weight-version"] == "3"
+    assert pairs["--tp-size"] == "2"
+    assert pairs["--context-length"] == "99"
+    assert pairs["--dtype"] == "float32"
+    assert pairs["--attention-backend"] == "torch_native"
+    assert words[-2:] == ["--log-level", "error"]
+    assert "--attention-backend" not in ServerOptions(python="py", device="cuda").command(folder, 7, 3)
+
+
+def test_a_python_without_sglang_is_told_so(folder: Path, tmp_path: Path) -> None:
+    without = program(tmp_path / "py", '#!/bin/sh\necho "$0: No module named sglang"\nexit 1\n')
+    with pytest.raises(EngineLost, match="has no SGLang: install it there"):
+        launch(folder, ServerOptions(python=without))
+
+
+def test_a_server_that_dies_while_it_starts_shows_the_end_of_its_log(folder: Path, tmp_path: Path) -> None:
+    dying = program(tmp_path / "py", "#!/bin/sh\necho one; echo 'CUDA is out of memory'; exit 3\n")
+    with pytest.raises(EngineLost, match=r"(?s)died while it started \(exit code 3\).*CUDA is out of memory"):
+        launch(folder, ServerOptions(python=dying))
+
+
+def test_one_that_is_never_ready_is_given_up_and_ended(folder: Path, tmp_path: Path) -> None:
+    server = Server(
+        folder, ServerOptions(python=program(tmp_path / "py", "#!/bin/sh\nsleep 60\n"), start_seconds=0.3)
+    )
+    with pytest.raises(EngineLost, match=r"not ready within 0\.3 s"):
+        server.start()
+    assert not server.alive
+    server.close()
+
+
+def test_a_missing_python_and_a_missing_model_are_one_sentence_each(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be started with /no/python"):
+        launch(folder, ServerOptions(python="/no/python"))
+    with pytest.raises(UsageError, match="is no model folder"):
+        launch(tmp_path / "none")
+    with pytest.raises(UsageError, match="needs the url of a server"):
+        SglangEngine()
+    with pytest.raises(UsageError, match="replicas must be at least 1"):
+        open_sglang(folder, replicas=0)
+    with pytest.raises(UsageError, match="cannot have one port"):
+        open_sglang(folder, replicas=2, options=ServerOptions(port=30000))
+    with pytest.raises(UsageError, match="2 replicas were asked for, but 3 addresses"):
+        open_sglang(folder, url=["http://a", "http://b", "http://c"], replicas=2)
+
+
+def test_a_port_in_use_is_named(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"Port {port} of 127.0.0.1 is in use"):
+            Server(folder, ServerOptions(port=port)).start()
+
+
+def test_stopping_ends_every_process_and_a_restart_keeps_the_address(folder: Path, tmp_path: Path) -> None:
+    python = program(tmp_path / "py", STAND_IN.format(python=sys.executable))
+    server = Server(folder, ServerOptions(python=python))
+    server.start()
+    first, url = server.pid, server.url
+    assert first is not None
+    family = orphans.members(first, orphans.started(first))
+    assert len(family) == 2
+    os.kill(first, 9)
+    server.restart()
+    assert server.url == url
+    assert server.starts == 2
+    assert not any(orphans.started(pid) for pid in family)
+    second = server.pid
+    server.close()
+    server.close()
+    assert second is not None
+    assert not orphans.started(second)
+
+
+def test_servers_of_an_owner_that_is_gone_are_ended_and_no_others(tmp_path: Path) -> None:
+    def sleeper() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+    with sleeper() as ours, sleeper() as orphan, sleeper() as stranger:
+        try:
+            orphans.note(ours.pid, orphans.started(ours.pid))
+            notes = tmp_path / "notes"
+            began = orphans.started(orphan.pid)
+            gone = f'"owner": {os.getpid()}, "owner_began": "1"'
+            (notes / "1.json").write_text(
+                f'{{"pid": {orphan.pid}, "began": "{began}", {gone}}}', encoding="utf-8"
+            )
+            # A number that is another's by now: it began at another moment.
+            (notes / "2.json").write_text(
+                f'{{"pid": {stranger.pid}, "began": "5", {gone}}}', encoding="utf-8"
+            )
+            (notes / "3.json").write_text("nonsense", encoding="utf-8")
+            assert orphans.clean_up() == [orphan.pid]
+            assert orphan.wait(30) == -9
+            time.sleep(0.05)
+            assert ours.poll() is None
+            assert stranger.poll() is None
+        finally:
+            for one in (ours, orphan, stranger):
+                one.kill()
+
+
+def test_where_one_of_several_fails_none_is_left(folder: Path, tmp_path: Path) -> None:
+    good = ServerOptions(python=program(tmp_path / "slow", "#!/bin/sh\nsleep 60\n"))
+    bad = ServerOptions(python=program(tmp_path / "bad", "#!/bin/sh\nexit 3\n"))
+    servers = [Server(folder, good), Server(folder, bad)]
+    with pytest.raises(EngineLost, match="exit code 3"):
+        start_all(servers)
+    assert not any(server.alive for server in servers)
+    assert servers[0].pid is None

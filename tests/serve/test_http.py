@@ -1,0 +1,304 @@
+"""The endpoint as OpenAI's clients see it, and as clients that mean it no good do."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollgym.errors import AgentError, UsageError
+from rollgym.serve import ServeOptions
+from rollgym.testing import ScriptedEngine
+
+Serving = Callable[..., Any]
+TEXT = "@ F F F\nF H F H"
+GOOD = {"model": "policy", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 4}
+
+
+def with_server(serving: Serving, work: Callable[[Any], Any], **options: Any) -> Any:
+    async def run() -> Any:
+        async with serving(**options) as place:
+            return await work(place)
+
+    return asyncio.run(run())
+
+
+def events(text: str) -> list[Any]:
+    """What a stream says."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_completion_has_the_shape_that_clients_expect(serving: Serving) -> None:
+    async def work(place: Any) -> None:
+        answer = await place.ask([TEXT], logprobs=True)
+        body = answer.json()
+        (choice,) = body["choices"]
+        (_, made), (request, _) = place.spy.made[0], place.spy.made[0]
+        assert (body["object"], body["model"]) == ("chat.completion", "policy")
+        assert choice["message"]["role"] == "assistant"
+        assert choice["finish_reason"] == made.finish_reason
+        assert body["usage"] == {
+            "prompt_tokens": len(request.prompt_ids),
+            "completion_tokens": len(made.token_ids),
+            "total_tokens": len(request.prompt_ids) + len(made.token_ids),
+        }
+        assert [token["logprob"] for token in choice["logprobs"]["content"]] == list(made.logprobs)
+        assert answer.headers["x-rollgym-session"] in place.server.sessions.open
+        assert (await place.http.get("/health")).json() == {"status": "ok"}
+        (card,) = (await place.http.get("/v1/models")).json()["data"]
+        assert (card["id"], card["max_model_len"]) == ("policy", 256)
+        assert (await place.http.get("/session/x/v1/models/policy")).json()["id"] == "policy"
+
+    with_server(serving, work)
+
+
+def test_a_stream_says_what_a_whole_answer_says(serving: Serving) -> None:
+    async def work(place: Any) -> None:
+        plain = (await place.ask([TEXT], "plain", seed=5, max_tokens=40, logprobs=True)).json()
+        asked = {"seed": 5, "max_tokens": 40, "logprobs": True, "stream": True}
+        answer = await place.ask([TEXT], "stream", **asked, stream_options={"include_usage": True})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        told = events(answer.text)
+        choices = [event["choices"][0] for event in told if event["choices"]]
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
+        assert text == plain["choices"][0]["message"]["content"]
+        assert len(choices) > 3
+        assert choices[0]["logprobs"] == plain["choices"][0]["logprobs"]
+        assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == [
+            plain["choices"][0]["finish_reason"]
+        ]
+        assert told[-1]["usage"] == plain["usage"]
+        one, two = (place.server.sessions.open[name].turns[0] for name in ("plain", "stream"))
+        assert one.action_ids == two.action_ids
+
+    with_server(serving, work)
+
+
+def test_a_stop_text_ends_the_reply_and_what_was_sampled_up_to_it_is_kept(serving: Serving) -> None:
+    async def work(place: Any) -> None:
+        whole = await place.say([TEXT], "whole", seed=3, max_tokens=120)
+        stop = whole[len(whole) // 2 :][:3]
+        cut = await place.ask([TEXT], "cut", seed=3, max_tokens=120, stop=[stop, "never said"])
+        text = cut.json()["choices"][0]["message"]["content"]
+        assert text == whole[: whole.index(stop)]
+        assert cut.json()["choices"][0]["finish_reason"] == "stop"
+        full, short = (place.server.sessions.open[name].turns[0] for name in ("whole", "cut"))
+        count = len(short.action_ids)
+        assert short.action_ids == full.action_ids[:count]
+        assert short.logprobs == full.logprobs[:count]
+        assert stop in (short.response or "")
+        decode = place.server.sessions.open["cut"]._desk.template.codec.decode
+        assert stop not in decode(short.action_ids[:-1], special=False)
+        none = await place.say([TEXT], "none", seed=3, max_tokens=120, stop="never said")
+        assert none == whole
+        assert place.server.sessions.open["none"].turns[0].action_ids == full.action_ids
+        await place.say([TEXT, text, TEXT], "cut")
+        assert not place.server.sessions.open["cut"].turns[1].new_row
+
+    with_server(serving, work)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "last message must be the user's"),
+    ({"messages": "hello"}, "Expected `array`"),
+    ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "role 'tool'"),
+    (
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        "assistant's",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text is read"),
+    (
+        {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]},
+        "those come first",
+    ),
+    ({"n": 2}, "n must be 1"),
+    ({"temperature": -1}, "temperature must be from 0 to 2"),
+    ({"temperature": "hot"}, "$.temperature"),
+    ({"top_p": 0}, "top_p must be above 0"),
+    ({"max_tokens": 0}, "max_tokens must be at least 1"),
+    ({"stop": [""]}, "empty text"),
+    ({"stop": ["x"] * 17}, "at most 16"),
+    ({"tools": [{"type": "function"}]}, "tools is not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
+    ({"logprobs": True, "top_logprobs": 3}, "top_logprobs is not supported"),
+    ({"messages": [{"role": "user", "content": "x " * 400}]}, "leaves no room for a reply"),
+]
+
+
+def test_a_bad_request_is_refused_with_a_sentence(serving: Serving) -> None:
+    async def work(place: Any) -> None:
+        for change, said in BAD:
+            answer = await place.http.post("/v1/chat/completions", json=GOOD | change)
+            assert answer.status_code == 400, change
+            assert said in answer.json()["error"]["message"]
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert place.spy.made == []
+
+    with_server(serving, work)
+
+
+def test_other_refusals_have_their_status(serving: Serving) -> None:
+    async def work(place: Any) -> None:
+        post, get = place.http.post, place.http.get
+        chat = "/v1/chat/completions"
+        answers = {
+            404: [
+                await post(chat, json=GOOD | {"model": "gpt-4"}),
+                await get("/v2/models"),
+                await get("/v1/models/other"),
+                await post("/session/nobody/end", json={}),
+                await get("/session/nobody"),
+            ],
+            405: [await get(chat), await post("/v1/models", json={})],
+            409: [await post("/session", json={"id": "twice"}), await post("/session", json={"id": "twice"})][
+                1:
+            ],
+            413: [await post(chat, json=GOOD | {"user": "x" * 6000})],
+            415: [await post(chat, content=json.dumps(GOOD), headers={"content-type": "text/plain"})],
+            400: [
+                await post("/session", json={"id": "../up"}),
+                await post("/session", json={"task": -1}),
+                await post("/session", json={"unknown": 1}),
+                await post("/session/twice/reward", json={"reward": "much"}),
+                await post(chat, json=GOOD, headers={"x-rollgym-session": "a b"}),
+                await post(chat, json=GOOD, headers={"host": "evil.example"}),
+                await post(chat, content=b"{", headers={"content-type": "application/json"}),
+                await post(chat, content=b"\xff", headers={"content-type": "application/json"}),
+                await post(chat, content=b"[" * 4000, headers={"content-type": "application/json"}),
+            ],
+        }
+        for status, found in answers.items():
+            assert [answer.status_code for answer in found] == [status] * len(found)
+            for answer in found:
+                assert answer.json()["error"]["message"].endswith((".", "?"))
+
+    with_server(serving, work, max_body=5000)
+
+
+def test_a_key_is_asked_for_where_there_is_one(serving: Serving) -> None:
+    async def work(place: Any) -> None:
+        for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+            answer = await place.http.post("/v1/chat/completions", json=GOOD, headers=header)
+            assert answer.status_code == 401
+        right = {"authorization": "Bearer secret"}
+        assert (await place.http.post("/v1/chat/completions", json=GOOD, headers=right)).status_code == 200
+        assert (await place.http.get("/health")).status_code == 200
+        assert (await place.http.get("/v1/models")).status_code == 401
+
+    with_server(serving, work, api_key="secret")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
+def test_other_addresses_than_ones_own_need_a_key(host: str) -> None:
+    with pytest.raises(UsageError, match="--api-key-env"):
+        ServeOptions(host=host)
+    assert ServeOptions(host=host, api_key="k").local is False
+
+
+def test_too_many_at_once_are_refused_with_429(serving: Serving) -> None:
+    async def work(place: Any) -> None:
+        go = asyncio.Event()
+        place.spy.before = go.wait
+        waiting = [asyncio.create_task(place.ask([TEXT], name)) for name in ("a", "b")]
+        while len(place.server.sessions.open) < 2:
+            await asyncio.sleep(0.01)
+        full = await place.ask([TEXT], "a")
+        assert full.status_code == 429
+        assert full.headers["retry-after"] == "1"
+        go.set()
+        assert [(await one).status_code for one in waiting] == [200, 200]
+        assert (await place.ask([TEXT], "a")).status_code == 200
+        assert (await place.ask([TEXT], "c")).status_code == 200
+        crowded = await place.ask([TEXT], "d")
+        assert (crowded.status_code, crowded.json()["error"]["type"]) == (429, "rate_limit_error")
+
+    with_server(serving, work, max_requests=2, max_sessions=3)
+
+
+def test_a_client_that_hangs_up_stops_its_reply_and_leaves_no_turn(serving: Serving) -> None:
+    async def work(place: Any) -> None:
+        begun, never = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            begun.set()
+            await never.wait()
+
+        place.spy.before = wait
+        for stream in (False, True):
+            begun.clear()
+            asking = asyncio.create_task(place.ask([TEXT], "one", stream=stream))
+            await begun.wait()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            while place.spy.cancelled < 1 + stream:
+                await asyncio.sleep(0.01)
+        place.spy.before = None
+        session = place.server.sessions.open["one"]
+        assert session.turns == []
+        await place.say([TEXT], "one")
+        assert len(session.turns) == 1
+
+    with_server(serving, work)
+
+
+def test_an_engine_that_fails_is_a_503_and_a_bug_a_500_without_a_traceback(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(place: Any) -> None:
+        async def fail() -> None:
+            raise AgentError("The engine is away.")
+
+        async def bug() -> None:
+            raise KeyError("secret detail")
+
+        place.spy.before = fail
+        down = await place.ask([TEXT], "one")
+        assert (down.status_code, down.json()["error"]["message"]) == (503, "The engine is away.")
+        place.spy.before = bug
+        broken = await place.ask([TEXT], "one")
+        assert broken.status_code == 500
+        assert "secret" not in broken.text
+        assert "Traceback" not in broken.text
+        place.spy.before = None
+        assert (await place.ask([TEXT], "one")).status_code == 200
+
+    with_server(serving, work)
+    assert "secret detail" in caplog.text
+
+
+def test_the_openai_client_talks_to_it(serving: Serving) -> None:
+    openai = pytest.importorskip("openai")
+
+    async def work(place: Any) -> None:
+        async with openai.AsyncOpenAI(
+            base_url=place.server.base_url, api_key="none", max_retries=0
+        ) as client:
+            said: list[Any] = [{"role": "user", "content": TEXT}]
+            first = await client.chat.completions.create(model="policy", messages=said, max_tokens=5, seed=1)
+            assert first.choices[0].message.role == "assistant"
+            said += [first.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "F"}]
+            stream = await client.chat.completions.create(
+                model="policy", messages=said, max_tokens=5, stream=True
+            )
+            pieces = [piece async for piece in stream]
+            assert pieces[-1].choices[0].finish_reason in ("stop", "length")
+            assert [card.id async for card in client.models.list()] == ["policy"]
+            with pytest.raises(openai.NotFoundError, match="no model 'gpt-4'"):
+                await client.chat.completions.create(model="gpt-4", messages=said)
+        (session,) = place.server.sessions.open.values()
+        assert [turn.new_row for turn in session.turns] == [False, False]
+
+    with_server(serving, work)
+
+
+def test_a_scripted_engine_serves_too(serving: Serving, tokenizer: Any) -> None:
+    ids = tokenizer.encode("Down", add_special_tokens=False)
+
+    async def work(place: Any) -> None:
+        assert (await place.say([TEXT])).strip() == "Down"
+
+    with_server(serving, work, inner=ScriptedEngine(lambda request: [*ids, request.sampling.stop_ids[0]]))

@@ -1,0 +1,116 @@
+"""Whatever is kept where, the same is learnt: losses and weights are the local learner's."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_cases import Ranks, make_any, numbers_any, train_any
+
+STRATEGIES = ["ddp", "fsdp2", "zero1", "zero2", "zero3"]
+every = pytest.mark.parametrize("strategy", STRATEGIES)
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {"loss": "grpo", "kl_coef": 0.1, "schedule": "cosine", "weight_decay": 0.01},
+    "ppo, a head": {"loss": "ppo", "critic": "head", "critic_rate": 3e-3, "epochs": 2},
+    "ppo, a critic of its own": {"loss": "ppo", "critic": "own", "mini_batches": 2},
+}
+_local: dict[str, Any] = {}
+
+
+def of_local(case: str, given: dict[str, Any], steps: int) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """What the local learner comes to: computed once."""
+    key = f"{case} {steps}"
+    if key not in _local:
+        learner = make_any("local", **given)
+        metrics = train_any(learner, range(steps))
+        _local[key] = metrics, {n: t.numpy().copy() for n, t in learner.weights().tensors.items()}
+    found: tuple[list[dict[str, float]], dict[str, Any]] = _local[key]
+    return found
+
+
+def compare(pair: Ranks, strategy: str, case: str, given: dict[str, Any], steps: int) -> None:
+    expected, last = of_local(case, {k: v for k, v in given.items() if k != "offload"}, steps)
+    pair("make", "it", strategy, **given)
+    first, second = pair.try_all("train", "it", range(steps))
+    assert first == second, "ranks say different things"
+    for mine, whole in zip(first, expected, strict=True):
+        assert mine.keys() == whole.keys()
+        losses = [name for name in whole if name.endswith("loss")]
+        assert losses
+        assert [mine[name] for name in losses] == pytest.approx([whole[name] for name in losses], abs=1e-4)
+        assert mine["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-3)
+        assert mine["learning_rate"] == whole["learning_rate"]
+    found, _ = pair("weights", "it")
+    assert found.keys() == last.keys()
+    start = make_any("local", **{k: v for k, v in given.items() if k != "offload"}).weights().tensors
+    moved = max(float(np.abs(last[name] - start[name].numpy()).max()) for name in last)
+    assert moved > 3e-3, "nothing was learnt"
+    assert max(float(np.abs(found[name] - last[name]).max()) for name in last) < 1e-4
+    pair("drop", "it")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "case"),
+    [
+        *[(strategy, "grpo") for strategy in STRATEGIES],
+        *[(strategy, "ppo, a head") for strategy in ("fsdp2", "zero2")],
+        *[(strategy, "ppo, a critic of its own") for strategy in ("ddp", "zero1")],
+    ],
+)
+def test_six_updates_are_those_of_the_local_learner(pair: Ranks, strategy: str, case: str) -> None:
+    compare(pair, strategy, case, CASES[case], 6)
+
+
+@pytest.mark.slow
+@every
+@pytest.mark.parametrize("case", CASES)
+def test_thirty_updates_are_those_of_the_local_learner(pair: Ranks, strategy: str, case: str) -> None:
+    compare(pair, strategy, case, CASES[case], 30)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero1", "zero2", "zero3"])
+def test_what_is_offloaded_learns_the_same(pair: Ranks, strategy: str) -> None:
+    compare(pair, strategy, "ppo, a head", {**CASES["ppo, a head"], "offload": True}, 3)
+
+
+@every
+def test_low_rank_matrices_learn_the_same(pair: Ranks, strategy: str) -> None:
+    compare(pair, strategy, "lora", {"lora": 4, "learning_rate": 1e-2}, 3)
+
+
+@every
+def test_gradient_checkpointing_learns_the_same(pair: Ranks, strategy: str) -> None:
+    compare(pair, strategy, "checkpointing", {"gradient_checkpointing": True}, 3)
+
+
+@every
+def test_padded_rows_learn_the_same(pair: Ranks, strategy: str) -> None:
+    compare(pair, strategy, "padded", {"layout": "padded"}, 3)
+
+
+@every
+@pytest.mark.parametrize("critic", ["head", "own"])
+def test_every_rank_returns_the_numbers_of_the_whole_batch(pair: Ranks, strategy: str, critic: str) -> None:
+    given = {"kl_coef": 0.1, "critic": critic, "old_logprobs": "behaviour"}
+    local = make_any("local", **given)
+    pair("make", "it", strategy, **given)
+    train_any(local, range(2))
+    pair("train", "it", range(2))
+    expected = numbers_any(local, 5)
+    for found in pair.try_all("numbers", "it", 5):
+        for mine, whole in zip(found, expected, strict=True):
+            assert np.abs(np.array(whole)).max() > 1e-3
+            assert mine == pytest.approx(whole, abs=1e-4)
+    pair("drop", "it")
+
+
+@every
+@pytest.mark.parametrize("kind", ["one row", "one long"])
+def test_uneven_and_empty_shares_learn_the_same(pair: Ranks, strategy: str, kind: str) -> None:
+    """One rank has no row at all; or one row that is longer than all the others' micro-batches."""
+    given = {"critic": "head", "micro_tokens": 8}
+    expected = train_any(make_any("local", **given), range(3), kind)
+    pair("make", "it", strategy, **given)
+    for found in pair.try_all("train", "it", range(3), kind):
+        for mine, whole in zip(found, expected, strict=True):
+            assert mine == pytest.approx(whole, abs=1e-4, rel=1e-3)
+    pair("drop", "it")

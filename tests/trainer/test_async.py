@@ -1,0 +1,83 @@
+"""Training while episodes play on: how old what is trained on may be, and what is recorded of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import SMALL, lines, merged
+
+from rollgym.config import load
+from rollgym.errors import UsageError
+from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.setup import scheduler_config
+
+Run = Callable[..., Path]
+
+
+def oldest_by_step(folder: Path) -> dict[int, int]:
+    """The oldest version behind any token that a step was trained on."""
+    found: dict[int, int] = {}
+    for episode in lines(folder / "episodes.jsonl"):
+        versions = [version for turn in episode["turns"] for version, _ in turn["version_spans"]]
+        found[episode["step"]] = min([found.get(episode["step"], 10**9), *versions])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("staleness", "under_way"), [(0, "finish"), (1, "finish"), (3, "finish"), (2, "restart")]
+)
+def test_no_token_is_older_than_the_bound(train_here: Run, staleness: int, under_way: str) -> None:
+    rollout = {"staleness": staleness, "under_way": under_way, "max_in_flight": 6}
+    folder = train_here("run", rollout=rollout, stop={"steps": 8})
+    ages = {step: step - 1 - oldest for step, oldest in oldest_by_step(folder).items()}
+    assert set(ages) == set(range(1, 9))
+    assert max(ages.values()) <= staleness
+    told = {line["step"]: line["staleness_max"] for line in lines(folder / "metrics.jsonl")}
+    assert told == ages
+
+
+def test_episodes_play_while_the_learner_trains(train_here: Run) -> None:
+    """Episodes end between a take and the next version only where staleness allows it."""
+
+    def ended_while_training(folder: Path) -> int:
+        training, ended = False, 0
+        for event in lines(folder / "events.jsonl"):
+            if event["kind"] == "taken":
+                training = True
+            elif event["kind"] == "version":
+                training = False
+            elif event["kind"] == "emitted" and training:
+                ended += 1
+        return ended
+
+    quiet = {"evaluation": {"every": 0}}
+    ahead = train_here(
+        "ahead", rollout={"staleness": 1, "groups": 1, "max_in_flight": 2}, stop={"steps": 6}, **quiet
+    )
+    turns = train_here("turns", rollout={"groups": 1, "max_in_flight": 2}, stop={"steps": 6}, **quiet)
+    assert ended_while_training(ahead) > 0
+    assert ended_while_training(turns) == 0
+
+
+def test_sync_is_the_special_case_of_staleness_0() -> None:
+    def settings(**rollout: Any) -> Any:
+        return scheduler_config(load(TrainConfig, merged(SMALL, {"rollout": rollout})))
+
+    assert (settings().order, settings().max_ahead, settings().max_staleness) == ("strict", 2, 0)
+    ahead = settings(staleness=2)
+    assert (ahead.order, ahead.max_ahead, ahead.max_staleness) == ("ready", 6, 2)
+
+
+def test_a_setting_that_nobody_would_read_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"rollout.staleness"):
+        load(TrainConfig, merged(SMALL, {"rollout": {"under_way": "restart"}}))
+
+
+def test_a_run_ahead_of_its_learner_is_resumed_without_losing_a_task(train_here: Run) -> None:
+    changes = {"rollout": {"staleness": 2}, "checkpoints": {"every": 2}}
+    folder = train_here("run", **changes, stop={"steps": 4})
+    train_here("run", **changes, stop={"steps": 8}, resume=True)
+    groups = [one["spec"]["group_id"] for one in lines(folder / "episodes.jsonl")]
+    assert len(groups) == 8 * 2 * 4
+    assert all(groups.count(name) == 4 for name in set(groups)), "no task is trained on twice"

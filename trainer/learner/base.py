@@ -1,0 +1,299 @@
+"""What all learners share: which rows are scored, what is lost on them, and how an update is made of that."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rollgym.errors import UsageError
+from rollgym.seeding import derive_rng
+from rollgym.trainer.batch import Batch, micro_batches, mini_batches
+from rollgym.trainer.kl import AdaptiveKL
+from rollgym.trainer.learner import Metrics
+from rollgym.trainer.learner.critic import Critic
+from rollgym.trainer.learner.lora import add_lora
+from rollgym.trainer.learner.nets import own_copy
+from rollgym.trainer.learner.objective import batch_weights, engine_gap, losses_of, teaching
+from rollgym.trainer.learner.settings import LearnerSettings, rate_at
+from rollgym.trainer.loss_metrics import Metric, merge, summary
+from rollgym.trainer.losses import LossSettings
+from rollgym.trainer.rows import FloatArray, Row
+from rollgym.trainer.scoring import Layout, Scores, packs, parts
+from rollgym.trainer.weighting import Mode
+
+DIVERGED = (
+    "The gradient is not finite: the loss diverged. Lower learner.learning_rate, or look at the rewards. "
+    "Nothing that was saved is affected."
+)
+
+
+class BaseLearner:
+    """A learner but for its optimiser, and for where its weights are.
+
+    Args:
+        model: A folder in Hugging Face format, or a model (which is copied).
+        settings: The optimiser, and how a batch is cut up.
+        loss: The policy loss.
+        weighting: What a token weighs: ``token-mean``, ``sequence-mean`` or ``constant`` (with ``constant``).
+        temperature: That the engine samples with: log-probs are of that distribution.
+        total_steps: Optimiser steps in the whole run, for the schedule.
+        kl_target: Adapt the loss's ``kl_coef`` so that the KL to the first policy stays near this.
+        seed: Of how a batch is dealt into mini-batches.
+        share: Train the very model that is given, not a copy.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Path,
+        settings: LearnerSettings,
+        loss: LossSettings,
+        *,
+        weighting: Mode = "token-mean",
+        constant: float | None = None,
+        temperature: float = 1.0,
+        total_steps: int = 1,
+        kl_target: float | None = None,
+        seed: int = 0,
+        share: bool = False,
+    ) -> None:
+        if temperature <= 0:
+            raise UsageError("Training needs a temperature above 0: at 0 nothing is sampled.")
+        self.settings = settings
+        self.loss = loss
+        self.steps = 0
+        """Optimiser steps so far."""
+        self._weighting, self._constant = weighting, constant
+        self._temperature = temperature
+        self._total_steps = total_steps
+        self._seed = seed
+        self._adaptive = None if kl_target is None else AdaptiveKL(loss.kl_coef, kl_target)
+        self._device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if settings.threads is not None and self._device.type == "cpu":
+            torch.set_num_threads(settings.threads)
+        plain: Any = model if share else own_copy(model, self.settings, self._device)
+        self._layout: Layout = "packed" if settings.layout != "padded" and packs(plain) else "padded"
+        self._original: Any = copy.deepcopy(plain) if loss.kl_coef and settings.lora is None else None
+        self.critic = Critic.make(plain, settings)
+        self.model: Any = plain if settings.lora is None else add_lora(plain, settings.lora)
+        if settings.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            for module in self.model.modules():
+                # transformers keeps everything otherwise; nothing else is in training mode, nor any dropout
+                module.training = getattr(module, "gradient_checkpointing", False)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether `values` can be asked."""
+        return self.critic is not None
+
+    def logprobs(self, batch: Batch) -> FloatArray:
+        """Log-probs of all action tokens under the weights as they are now."""
+        return self._pass(batch, self._logprobs)
+
+    def reference(self, batch: Batch) -> FloatArray:
+        """The same under the weights that the run began with."""
+        if self._original is None and self.settings.lora is not None:
+            with self.model.disable_adapter():
+                return self._pass(batch, self._logprobs)
+        if self._original is None:
+            raise UsageError("There is no reference policy: it is kept where kl_coef is above 0.")
+        return self._pass(batch, self._reference_logprobs)
+
+    def set_reference(self, model: Path) -> None:
+        """Take another policy as the reference: the one after a warm start, say."""
+        if self.loss.kl_coef:
+            self._original = own_copy(model, self.settings, self._device)
+
+    def values(self, batch: Batch) -> tuple[FloatArray, list[float]]:
+        """The critic's value before each action token, and after the last turn of each episode."""
+        self._critic()
+        before = self._pass(batch, self._values)
+        ends = [number for number, one in enumerate(batch.episodes) if one.final is not None]
+        found = np.zeros(len(batch.episodes))
+        context = getattr(self._body_states().config, "max_position_embeddings", None)
+        finals = [cast(Any, batch.episodes[number].final)[:context] for number in ends]
+        rows = [Row(np.append(ids, 0), np.array([len(ids)])) for ids in finals]
+        with torch.no_grad(), self._precision():
+            for part in self._split(list(map(len, finals)), padded=True):
+                values = self._values([rows[i] for i in part] or [min(rows, key=_length)])
+                if part:
+                    found[[ends[i] for i in part]] = values.double().cpu().numpy()
+        return before, self._join(found).tolist()
+
+    def update(self, batch: Batch) -> Metrics:
+        """Learn from a batch, in as many optimiser steps as it has mini-batches and epochs."""
+        if not batch.tokens:
+            raise UsageError("There is nothing to learn from: the batch has no action tokens.")
+        batch = self._with_old(batch)
+        seen: list[dict[str, Metric]] = []
+        norms: list[float] = []
+        first: Metrics = {}
+        for epoch in range(self.settings.epochs):
+            rng = derive_rng("mini-batches", self._seed, self.steps, epoch)
+            for episodes in mini_batches(len(batch.episodes), self.settings.mini_batches, rng):
+                seen += self._accumulate(batch, episodes)
+                first = first or summary(merge(seen))
+                norms.append(self._step())
+                self.steps += 1
+        merged = merge(seen)
+        metrics = summary(merged)
+        for name in (name for name, metric in merged.items() if metric.kind == "sum"):
+            metrics[name] /= len(norms)
+        metrics |= engine_gap(batch, first)
+        metrics["grad_norm"] = float(np.mean(norms))
+        metrics["learning_rate"] = self._groups()[0]["lr"]
+        return metrics
+
+    def adapt_kl(self, metrics: Metrics) -> float:
+        """Move the KL coefficient towards its target, where it has one; returns the coefficient."""
+        if self._adaptive is not None:
+            self.loss = replace(self.loss, kl_coef=self._adaptive.update(metrics["reference_kl"]))
+        return self.loss.kl_coef
+
+    def set_kl(self, coef: float) -> None:
+        """Go on with a KL coefficient that was adapted before."""
+        if self._adaptive is not None and coef:
+            self._adaptive.coef = coef
+            self.loss = replace(self.loss, kl_coef=coef)
+
+    # What a kind of learner says of itself.
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The optimiser's parameter groups."""
+        raise NotImplementedError
+
+    def _scores(self, rows: Sequence[Row], values: bool) -> tuple[Scores, Tensor | None]:
+        """What the policy makes of rows, and the critic where it is asked; with gradients."""
+        raise NotImplementedError
+
+    def _values(self, rows: Sequence[Row]) -> Tensor:
+        raise NotImplementedError
+
+    def _reference_logprobs(self, rows: Sequence[Row]) -> Tensor:
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Forget the last gradient."""
+        raise NotImplementedError
+
+    def _micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        """What is around the forward and backward pass of a micro-batch."""
+        return nullcontext()
+
+    def _backward(self, losses: list[Tensor]) -> None:
+        """Add to the gradient: of the policy's loss and, if there is a second, of the critic's."""
+        raise NotImplementedError
+
+    def _step(self) -> float:
+        """Use up the gradient; returns its norm."""
+        raise NotImplementedError
+
+    def _split(self, lengths: Sequence[int], *, padded: bool) -> list[list[int]]:
+        """The micro-batches to compute here. An empty one keeps others company, and counts for 0."""
+        return micro_batches(lengths, self.settings.micro_tokens, padded=padded)
+
+    def _join(self, found: FloatArray) -> FloatArray:
+        """Numbers of all rows, from those that were computed here and zeros."""
+        return found
+
+    # What they share.
+
+    def _precision(self) -> torch.autocast:
+        asked = self.settings.dtype or ("float32" if self._device.type == "cpu" else "bfloat16")
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=asked == "bfloat16")
+
+    def _logprobs(self, rows: Sequence[Row]) -> Tensor:
+        return self._scores(rows, False)[0].logprobs
+
+    def _body_states(self) -> Any:
+        return parts(self.model)[0]
+
+    def _pass(self, batch: Batch, compute: Callable[[Sequence[Row]], Tensor]) -> FloatArray:
+        """Numbers for all action tokens, without gradients."""
+        found = np.zeros(batch.tokens)
+        with torch.no_grad(), self._precision():
+            for part in self._parts(batch, range(len(batch.rows))):
+                values = compute([batch.rows[row] for row in part or _shortest(batch)])
+                if part:
+                    found[batch.flat(part)] = values.double().cpu().numpy()
+        return self._join(found)
+
+    def _parts(self, batch: Batch, rows: Sequence[int]) -> Iterator[list[int]]:
+        """Micro-batches; rows that the model reads alike are in the same one, and count once."""
+        alike: dict[tuple[bytes, bytes], list[int]] = {}
+        for row in rows:
+            alike.setdefault(batch.rows[row].key, []).append(row)
+        sets = list(alike.values())
+        lengths = [len(batch.rows[members[0]].inputs) for members in sets]
+        for part in self._split(lengths, padded=self._layout == "padded"):
+            yield [row for i in part for row in sets[i]]
+
+    def _with_old(self, batch: Batch) -> Batch:
+        if "old" in batch.arrays:
+            return batch
+        if self.settings.old_logprobs == "behaviour":
+            return batch.having(old=batch.arrays["behaviour"])
+        return batch.having(old=self._pass(batch, self._logprobs))
+
+    def _accumulate(self, batch: Batch, episodes: Sequence[int]) -> list[dict[str, Metric]]:
+        """Add up the gradient of these episodes, micro-batch by micro-batch."""
+        self._begin()
+        weights = batch_weights(batch, episodes, self._weighting, self._constant)
+        chosen = list(self._parts(batch, self._teaching(batch, batch.rows_of(episodes))))
+        asked = self.critic is not None and "returns" in batch.arrays
+        found = []
+        for number, part in enumerate(chosen, start=1):
+            rows = part or _shortest(batch)
+            weight = weights if part else np.zeros(batch.tokens)
+            with self._micro_batch(number == len(chosen)):
+                with self._precision():
+                    scores, values = self._scores([batch.rows[row] for row in rows], asked)
+                    losses, metrics = losses_of(batch, rows, weight, scores, values, self.loss, self.settings)
+                self._backward(losses)
+            found.append(metrics)
+        return found
+
+    def _teaching(self, batch: Batch, rows: list[int]) -> list[int]:
+        return teaching(batch, rows, self.loss)
+
+    def _share_of_rate(self) -> float:
+        return rate_at(self.settings, self.steps, self._total_steps)
+
+    def _critic(self) -> Critic:
+        if self.critic is None:
+            raise UsageError("There is no critic: set learner.critic to head or own.")
+        return self.critic
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """Every parameter that is trained, by name, in the optimiser's order."""
+        found = {f"model.{n}": p for n, p in self.model.named_parameters() if p.requires_grad}
+        if self.critic is not None:
+            found |= {f"critic.{n}": p for n, p in self.critic.named_parameters()}
+        return found
+
+
+def make_groups(learner: BaseLearner) -> list[dict[str, Any]]:
+    """Parameter groups for an optimiser: the policy's, and the critic's with its own rate."""
+    settings = learner.settings
+    rate = settings.learning_rate
+    groups = [{"params": [p for p in learner.model.parameters() if p.requires_grad], "base": rate}]
+    if learner.critic is not None:
+        own = settings.critic_rate
+        groups.append({"params": list(learner.critic.parameters()), "base": rate if own is None else own})
+    return [{**group, "lr": group["base"]} for group in groups]
+
+
+def _length(row: Row) -> int:
+    return len(row.inputs)
+
+
+def _shortest(batch: Batch) -> list[int]:
+    return [min(range(len(batch.rows)), key=lambda row: _length(batch.rows[row]))]
