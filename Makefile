@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench docs pictures clean
+.PHONY: help install demo test test-slow test-sglang lint format bench docs pictures clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -49,6 +49,10 @@ test: lint ## Lint, then the test suite (slow tests in their small form)
 
 test-slow: $(VENV)/.dev ## The slow tests, in full
 	$(BIN)/python -m pytest -m slow
+
+test-sglang: $(VENV)/.dev ## Against a real SGLang server on this CPU, in a venv of its own (3 GB, five minutes)
+	$(BIN)/python tests/engines/sglang/make_venv.py .venv-sglang
+	ROLLGYM_TEST_SGLANG=.venv-sglang $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" tests/engines/sglang/test_real.py tests/engines/sglang/test_training.py
 
 format: $(VENV)/.dev ## Rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix .

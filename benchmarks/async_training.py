@@ -1,8 +1,8 @@
 """Training in turns against training while episodes play on, on an environment with a heavy tail.
 
-    python benchmarks/async_training.py [--steps 40] [--staleness 2] [--svg docs/images/async.svg] [--quick]
+    python benchmarks/async_training.py [--steps 40] [--staleness 1] [--svg docs/images/async.svg] [--quick]
 
-FrozenLake whose steps take as long as a Pareto distribution says: most a few milliseconds, some a second.
+FrozenLake whose steps take as long as a Pareto distribution says: most under a tenth of a second, some three.
 Both ways begin with the same imitated policy and make the same number of updates of the same size; only
 `rollout.staleness` differs. Wall-clock time is of the training steps alone. Success is on held-out lakes,
 with Wilson's interval. The last line is one JSON object.
@@ -21,7 +21,7 @@ from typing import Any
 from rollgym.envs.frozen_lake.env import FrozenLakeEnv
 from rollgym.text import Reply
 
-LEAST, SHAPE, MOST = 0.01, 1.1, 1.0
+LEAST, SHAPE, MOST = 0.03, 1.1, 3.0
 """Seconds of a step: at least, the tail's exponent, at most."""
 
 
@@ -47,6 +47,7 @@ def settings(args: argparse.Namespace, start: Path | None, staleness: int) -> li
         f"rollout.groups={args.groups}",
         f"rollout.max_in_flight={args.in_flight}",
         "learner.old_logprobs=recompute",
+        "loss.entropy_coef=0",  # what it does at the end of a run differs from run to run
         "tracking.tensorboard=false",
     ]
     return words if start is None else [*words, f"model.path={start}", "warm_start=null"]
@@ -56,7 +57,7 @@ def train(out: Path, args: argparse.Namespace, start: Path | None, staleness: in
     """One run; returns its summary and where the time of its steps went."""
     from rollgym.trainer.command import run_training
 
-    slow = "envs=[{id: 'async_training:SlowLake'}]"
+    slow = "envs=[{id: 'async_training:SlowLake', limits: {turns: 20, seconds: 600}}]"
     imitate = start is None
     fast = [] if imitate else [slow, "rollout.modules=[async_training]"]
     summary = run_training(
@@ -116,7 +117,7 @@ def main() -> None:
     """Train three times: to imitate, in turns, and ahead."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--staleness", type=int, default=2)
+    parser.add_argument("--staleness", type=int, default=1)
     parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--in-flight", type=int, default=256)
     parser.add_argument("--svg", type=Path, help="Write where the time went as a picture.")
@@ -143,7 +144,7 @@ def main() -> None:
     print(f"faster by {ratio:.2f}")
     if args.svg:
         args.svg.write_text(picture(found), encoding="utf-8")
-    print(json.dumps({"ratio": ratio, **found}))
+    print(json.dumps({"benchmark": "async_training", "ratio": ratio, **found}))
 
 
 if __name__ == "__main__":

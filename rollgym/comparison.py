@@ -22,7 +22,7 @@ def compare_runs(a: Path, b: Path) -> dict[str, Any]:
     manifest_a, episodes_a = load_run(a)
     manifest_b, episodes_b = load_run(b)
     _same_environment(manifest_a, manifest_b)
-    groups_a, groups_b = _by_task(episodes_a), _by_task(episodes_b)
+    groups_a, groups_b = by_task(episodes_a), by_task(episodes_b)
     shared = [key for key in groups_a if key in groups_b]
     if not shared:
         raise UsageError(
@@ -33,7 +33,7 @@ def compare_runs(a: Path, b: Path) -> dict[str, Any]:
         "a": {"agent": manifest_a["agent"]["name"], "out": str(a)},
         "b": {"agent": manifest_b["agent"]["name"], "out": str(b)},
         "tasks": len(shared),
-        "success": _compare(groups_a, groups_b, shared, _success),
+        "success": _compare(groups_a, groups_b, shared, success_of),
         "return": _compare(groups_a, groups_b, shared, _return),
         "warnings": _warnings(manifest_a, manifest_b, groups_a, groups_b, shared),
     }
@@ -47,7 +47,8 @@ def _same_environment(a: dict[str, Any], b: dict[str, Any]) -> None:
         )
 
 
-def _by_task(episodes: Sequence[Episode]) -> dict[Key, list[Episode]]:
+def by_task(episodes: Sequence[Episode]) -> dict[Key, list[Episode]]:
+    """Episodes that did not fail, by the task they played."""
     groups: dict[Key, list[Episode]] = defaultdict(list)
     for episode in episodes:
         if not episode.outcome.failed:
@@ -56,7 +57,8 @@ def _by_task(episodes: Sequence[Episode]) -> dict[Key, list[Episode]]:
     return dict(sorted(groups.items(), key=lambda item: str(item[0])))
 
 
-def _success(episodes: Sequence[Episode]) -> float | None:
+def success_of(episodes: Sequence[Episode]) -> float | None:
+    """The share that succeeded, of those that say."""
     values = [float(e.success) for e in episodes if e.success is not None]
     return sum(values) / len(values) if values else None
 

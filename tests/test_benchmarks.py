@@ -21,6 +21,9 @@ KEYS = {
     "shop_search": set(),
     "shop_browser": {"text_to_browser"},
     "sandbox": {"ratio_to_process", "ratio_to_bare_process"},
+    "async_training": {"ratio"},
+    "cluster_scaling": {"efficiency", "overhead_ms"},
+    "weight_sync": {"strategies"},
 }
 FLAGS = {"train_step": ["--no-peer"]}
 """The peer would be installed first."""

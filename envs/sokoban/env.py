@@ -30,7 +30,8 @@ class SokobanEnv(TextEnv):
     """Push every box onto a target. Boxes can be pushed, one at a time, and never pulled.
 
     Observation: the room as a grid of symbols, one row a line; coordinates on request (``view``). A line
-    under it says so when an action was not understood or left out.
+    under it says so when an action was not understood or left out, and with ``tell_bumps`` also when none
+    moved anything.
 
     Actions: ``Up``, ``Down``, ``Left``, ``Right`` walk, or push a box that is in the way. Also understood:
     ``push up``, ``move up`` (walk only, never push), ``noop``, and gym-sokoban's numbers 0 to 8. With
@@ -71,6 +72,7 @@ class SokobanEnv(TextEnv):
         invalid_penalty: float = 0.0,
         progress_reward: float = 0.0,
         end_when_lost: bool = False,
+        tell_bumps: bool = False,
         render_mode: str | None = None,
     ) -> None:
         check_choice("vocabulary", vocabulary, VOCABULARIES)
@@ -79,6 +81,7 @@ class SokobanEnv(TextEnv):
         self._penalty = check_amount("invalid_penalty", invalid_penalty)
         self._progress = check_amount("progress_reward", progress_reward)
         self._end_when_lost = bool(end_when_lost)
+        self._tell_bumps = bool(tell_bumps)
         wishes = Wishes(size, boxes, min_moves, max_moves, max_steps)
         self._rules, self._max_steps = wishes.settle(preset, from_file=levels is not None)
         self._file = None if levels is None else FileLevels(levels)
@@ -110,7 +113,7 @@ class SokobanEnv(TextEnv):
             reward += self._progress * (before - self._left)
         solved = self._game.solved
         lost = self._end_when_lost and self._moved[1] and not solved and is_lost(self._game.text)
-        note = self._note(codes is not None, left_out)
+        note = self._note(codes, left_out)
         return Reply(
             f"{self._show()}\n{note}" if note else self._show(),
             reward if codes is not None else reward - self._penalty,
@@ -166,11 +169,13 @@ class SokobanEnv(TextEnv):
     def _show(self) -> str:
         return show(self._game.text, self._view, self._table)
 
-    def _note(self, valid: bool, left_out: int) -> str:
-        if not valid:
+    def _note(self, codes: list[int] | None, left_out: int) -> str:
+        if codes is None:
             return f"Not understood, so nothing moved. Actions: {', '.join(NAMES)}."
         if left_out:
             return f"Only {self._per_turn} per turn: the last {left_out} of your actions did not count."
+        if self._tell_bumps and not self._moved[0]:
+            return f"Nothing moved: {NAMES[(codes[-1] - 1) % len(NAMES)]}" if codes[-1] != NOOP else ""
         return ""
 
 

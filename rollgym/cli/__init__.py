@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rollgym.cli import (
+    bench,
     check,
     compare,
     config,
@@ -18,11 +19,15 @@ from rollgym.cli import (
     evaluate,
     model,
     new,
+    plan,
     play,
+    replay,
     sandbox,
+    serve,
     shop,
     trace,
     train,
+    view,
 )
 from rollgym.errors import RollgymError, one_line
 
@@ -43,15 +48,20 @@ app.command("agents", epilog=envs.AGENTS_EPILOG)(envs.agents)
 app.command("play", epilog=play.EPILOG)(play.play)
 app.command("eval", epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
+app.command("replay", epilog=replay.EPILOG)(replay.replay)
 app.command("check", epilog=check.EPILOG)(check.check)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("new", epilog=new.EPILOG)(new.new)
 app.command("train", epilog=train.EPILOG)(train.train)
+app.command("plan", epilog=plan.EPILOG)(plan.plan)
 app.command("imitate", epilog=train.IMITATE_EPILOG)(train.imitate)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
+app.command("serve", epilog=serve.EPILOG)(serve.serve)
+app.command("view", epilog=view.EPILOG)(view.view)
 models = typer.Typer(help="Make the built-in policy.", no_args_is_help=True, rich_markup_mode=None)
 models.command("new", epilog=model.EPILOG)(model.new)
 app.add_typer(models, name="model")
+app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(shop.app, name="shop")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -58,12 +61,12 @@ def connect(
         wait: Seconds for the address to answer.
         variables: Environment variables that all workers get.
     """
-    ray = need_ray()
-    if ray.is_initialized():
-        raise UsageError("This process is part of a Ray cluster already: leave it first.")
     if address is not None and (gpus is not None or cpus is not None):
         raise UsageError("gpus and cpus are of a Ray that is started here; a cluster has its own.")
     with _quiet(local=address is None):
+        ray = need_ray()
+        if ray.is_initialized():
+            raise UsageError("This process is part of a Ray cluster already: leave it first.")
         try:
             yield _start(gpus, cpus, variables) if address is None else _join(address, wait, variables)
         finally:
@@ -171,10 +174,13 @@ def _ask_nodes() -> dict[str, Facts]:
 
 @contextmanager
 def _quiet(*, local: bool) -> Iterator[None]:
-    """Ray without its notices; one that only this machine can reach also without tokens."""
+    """Ray without its notices; one that is started here with a token that nobody else knows.
+
+    Its processes listen on every interface, whatever address it is given: the token is what keeps others out.
+    """
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    if local:
-        settings["RAY_AUTH_MODE"] = "disabled"
+    if local and "ray" not in sys.modules:  # it reads this once, when it is imported
+        settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
     before = {name: os.environ.get(name) for name in settings}
     for name, value in settings.items():
         os.environ.setdefault(name, value)
@@ -184,3 +190,9 @@ def _quiet(*, local: bool) -> Iterator[None]:
         for name, earlier in before.items():
             if earlier is None:
                 os.environ.pop(name, None)
+
+
+@functools.cache
+def _token() -> str:
+    """The same for the whole process: Ray reads it once."""
+    return secrets.token_hex(32)

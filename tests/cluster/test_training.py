@@ -86,3 +86,35 @@ def test_a_learner_that_is_killed_goes_on_from_the_last_checkpoint(
 
     there = run_with(open_ray_parts, tmp_path / "there", kill, runtime="ray", gpus=1, stop={"steps": 6})
     assert Story.of(there).weights == here.weights, "as if nothing had happened"
+
+
+def test_a_run_that_loses_a_node_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes_of: Callable[..., Any]
+) -> None:
+    """Three nodes; the one with an engine and environments goes. No episode is lost or trained on twice."""
+    fast_versions(monkeypatch)
+    nodes = nodes_of(3, num_cpus=4, num_gpus=1)
+
+    async def lose(parts: Parts, run: Run) -> None:
+        while run.progress.step < 3:
+            await asyncio.sleep(0.01)
+        nodes.lose()
+
+    folder = run_with(
+        open_ray_parts,
+        tmp_path / "there",
+        lose,
+        runtime="ray",
+        address=nodes.address,
+        rollout={"groups": 4, "group_size": 4, "workers": 0, "refills": 16},
+        devices={"layout": "split", "actor_train": "gpu[0]", "actor_infer": "gpu[1-2]"},
+        evaluation={"every": 0, "episodes": 4},
+        stop={"steps": 10},
+    )
+    story = Story.of(folder)
+    names = [one["spec"]["episode_id"] for one in story.episodes]
+    assert len(names) == 10 * 4 * 4
+    assert len(set(names)) == len(names)
+    groups = [one["spec"]["group_id"] for one in story.episodes]
+    assert all(groups.count(name) == 4 for name in set(groups))
+    assert [line["step"] for line in story.metrics] == list(range(1, 11))

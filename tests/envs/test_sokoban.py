@@ -145,6 +145,15 @@ def test_the_view_around_tells_the_corners_too(level_file: Callable[[str], Path]
     assert observation == f"{you} {box}"
 
 
+def test_it_can_tell_that_nothing_moved(lane: Callable[..., SokobanEnv]) -> None:
+    env = lane(tell_bumps=True)
+    assert env.step("Up")[0].endswith("\nNothing moved: Up")
+    assert env.step("move left")[0].endswith("\nNothing moved: Left")
+    assert "Nothing" not in env.step("noop")[0]
+    assert "Nothing" not in env.step("Right")[0]
+    assert "Nothing" not in lane().step("Up")[0]
+
+
 def test_it_can_end_when_a_box_is_lost(level_file: Callable[[str], Path]) -> None:
     path = level_file("#####\n#.  #\n#@$ #\n#   #\n#####\n")
     ends = {}

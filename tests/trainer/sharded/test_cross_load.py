@@ -15,6 +15,17 @@ GIVEN: dict[str, Any] = {"critic": "head", "critic_rate": 3e-3, "schedule": "lin
 Saved = dict[str, tuple[Path, list[list[float]]]]
 
 
+def crossed(writers: list[str], readers: list[str]) -> Any:
+    """All pairs; by default each writer meets one reader, and each reader one writer or more."""
+    return pytest.mark.parametrize(
+        ("writer", "reader"),
+        [
+            pytest.param(writer, reader, marks=() if by == (of + 1) % len(readers) else pytest.mark.slow)
+            for (of, writer), (by, reader) in product(enumerate(writers), enumerate(readers))
+        ],
+    )
+
+
 def losses(metrics: list[dict[str, float]]) -> list[list[float]]:
     return [[one["policy_loss"], one["value_loss"]] for one in metrics]
 
@@ -70,21 +81,19 @@ def goes_on(where: Ranks | None, strategy: str, saved: tuple[Path, list[list[flo
     assert sum(found, []) == pytest.approx(sum(expected, []), abs=1e-4)
 
 
-@pytest.mark.parametrize(("writer", "reader"), list(product([*STRATEGIES, "local"], repeat=2)))
+@crossed([*STRATEGIES, "local"], [*STRATEGIES, "local"])
 def test_every_strategy_goes_on_from_every_other(
     pair: Ranks, by_pair: Saved, writer: str, reader: str
 ) -> None:
     goes_on(None if reader == "local" else pair, reader, by_pair[writer])
 
 
-@pytest.mark.parametrize(
-    ("writer", "reader"), list(product([*STRATEGIES, "local"], ["ddp", "fsdp2", "zero2", "zero3"]))
-)
+@crossed([*STRATEGIES, "local"], ["ddp", "fsdp2", "zero2", "zero3"])
 def test_one_process_goes_on_from_two(solo: Ranks, by_pair: Saved, writer: str, reader: str) -> None:
     goes_on(solo, reader, by_pair[writer])
 
 
-@pytest.mark.parametrize(("writer", "reader"), list(product(["ddp", "fsdp2", "zero2", "zero3"], STRATEGIES)))
+@crossed(["ddp", "fsdp2", "zero2", "zero3"], STRATEGIES)
 def test_two_processes_go_on_from_one(pair: Ranks, by_one: Saved, writer: str, reader: str) -> None:
     goes_on(pair, reader, by_one[writer])
 

@@ -1,0 +1,88 @@
+"""Take the screenshots of the docs from real runs: ``make screenshots``.
+
+A small policy is trained on FrozenLake for a few steps (some minutes), and agents play Sokoban and the shop.
+``--run FOLDER`` takes a training run that exists instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+from rollgym.envs.webshop.browser.find import find_chromium
+from rollgym.evaluate import Request, evaluate
+from rollgym.view import export
+
+IMAGES = Path(__file__).parent
+CONFIG = "frozen-lake-gigpo"
+SETTINGS = ["stop.steps=20", "evaluation.every=5", "evaluation.episodes=150"]
+
+
+def main() -> None:
+    """Make the runs, their pages, and look at them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--run", type=Path, help="a training run to show")
+    parser.add_argument("--out", type=Path, default=IMAGES, help="where the pictures go")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        shoot(make_pages(Path(place), args.run), args.out)
+
+
+def make_pages(place: Path, run: Path | None) -> dict[str, Path]:
+    """The pages by name."""
+    if run is None:
+        from rollgym.trainer.command import run_training
+
+        run = place / "lake"
+        run_training(CONFIG, SETTINGS, run, plain=True)
+    pages = {"train": export(run, place / "train.html", episodes=400).path}
+    for name, env, agent in (
+        ("sokoban", "rollgym/Sokoban-v0", "random"),
+        ("shop", "rollgym/WebShop-v0", "expert"),
+    ):
+        evaluate(Request(env_id=env, agent=agent, episodes=40, per_task=4), place / name)
+        pages[name] = export(place / name, place / f"{name}.html").path
+    return pages
+
+
+def shoot(pages: dict[str, Path], out: Path) -> None:
+    """One picture of each thing there is to see."""
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        for name, page, place, scheme, height, wait in (
+            ("report", "train", "#overview", "light", 1_000, ".plots"),
+            ("report-dark", "train", "#overview", "dark", 1_000, ".plots"),
+            ("tokens", "train", "", "light", 620, ".token"),
+            ("timeline", "train", "#timeline", "light", 1_300, "canvas.lanes"),
+            ("episode", "sokoban", "#episodes/0", "light", 760, ".turn .board"),
+            ("group", "sokoban", "#episodes/0/group", "dark", 620, ".sibling .board"),
+            ("shop", "shop", "#episodes/0", "light", 900, ".shop"),
+        ):
+            tab = browser.new_page(viewport={"width": 1_240, "height": height}, color_scheme=scheme)
+            tab.goto(pages[page].as_uri() + (place or "#episodes"))
+            if name == "tokens":
+                _open_longest(tab)
+            tab.wait_for_selector(wait)
+            tab.wait_for_timeout(300)
+            tab.screenshot(path=out / f"view-{name}.png")
+            tab.close()
+            print(out / f"view-{name}.png")
+        browser.close()
+
+
+def _open_longest(tab: Any) -> None:
+    """The tokens of the longest success, coloured by how likely they were."""
+    tab.select_option("[aria-label=success]", "true")
+    tab.click(".head [data-key=tokens]")
+    tab.click(".rows .row >> nth=0")
+    tab.click(".tabs >> text=Tokens")
+    tab.wait_for_selector(".token.own")
+    tab.hover(".token.own >> nth=4")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""A suite's results on disk: a manifest, a folder like that of an evaluation for each entry, the numbers.
+
+DIR/manifest.json            the suite, whole; the agent; versions
+DIR/entries/NAME/            what `rollgym.store` writes: manifest, episodes, events, summary
+DIR/summary.json, report.md  the numbers, with a hash of every file of episodes
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from rollgym.bench.suite import NAME, Entry, Suite, Who, suite_from
+from rollgym.errors import ResultsError, UsageError
+from rollgym.records import decode_episode
+from rollgym.store import EPISODES, MANIFEST, SUMMARY, read_json, write_json
+from rollgym.types import SCHEMA_VERSION
+from rollgym.versions import package_versions
+
+ENTRIES, REPORT, FAILED = "entries", "report.md", "failed.jsonl"
+KIND = "bench"
+
+
+def entry_folder(out: Path, name: str) -> Path:
+    """Where an entry's episodes are."""
+    return out / ENTRIES / name
+
+
+def make_manifest(suite: Suite, entries: list[Entry], who: Who) -> dict[str, Any]:
+    """What was asked for, with everything needed to check or repeat it."""
+    versions: dict[str, str] = {}
+    for entry in entries:
+        versions |= package_versions(entry.env)
+    manifest = {
+        "schema": SCHEMA_VERSION,
+        "kind": KIND,
+        "suite": suite.to_json(),
+        "suite_hash": suite.fingerprint,
+        "agent": {"name": who.agent, "options": dict(who.options)},
+        "entries": [entry.name for entry in entries],
+        "data": {name: value for name, value in who.data.items() if name in {e.name for e in entries}},
+        "versions": versions,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(manifest))  # as it will be read back
+    return plain
+
+
+def open_results(out: Path, manifest: dict[str, Any], resume: bool) -> dict[str, Any]:
+    """Begin a folder, or go on with one that was made for the same; its manifest."""
+    path = out / MANIFEST
+    if path.exists() and not resume:
+        raise UsageError(f"{out} already holds results: give --resume to finish them, or another --out.")
+    if not path.exists():
+        try:
+            (out / ENTRIES).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"Cannot write results to {out}: {error.strerror}.") from None
+        write_json(path, manifest)
+        return manifest
+    before = read_results_manifest(out)
+    for field in ("suite_hash", "agent", "entries", "data"):
+        if before.get(field) != manifest[field]:
+            raise UsageError(
+                f"{out} was made with {field} = {json.dumps(before.get(field))}, but now it is "
+                f"{json.dumps(manifest[field])}: resume with the same settings, or use another --out."
+            )
+    return before
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of any run's folder; a newer schema is refused."""
+    if not folder.is_dir():
+        raise UsageError(f"There is no results folder {folder}.")
+    if not (folder / MANIFEST).exists():
+        raise UsageError(f"{folder} is no results folder: it has no {MANIFEST}.")
+    manifest = read_json(folder / MANIFEST)
+    _check_schema(manifest, folder / MANIFEST)
+    return manifest
+
+
+def _check_schema(values: dict[str, Any], path: Path) -> None:
+    schema = values.get("schema")
+    if type(schema) is not int:
+        raise ResultsError(f"{path} has no schema version.")
+    if schema > SCHEMA_VERSION:
+        raise ResultsError(
+            f"{path} was written with schema {schema}, but this rollgym reads up to {SCHEMA_VERSION}: "
+            "upgrade rollgym to read it."
+        )
+
+
+def read_results_manifest(out: Path) -> dict[str, Any]:
+    """The manifest of a suite's results."""
+    manifest = read_manifest(out)
+    if manifest.get("kind") != KIND:
+        raise UsageError(f"{out} holds no results of a suite, but of kind {manifest.get('kind')!r}.")
+    try:
+        msgspec.convert(manifest, _Form)
+    except msgspec.ValidationError as error:
+        raise ResultsError(f"{out / MANIFEST} is broken: {error}.") from None
+    return manifest
+
+
+_Name = Annotated[str, msgspec.Meta(pattern=rf"^{NAME}$")]
+
+
+class _Agent(msgspec.Struct):
+    name: str
+    options: dict[str, Any]
+
+
+class _Form(msgspec.Struct):
+    """What a manifest must have."""
+
+    suite: dict[str, Any]
+    suite_hash: str
+    agent: _Agent
+    entries: list[_Name]
+    data: dict[str, Any]
+    versions: dict[str, str]
+
+
+def recorded_suite(manifest: dict[str, Any], out: Path) -> Suite:
+    """The suite as the results have it."""
+    try:
+        return suite_from(manifest["suite"], f"the suite in {out / MANIFEST}")
+    except UsageError as error:
+        raise ResultsError(str(error)) from None
+
+
+def read_results_summary(out: Path) -> dict[str, Any]:
+    """The numbers of a suite's results."""
+    if not (out / SUMMARY).exists():
+        raise ResultsError(
+            f"{out} has no {SUMMARY}: its run was ended before the first entry was done. The command that "
+            "began it goes on with --resume."
+        )
+    summary = read_json(out / SUMMARY)
+    _check_schema(summary, out / SUMMARY)
+    if summary.get("kind") != KIND or not isinstance(summary.get("entries"), list):
+        raise ResultsError(f"{out / SUMMARY} is broken: it has no entries of a suite.")
+    return summary
+
+
+def parts(run: Path) -> dict[str, Path]:
+    """The folders of episodes in a run: its entries by name for a suite, else the run itself."""
+    manifest = read_manifest(run)
+    if manifest.get("kind") != KIND:
+        return {"": run}
+    named = {name: entry_folder(run, name) for name in read_results_manifest(run)["entries"]}
+    return {name: folder for name, folder in named.items() if (folder / MANIFEST).exists()}
+
+
+def set_failed_aside(folder: Path) -> int:
+    """Take failed episodes out of the way, to be played again; they stay in a file of their own."""
+    path = folder / EPISODES
+    with open(path, "a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"Another process is writing to {folder} right now.") from None
+        lines = path.read_bytes().splitlines(keepends=True)
+        failed = {number for number, line in enumerate(lines) if _failed(line)}
+        if failed:
+            with open(folder / FAILED, "ab") as aside:
+                aside.writelines(lines[number] for number in sorted(failed))
+            part = path.with_name(f".{path.name}.{os.getpid()}")
+            with open(part, "wb") as kept:
+                kept.writelines(line for number, line in enumerate(lines) if number not in failed)
+                kept.flush()
+                os.fsync(kept.fileno())
+            part.replace(path)
+    return len(failed)
+
+
+def _failed(line: bytes) -> bool:
+    try:
+        return decode_episode(line).outcome.failed
+    except ResultsError:
+        return False  # who reads it next says what is wrong with it

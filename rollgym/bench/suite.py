@@ -1,0 +1,222 @@
+"""A suite: a versioned TOML file of entries, each an environment with tasks, limits and golden scores."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollgym.errors import RollgymError, UnknownName, UsageError
+from rollgym.evalplan import Plan, Request, look_at, plan
+from rollgym.registry import card
+from rollgym.seeding import stable_digest
+from rollgym.types import Limits
+
+SCHEMA = 1
+"""Version of the suite file's form. A reader refuses a newer one."""
+FOLDER = Path(__file__).parent / "suites"
+KINDS = ("random", "baseline", "expert")
+"""Whose golden scores a suite may have."""
+NAME = "[a-z0-9][a-z0-9_-]*"
+"""What an entry may be called: its episodes are in a folder of that name."""
+CLOSE = 1e-6
+"""Golden scores are written with six decimals."""
+
+
+class Golden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an agent of rollgym's own is known to reach."""
+
+    success: float
+    score: float
+    tolerance: float = 0.0
+    """By how much a success rate may differ; 0 for agents that play the same every time."""
+    score_tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.success <= 1 or self.tolerance < 0 or self.score_tolerance < 0:
+            raise ValueError("a golden success is between 0 and 1, and a tolerance not negative")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One environment of a suite."""
+
+    name: str
+    env: str
+    kwargs: dict[str, Any] = {}
+    split: str = "test"
+    tasks: int
+    """How many tasks, in the order of the suite's seed; 0 takes all of the split."""
+    samples: int = 1
+    """Episodes per task."""
+    max_turns: int | None = None
+    max_tokens: int | None = None
+    success: str = ""
+    """What success means: the environment's own words, which must not have changed."""
+    task_set: str = ""
+    """Hash of the task set; empty where the data are the user's own."""
+    content: str = ""
+    """Hash of what the tasks really are: ids, seeds and first observations."""
+    data: str = ""
+    """The argument that ``--data NAME=VALUE`` fills in; the entry is left out where nothing is given."""
+    golden: dict[str, Golden] = {}
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(NAME, self.name):
+            raise ValueError(f"an entry's name is of a-z, 0-9, - and _, not {self.name!r}")
+        if self.tasks < 0 or self.samples < 1:
+            raise ValueError(f"entry {self.name!r} needs tasks >= 0 (0: all) and samples >= 1")
+        self.limits  # noqa: B018
+        unknown = [kind for kind in self.golden if kind not in KINDS]
+        if unknown:
+            raise ValueError(f"entry {self.name!r} has a golden score of {unknown[0]!r}, not of {KINDS}")
+
+    @property
+    def limits(self) -> Limits:
+        """What ends an episode."""
+        return Limits(turns=self.max_turns, tokens=self.max_tokens)
+
+    def golden_of(self, agent: str, options: Mapping[str, Any]) -> tuple[str, Golden] | None:
+        """The golden score that an agent must reach, where it has one, and whose it is."""
+        if options or agent not in ("random", "expert"):
+            return None
+        kind = card(self.env).expert_is if agent == "expert" else agent
+        return (kind, self.golden[kind]) if kind in self.golden else None
+
+
+class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A benchmark: which episodes are played, and what is known of them."""
+
+    schema: int
+    name: str
+    version: int
+    summary: str
+    seed: int = 0
+    entries: tuple[Entry, ...]
+
+    def __post_init__(self) -> None:
+        names = [entry.name for entry in self.entries]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if not names or twice:
+            raise ValueError(f"two entries are called {twice[0]!r}" if twice else "there are no entries")
+        if self.version < 1 or self.seed < 0:
+            raise ValueError("version must be at least 1 and seed at least 0")
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything the suite says."""
+        return stable_digest(msgspec.json.encode(self, order="sorted").decode()).hex()[:16]
+
+    def entry(self, name: str) -> Entry:
+        """The entry of that name."""
+        for entry in self.entries:
+            if entry.name == name:
+                return entry
+        names = [entry.name for entry in self.entries]
+        raise UnknownName(f"entry of suite {self.name}", name, names, f"There are: {', '.join(names)}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; `suite_from` reads them back."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+
+def known_suites() -> dict[str, Path]:
+    """The suites that come with rollgym, by name."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+
+
+def find_suite(name: str) -> Suite:
+    """A suite by its name, or from a file."""
+    known = known_suites()
+    if name in known:
+        return read_suite(known[name])
+    path = Path(name)
+    if path.is_file():
+        return read_suite(path)
+    raise UnknownName("suite", name, known, f"There are: {', '.join(known)}; or name a TOML file.")
+
+
+def read_suite(path: Path) -> Suite:
+    """A suite from its file; a sentence says what is wrong with a bad one."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"The suite {path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"The suite {path} is not TOML: {error}.") from None
+    return suite_from(values, str(path))
+
+
+def suite_from(values: Any, where: str) -> Suite:
+    """A suite from plain values."""
+    schema = values.get("schema") if isinstance(values, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise UsageError(
+            f"The suite {where} has schema {schema}, but this rollgym reads up to {SCHEMA}: upgrade rollgym."
+        )
+    try:
+        return msgspec.convert(values, Suite)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UsageError(f"{where} is no suite: {error}.") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Who:
+    """Who plays a suite, and how."""
+
+    agent: str
+    options: Mapping[str, Any]
+    workers: int = 0
+    concurrency: int = 0
+    modules: tuple[str, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What ``--data`` gave, by entry."""
+
+
+def plan_entry(suite: Suite, entry: Entry, who: Who) -> Plan:
+    """The episodes of an entry, checked against what the suite pins."""
+    where = f"Suite {suite.name} {suite.version}, entry {entry.name!r}"
+    try:
+        found = plan(_request(suite, entry, who))
+    except RollgymError as error:
+        raise type(error)(f"{where}: {error}") from error
+    pins = (
+        ("task set", entry.task_set, found.manifest["task_set"]["hash"]),
+        ("definition of success", entry.success, found.manifest["success_means"]),
+    )
+    for what, pinned, now in pins:
+        if pinned and pinned != now:
+            raise UsageError(
+                f"{where} was made for the {what} {pinned!r}, but {entry.env} has {now!r} here: results "
+                "would not be comparable. Use the rollgym that the suite was made with, or a newer suite."
+            )
+    return found
+
+
+def _request(suite: Suite, entry: Entry, who: Who) -> Request:
+    kwargs = {**entry.kwargs, **({entry.data: who.data[entry.name]} if entry.data else {})}
+    tasks = entry.tasks
+    if not tasks:
+        known = look_at(entry.env, kwargs, entry.limits).tasks
+        if known is None:
+            raise UsageError(f"{entry.env} has no task set, so tasks = 0 (all of them) is no number.")
+        tasks = known.size(entry.split)
+    return Request(
+        env_id=entry.env,
+        agent=who.agent,
+        episodes=tasks * entry.samples,
+        seed=suite.seed,
+        split=entry.split,
+        per_task=entry.samples,
+        workers=who.workers,
+        concurrency=who.concurrency,
+        env_kwargs=kwargs,
+        agent_options=who.options,
+        modules=who.modules,
+        limits=entry.limits,
+    )

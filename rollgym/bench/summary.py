@@ -1,0 +1,142 @@
+"""The numbers of a suite, from its entries' episodes alone, and how they stand to the golden scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollgym.bench.folder import entry_folder
+from rollgym.bench.suite import CLOSE, Entry, Suite
+from rollgym.seeding import file_hash
+from rollgym.store import EPISODES
+from rollgym.summary import first_observation, summarise
+from rollgym.types import SCHEMA_VERSION, Episode
+
+Part = tuple[Entry, Mapping[str, Any], Sequence[Episode]]
+"""An entry, the manifest of its folder and its episodes."""
+
+
+def suite_summary(
+    suite: Suite, manifest: Mapping[str, Any], parts: Sequence[Part], out: Path
+) -> dict[str, Any]:
+    """One JSON-able object. Nothing in it depends on anything but the folder's files."""
+    agent = manifest["agent"]
+    rows = [_row(entry, summarise(dict(told), episodes), episodes, agent) for entry, told, episodes in parts]
+    played = {entry.name for entry, _, _ in parts}
+    return {
+        "schema": SCHEMA_VERSION,
+        "kind": "bench",
+        "suite": {"name": suite.name, "version": suite.version, "hash": suite.fingerprint},
+        "agent": agent["name"],
+        "agent_options": agent["options"],
+        **_totals(rows),
+        "complete": played == set(manifest["entries"]) and all(row["complete"] for row in rows),
+        "golden": {
+            "checked": sum(row["golden"] is not None for row in rows),
+            "missed": [row["name"] for row in rows if row["golden"] and not row["golden"]["reached"]],
+        },
+        "other_tasks": [row["name"] for row in rows if row["same_tasks"] is False],
+        "entries": rows,
+        "left_out": [entry.name for entry in suite.entries if entry.name not in manifest["entries"]],
+        "files": {
+            f"entries/{name}/{EPISODES}": file_hash(entry_folder(out, name) / EPISODES)
+            for name in sorted(played)
+        },
+        "versions": manifest["versions"],
+    }
+
+
+def _row(
+    entry: Entry, summary: dict[str, Any], episodes: Sequence[Episode], agent: Mapping[str, Any]
+) -> dict[str, Any]:
+    usage = summary["usage"]
+    row = {
+        "name": entry.name,
+        "env": entry.env,
+        "env_kwargs": summary["env_kwargs"],
+        "split": summary["split"],
+        "episodes": summary["episodes"],
+        "requested": summary["requested"],
+        "failed": summary["failed"],
+        "complete": summary["complete"] and not summary["failed"],
+        "success": summary["success_rate"],
+        "success_ci": summary["success_ci"],
+        "score": summary["mean_return"],
+        "score_ci": summary["return_ci"],
+        "pass_at_k": summary["pass_at_k"],
+        "turns": summary["length"].get("mean"),
+        "valid_actions": summary["valid_actions"],
+        "tokens": int(usage["prompt_tokens"] + usage["completion_tokens"]) if usage else None,
+        "completion_tokens": int(usage["completion_tokens"]) if usage else None,
+        "cost": usage["cost"] if usage else None,
+        "seconds": summary["seconds"].get("mean"),
+        "wall_seconds": _wall(episodes),
+        "outcomes": summary["outcomes"],
+        "errors": summary["errors"],
+        "content": summary["content_hash"],
+        "same_tasks": _same_tasks(entry, summary, episodes),
+    }
+    return {**row, "golden": _golden(entry, row, agent)}
+
+
+def _same_tasks(entry: Entry, summary: Mapping[str, Any], episodes: Sequence[Episode]) -> bool | None:
+    """Whether the tasks were those the suite pins; None where that cannot be said."""
+    seen = all(not e.outcome.failed or first_observation(e) for e in episodes)
+    if not entry.content or not summary["complete"] or not seen:
+        return None
+    return bool(summary["content_hash"] == entry.content)
+
+
+def _golden(entry: Entry, row: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, Any] | None:
+    known = entry.golden_of(agent["name"], agent["options"])
+    if known is None:
+        return None
+    kind, golden = known
+    reached = (
+        row["complete"]
+        and row["success"] is not None
+        and abs(row["success"] - golden.success) <= golden.tolerance + CLOSE
+        and abs(row["score"] - golden.score) <= golden.score_tolerance + CLOSE
+    )
+    return {
+        "of": kind,
+        "success": golden.success,
+        "score": golden.score,
+        "tolerance": golden.tolerance,
+        "reached": bool(reached),
+    }
+
+
+def _wall(episodes: Sequence[Episode]) -> float:
+    """From the first start to the last end; a pause before a resumption counts too."""
+    if not episodes:
+        return 0.0
+    return max(e.started + e.seconds for e in episodes) - min(e.started for e in episodes)
+
+
+def _totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    known = [row for row in rows if row["success"] is not None]
+    tokens = [row["tokens"] for row in rows if row["tokens"] is not None]
+    return {
+        "success": math.fsum(row["success"] for row in known) / len(known) if known else None,
+        "success_ci": list(mean_interval(known)) if known else None,
+        "episodes": sum(row["episodes"] for row in rows),
+        "failed": sum(row["failed"] for row in rows),
+        "tokens": sum(tokens) if tokens else None,
+        "wall_seconds": math.fsum(row["wall_seconds"] for row in rows),
+    }
+
+
+def mean_interval(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """A 95 % interval for the mean of the entries' success rates.
+
+    The entries' own intervals are put together by the squares of their halves (Zou and Donner's MOVER), so
+    that an entry where all succeeded still counts as uncertain, which a bootstrap would not see.
+    """
+    count = len(rows)
+    mean = math.fsum(row["success"] for row in rows) / count
+    below = math.sqrt(math.fsum((row["success"] - row["success_ci"][0]) ** 2 for row in rows)) / count
+    above = math.sqrt(math.fsum((row["success_ci"][1] - row["success"]) ** 2 for row in rows)) / count
+    return max(0.0, mean - below), min(1.0, mean + above)

@@ -1,0 +1,116 @@
+"""``rollgym replay``: recorded actions in fresh environments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollgym.cli.common import AsJson, EnvArgs, EnvModules, console, import_modules, parse_pairs
+from rollgym.errors import ResultsError, UsageError
+
+if TYPE_CHECKING:
+    from rollgym.replay import Replayed
+    from rollgym.types import Episode
+
+EPILOG = "Example: rollgym replay runs/expert --episode test-7-0"
+
+Run = Annotated[
+    Path,
+    typer.Argument(help="A folder of `rollgym eval`, `train` or `bench run`.", show_default=False),
+]
+
+
+def replay(
+    run: Run,
+    episode: Annotated[
+        str | None, typer.Option("--episode", metavar="ID", help="Only the episode of this id.")
+    ] = None,
+    sample: Annotated[int, typer.Option(help="Only so many, chosen by --seed; 0 plays all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Chooses the sample.")] = 0,
+    workers: Annotated[int, typer.Option(help="Worker processes; 0 plays in this one.")] = 0,
+    as_json: AsJson = False,
+    env_arg: EnvArgs = None,
+    env_module: EnvModules = None,
+) -> None:
+    """Play recorded episodes again.
+
+    Every episode's actions go to a fresh environment with the recorded task and seed; the first difference of
+    each is reported. Exit code 1 where anything differs.
+    """
+    from rollgym.bench.folder import parts
+    from rollgym.cli.bench_tables import counted
+    from rollgym.replay import Settings, changed_versions, choose
+    from rollgym.replay import replay as play_again
+
+    modules = import_modules(env_module)
+    notes: list[str] = []
+    results: list[tuple[str, Replayed]] = []
+    found = _selected(parts(run), episode, notes)
+    if not any(episodes for _, _, episodes in found):
+        raise _nothing(run, episode)
+    for name, manifest, recorded in ((name, m, choose(e, sample, seed)) for name, m, e in found):
+        settings = Settings(
+            workers=workers,
+            modules=modules,
+            env_kwargs=parse_pairs(env_arg, "--env-arg"),
+            scored=manifest.get("kind") == "train",
+        )
+        notes += changed_versions(recorded, manifest.get("versions"))
+        with counted(f"replay {name}".strip(), len(recorded)) as advance:
+            results += [(name, done) for done in play_again(recorded, settings, advance)]
+    _report(run, results, list(dict.fromkeys(notes)), as_json)
+
+
+def _selected(
+    folders: dict[str, Path], wanted: str | None, notes: list[str]
+) -> list[tuple[str, dict[str, Any], list[Episode]]]:
+    """(name, manifest, episodes) of every part of the run."""
+    from rollgym.bench.folder import read_manifest
+    from rollgym.replay import finished_episodes
+
+    found = []
+    for name, folder in folders.items():
+        episodes, cut = finished_episodes(folder)
+        if cut:
+            notes.append(f"the last line of {folder / 'episodes.jsonl'} is cut off and left out")
+        if wanted is not None:
+            episodes = [e for e in episodes if wanted in (e.spec.episode_id, f"{name}/{e.spec.episode_id}")]
+        found.append((name, read_manifest(folder), episodes))
+    return found
+
+
+def _nothing(run: Path, wanted: str | None) -> ResultsError | UsageError:
+    if wanted is not None:
+        return UsageError(f"{run} has no episode {wanted!r}: the ids are in its episodes.jsonl.")
+    return ResultsError(f"{run} holds no episodes yet, so there is nothing to replay.")
+
+
+def _report(run: Path, results: list[tuple[str, Replayed]], notes: list[str], as_json: bool) -> None:
+    different = [(name, done) for name, done in results if not done.same]
+    if as_json:
+        answer = {
+            "run": str(run),
+            "episodes": len(results),
+            "turns": sum(done.turns for _, done in results),
+            "same": len(results) - len(different),
+            "different": [{"part": name, **done.to_json()} for name, done in different],
+            "notes": notes,
+        }
+        print(json.dumps(answer, ensure_ascii=False))
+    else:
+        screen = console()
+        for name, done in different:
+            words = f"{name}/{done.episode_id}" if name else done.episode_id
+            screen.print(f"{words} ({done.env_id}) {done.difference}", markup=False, highlight=False)
+        for note in notes:
+            screen.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+        screen.print(
+            f"{len(results)} episodes played again: {len(results) - len(different)} the same, "
+            f"{len(different)} different",
+            highlight=False,
+        )
+    if different:
+        raise typer.Exit(1)

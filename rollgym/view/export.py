@@ -1,0 +1,100 @@
+"""A run as one HTML file that needs no server and no network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollgym.errors import UsageError
+from rollgym.view.bodies import Bodies
+from rollgym.view.overview import overview
+from rollgym.view.page import blocks, pack, page
+from rollgym.view.read import COLUMNS, Row, RunView
+from rollgym.view.timeline import Timeline
+
+EPISODES = 5_000
+BYTES = 200_000_000
+"""Of episodes as they stand in the run's folder; packed they take a tenth of it or less."""
+_BLOCK = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    size: int
+    shown: int
+    episodes: int
+    notes: tuple[str, ...]
+
+
+def export(folder: Path, to: Path, *, episodes: int = EPISODES) -> Exported:
+    """Write the page. Of very many episodes, whole groups from all over the run are taken."""
+    if episodes < 0:
+        raise UsageError(f"--episodes must be at least 0, not {episodes}.")
+    run = RunView(folder)
+    run.follow(final=True)
+    chosen = choose(run.rows, [size for _, _, size in run.places], episodes)
+    notes = [left_out(len(chosen), len(run.rows))] if len(chosen) < len(run.rows) else []
+    timeline = Timeline(run.events).read(final=True)
+    first = overview(run, notes)
+    document = page(f"{first['name']} – rollgym", _parts(run, first, timeline, chosen))
+    _write(to, document)
+    return Exported(to, len(document), len(chosen), len(run.rows), tuple(first["notes"]))
+
+
+def _parts(
+    run: RunView, first: object, timeline: object, chosen: Sequence[int]
+) -> Iterator[tuple[str, bytes]]:
+    yield "overview", pack(first)
+    yield "timeline", pack(timeline)
+    bodies = Bodies(run)
+    counts: list[int] = []
+    for count, block in blocks((bodies.body(n) for n in chosen), _BLOCK):
+        yield f"block-{len(counts)}", block
+        counts.append(count)
+    rows = [run.rows[n].values() for n in chosen]
+    yield "rows", pack({"columns": COLUMNS, "rows": rows, "blocks": counts})
+
+
+def choose(rows: Sequence[Row], sizes: Sequence[int], most: int, most_bytes: int = BYTES) -> list[int]:
+    """Which episodes to show: all, or whole groups evenly spread over the run."""
+    total = sum(sizes)
+    if total > most_bytes:
+        most = min(most, int(len(rows) * most_bytes / total))
+    if len(rows) <= most:
+        return list(range(len(rows)))
+    groups: dict[tuple[int | None, str], list[int]] = {}
+    for row in rows:
+        groups.setdefault((row.step, row.group or row.id), []).append(row.n)
+    members = list(groups.values())
+    share = most / len(rows)
+    chosen: list[int] = []
+    due = 1.0 if most else 0.0
+    for group in members:
+        due += share * len(group)
+        if due >= 1 and len(chosen) + len(group) <= most:
+            chosen += group
+            due -= len(group)
+    return sorted(chosen)
+
+
+def left_out(shown: int, total: int) -> str:
+    """What the page says about episodes that it does not hold."""
+    return (
+        f"This file holds {shown:,} of {total:,} episodes: whole groups from all over the run. The numbers "
+        "above count all of them. --episodes takes more, and `rollgym view --live` shows every one."
+    )
+
+
+def _write(to: Path, document: bytes) -> None:
+    part = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        part.write_bytes(document)
+        os.replace(part, to)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UsageError(f"Cannot write {to}: {error.strerror}.") from None

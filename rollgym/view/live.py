@@ -1,0 +1,163 @@
+"""The live page: the same page, served on loopback, following a run while it is written.
+
+Everything is a GET and nothing is ever written. Other sites cannot read it: a request must name this machine
+as its host, answers allow no other origin, and the page may load nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollgym.errors import MissingExtra, ResultsError
+from rollgym.view.bodies import Bodies
+from rollgym.view.overview import overview
+from rollgym.view.page import encode, page, policy
+from rollgym.view.read import COLUMNS, RunView
+from rollgym.view.timeline import Timeline
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+HOST = "127.0.0.1"
+PORT = 8321
+MOST_ROWS = 2_000
+"""Rows in one answer; the page asks again for the rest."""
+
+
+class Following:
+    """A run that is read further with every question."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunView(folder)
+        self._bodies = Bodies(self.run)
+        self._timeline = Timeline(self.run.events)
+        self._lock = threading.Lock()
+        self._overview: tuple[int, bool, dict[str, Any]] | None = None
+
+    def overview(self, seen: str) -> dict[str, Any]:
+        """The first page, or merely that it is still the one that was ``seen``."""
+        with self._lock:
+            self.run.follow()
+            done = self.run.summary is not None
+            tag = f"{self.run.epoch}.{self.run.version}.{int(done)}"
+            if tag == seen:
+                return {"same": True}
+            if self._overview is None or self._overview[:2] != (self.run.version, done):
+                self._overview = (self.run.version, done, overview(self.run))
+            return {**self._overview[2], "tag": tag}
+
+    def rows(self, first: int) -> dict[str, Any]:
+        """Rows of the list from ``first`` on."""
+        with self._lock:
+            some = self.run.rows[first : first + MOST_ROWS]
+            return {"columns": COLUMNS, "epoch": self.run.epoch, "rows": [row.values() for row in some]}
+
+    def body(self, n: int) -> dict[str, Any] | None:
+        """One episode, if there is such a row and its line still stands where it was."""
+        with self._lock:
+            if not 0 <= n < len(self.run.rows):
+                return None
+            try:
+                return self._bodies.body(n)
+            except (ResultsError, OSError):
+                return None
+
+    def timeline(self) -> dict[str, Any]:
+        """The lanes as they are now."""
+        with self._lock:
+            return self._timeline.read()
+
+
+def make_app(folder: Path) -> Starlette:
+    """The server's application."""
+    _check_installed()
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    run = Following(folder)
+    name = run.run.manifest.get("name") or folder.resolve().name
+
+    def answer(make: Callable[[Request], dict[str, Any] | None]) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            found = await run_in_threadpool(make, request)
+            if found is None:
+                return _closed(Response("There is no such episode.\n", 404, media_type="text/plain"))
+            return _closed(Response(encode(found), media_type="application/json"))
+
+        return handle
+
+    async def first(request: Request) -> Response:
+        return _closed(Response(page(f"{name} – rollgym, live", [], live=True), media_type="text/html"))
+
+    def asked(request: Request) -> int:
+        given = request.query_params.get("from", "0")
+        return int(given) if given.isascii() and given.isdecimal() and len(given) < 12 else 0
+
+    routes = [
+        Route("/", first),
+        Route("/api/overview", answer(lambda r: run.overview(r.query_params.get("seen", "")))),
+        Route("/api/rows", answer(lambda r: run.rows(asked(r)))),
+        Route("/api/episode/{n:int}", answer(lambda r: run.body(r.path_params["n"]))),
+        Route("/api/timeline", answer(lambda r: run.timeline())),
+    ]
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)
+    return Starlette(routes=routes, middleware=[hosts])
+
+
+def make_server(folder: Path) -> uvicorn.Server:
+    """A server for the page, which says nothing of itself."""
+    app = make_app(folder)
+    import uvicorn
+
+    class Quiet(uvicorn.Server):
+        """A server that leaves signals to the program that it is a part of."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return Quiet(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=1,
+        )
+    )
+
+
+def _closed(response: Response) -> Response:
+    """The answer with headers that keep other sites out."""
+    response.headers.update(
+        {
+            "Content-Security-Policy": f"{policy(live=True)}; frame-ancestors 'none'",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cache-Control": "no-store",
+        }
+    )
+    return response
+
+
+def _check_installed() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("uvicorn") is None or find_spec("starlette") is None:
+        raise MissingExtra("The live page", "view")

@@ -1,0 +1,92 @@
+"""Rates and means of episodes with their intervals, from the rows of the list."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rollgym.stats import bootstrap_mean, percentiles, wilson
+from rollgym.types import Outcome
+from rollgym.view.read import Row
+
+FAILED = frozenset(kind.value for kind in Outcome if kind.failed)
+_EXACT = 2_000
+"""Above so many tasks a mean's interval is no longer resampled but left out: it is narrow, and takes long."""
+
+
+def describe(rows: Sequence[Row]) -> dict[str, Any]:
+    """The numbers of some episodes. Failed ones are counted, but have no score."""
+    scored = [row for row in rows if row.outcome not in FAILED]
+    clusters = _clusters(scored)
+    valid = [row.valid for row in scored if row.valid is not None]
+    return {
+        "episodes": len(rows),
+        "tasks": len(clusters),
+        "failed": len(rows) - len(scored),
+        "success": success(clusters),
+        "return": _mean(clusters),
+        "length": percentiles([float(row.turns) for row in scored]),
+        "seconds": percentiles([row.seconds for row in scored]),
+        "tokens": sum(row.tokens for row in rows),
+        "valid": sum(valid) / len(valid) if valid else None,
+        "outcomes": outcomes(rows),
+    }
+
+
+def outcomes(rows: Iterable[Row]) -> dict[str, int]:
+    """How many ended in which way, in the order of `Outcome`."""
+    counts = Counter(row.outcome for row in rows)
+    return {kind.value: counts[kind.value] for kind in Outcome if counts[kind.value]}
+
+
+def success(clusters: Sequence[Sequence[Row]]) -> dict[str, Any] | None:
+    """The share of successes; ``None`` where no environment says what success is."""
+    known = [[float(row.success) for row in cluster if row.success is not None] for cluster in clusters]
+    known = [cluster for cluster in known if cluster]
+    count = sum(map(len, known))
+    if not count:
+        return None
+    wins = int(sum(map(sum, known)))
+    if len(known) == count:
+        low, high = wilson(wins, count)
+    elif wins in (0, count):
+        # Resampling what is all alike shows no spread; each task still counts as one trial.
+        low, high = wilson(len(known) if wins else 0, len(known))
+    else:
+        low, high = bootstrap_mean(known)
+    return {"value": wins / count, "low": low, "high": high, "of": count}
+
+
+def failures(rows: Sequence[Row], most: int = 50) -> list[dict[str, Any]]:
+    """What went wrong, the commonest first, each with an episode to look at."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for row in rows:
+        if row.outcome in FAILED:
+            found.setdefault((row.outcome, row.error, row.env), []).append(row.n)
+    ranked = sorted(found.items(), key=lambda item: -len(item[1]))[:most]
+    return [
+        {"outcome": outcome, "message": message, "env": env, "count": len(numbers), "episode": numbers[0]}
+        for (outcome, message, env), numbers in ranked
+    ]
+
+
+def _mean(clusters: Sequence[Sequence[Row]]) -> dict[str, Any] | None:
+    values = [[row.total for row in cluster if math.isfinite(row.total)] for cluster in clusters]
+    values = [cluster for cluster in values if cluster]
+    count = sum(map(len, values))
+    if not count:
+        return None
+    mean = sum(map(sum, values)) / count
+    if len(values) > _EXACT:
+        return {"value": mean, "of": count}
+    low, high = bootstrap_mean(values)
+    return {"value": mean, "low": low, "high": high, "of": count}
+
+
+def _clusters(rows: Iterable[Row]) -> list[list[Row]]:
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.entry, row.env, row.group or row.id), []).append(row)
+    return list(groups.values())

@@ -1,0 +1,223 @@
+"""Everything on the first page, as one JSON-able object."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rollgym.view.numbers import describe, failures, outcomes
+from rollgym.view.read import Row, RunView
+
+POINTS = 500
+"""Points of a curve; longer runs are averaged over neighbouring steps."""
+CURVES = (
+    ("success", "Success in training", "share of the step's episodes"),
+    ("return", "Return", "mean of the step's episodes"),
+    ("length", "Episode length", "turns"),
+    ("entropy", "Entropy", "nats per token"),
+    ("approx_kl", "KL of the update", "nats per token, to the policy before it"),
+    ("clip", "Clip fraction", "share of tokens"),
+    ("logprob_gap_max", "Log-prob gap", "learner against engine, greatest"),
+    ("staleness", "Staleness", "updates behind, mean of tokens"),
+    ("grad_norm", "Gradient norm", ""),
+    ("valid_actions", "Valid actions", "share of turns"),
+    ("tokens_per_second", "Throughput", "action tokens per second"),
+)
+"""Metrics with a chart of their own, where the run has them: name, title, unit."""
+_CLIPPED = ("clipped_low", "clipped_high")
+_SPLIT = "seconds_"
+
+
+def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The first page of a run."""
+    manifest, training = run.manifest, run.manifest.get("kind") == "train"
+    summary = run.summary
+    return {
+        "kind": _text(manifest.get("kind")) or "run",
+        "name": _text(manifest.get("name")) or run.folder.resolve().name,
+        "created": _text(manifest.get("created")),
+        "state": _state(run, summary),
+        "about": _about(manifest),
+        "headline": _trained(run) if training else _evaluated(run),
+        "totals": describe(run.rows),
+        "evaluations": [_evaluation(line) for line in run.evaluations],
+        "curves": curves(run.metrics),
+        "split": time_split(run.metrics),
+        "outcomes": outcomes(run.rows),
+        "envs": _environments(run.rows),
+        "failures": failures(run.rows),
+        "suite": _suite(run.manifest, summary),
+        "notes": [*notes, *_notes(run, summary)],
+        "config": run.config,
+        "manifest": json.dumps(manifest, indent=2, ensure_ascii=False),
+        "versions": {str(k): _text(v) for k, v in _object(manifest.get("versions")).items()},
+        "pass_at_k": _object((summary or {}).get("pass_at_k")),
+        "success_means": _text(manifest.get("success_means")),
+        "version": run.version,
+        "epoch": run.epoch,
+        "episodes": len(run.rows),
+    }
+
+
+def curves(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The charts of a training run."""
+    found = []
+    for name, title, unit in CURVES:
+        points = thin([(_number(line.get("step")), _value(line, name)) for line in metrics])
+        if points:
+            found.append({"name": name, "title": title, "unit": unit, "points": points})
+    return found
+
+
+def time_split(metrics: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Where each step's seconds went."""
+    names = sorted({key for line in metrics for key in line if key.startswith(_SPLIT)})
+    if not names:
+        return None
+    parts = {
+        name.removeprefix(_SPLIT): thin(
+            [(_number(line.get("step")), _number(line.get(name)) or 0.0) for line in metrics]
+        )
+        for name in names
+    }
+    return {"title": "Seconds of a step", "unit": "seconds", "parts": parts}
+
+
+def thin(points: Sequence[tuple[float | None, float | None]], most: int = POINTS) -> list[list[float]]:
+    """At most so many points: neighbours are averaged. What is no number is left out."""
+    known = [(x, y) for x, y in points if x is not None and y is not None]
+    every = max(1, math.ceil(len(known) / most))
+    parts = [known[i : i + every] for i in range(0, len(known), every)]
+    return [[part[-1][0] if every > 1 else part[0][0], sum(y for _, y in part) / len(part)] for part in parts]
+
+
+def _trained(run: RunView) -> dict[str, Any]:
+    """How good it was first and last, on held-out tasks; by environment, the first one leads."""
+    by_env: dict[str, list[dict[str, Any]]] = {}
+    for line in map(_evaluation, run.evaluations):
+        if line["success"] is not None:
+            by_env.setdefault(line["env"], []).append(line)
+    found = [
+        {"env": env, "first": lines[0], "taught": _taught(lines), "last": lines[-1]}
+        for env, lines in by_env.items()
+    ]
+    steps = [_number(line.get("step")) for line in run.metrics]
+    return {"trained": found, "steps": max((s for s in steps if s is not None), default=0)}
+
+
+def _taught(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The evaluation after a warm start: what came before it was learned from others."""
+    return next((line for line in lines[1:] if line["phase"] == "warm start"), None)
+
+
+def _evaluated(run: RunView) -> dict[str, Any]:
+    agent = _object(run.manifest.get("agent"))
+    return {"agent": _text(agent.get("name")), "requested": run.manifest.get("episodes")}
+
+
+def _evaluation(line: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "step": _number(line.get("step")) or 0,
+        "phase": _text(line.get("phase")).replace("_", " "),
+        "env": _text(line.get("env")),
+        "success": _interval(line.get("success_rate"), line.get("success_ci")),
+        "return": _interval(line.get("mean_return"), line.get("return_ci")),
+        "episodes": _number(line.get("episodes")),
+        "failed": _number(line.get("failed")) or 0,
+        "length": _number(_object(line.get("length")).get("mean")),
+        "valid": _number(line.get("valid_actions")),
+    }
+
+
+def _environments(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    by_env: dict[str, list[Row]] = {}
+    for row in rows:
+        by_env.setdefault(row.entry or row.env, []).append(row)
+    return [{"env": env, **describe(some)} for env, some in by_env.items()]
+
+
+def _suite(manifest: dict[str, Any], summary: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A suite's entries and how they stand to its golden scores, as its own summary says."""
+    if manifest.get("kind") != "bench":
+        return None
+    suite, entries = _object(manifest.get("suite")), (summary or {}).get("entries")
+    rows = [_object(one) for one in entries] if isinstance(entries, list) else []
+    return {
+        "name": f"{_text(suite.get('name'))} {_text(suite.get('version'))}".strip(),
+        "success": _interval((summary or {}).get("success"), (summary or {}).get("success_ci")),
+        "entries": [
+            {
+                "name": _text(one.get("name")),
+                "success": _interval(one.get("success"), one.get("success_ci")),
+                "score": _interval(one.get("score"), one.get("score_ci")),
+                "golden": _object(one.get("golden")) or None,
+            }
+            for one in rows
+        ],
+    }
+
+
+def _about(manifest: dict[str, Any]) -> dict[str, str]:
+    """What a newcomer asks first: who played what."""
+    env, agent = _object(manifest.get("env")), _object(manifest.get("agent"))
+    envs = manifest.get("envs") if isinstance(manifest.get("envs"), list) else [env]
+    names = [_text(_object(one).get("id")) for one in envs or []]
+    found = {
+        "environment": ", ".join(name for name in names if name),
+        "agent": _text(agent.get("name")),
+        "split": _text(manifest.get("split")),
+        "seed": _text(manifest.get("seed")),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _state(run: RunView, summary: dict[str, Any] | None) -> str:
+    if summary is None:
+        return "no summary yet: the run goes on, or was interrupted"
+    ended = _text(summary.get("ended"))
+    if summary.get("complete") is False:
+        return "not complete"
+    return f"finished: {ended}" if ended else "finished"
+
+
+def _notes(run: RunView, summary: dict[str, Any] | None) -> list[str]:
+    notes = []
+    for name, skipped in run.skipped.items():
+        lines = "1 line" if skipped.count == 1 else f"{skipped.count} lines"
+        half = " (half written)" if skipped.half == skipped.count else ""
+        notes.append(f"{lines} of {name} could not be read{half} and {'is' if skipped.count == 1 else 'are'} "
+                     f"left out; {skipped.first}.")  # fmt: skip
+    if not run.rows:
+        held = run.manifest.get("kind") == "train" and run.metrics
+        notes.append("The run kept no episodes." if held else "No episode has ended yet.")
+    return notes
+
+
+def _interval(value: Any, around: Any) -> dict[str, Any] | None:
+    number = _number(value)
+    if number is None:
+        return None
+    ends = [_number(end) for end in around] if isinstance(around, list) and len(around) == 2 else []
+    return {"value": number} | ({"low": ends[0], "high": ends[1]} if len(ends) == 2 else {})
+
+
+def _value(line: dict[str, Any], name: str) -> float | None:
+    if name != "clip":
+        return _number(line.get(name))
+    parts = [number for part in _CLIPPED if (number := _number(line.get(part))) is not None]
+    return sum(parts) if parts else None
+
+
+def _number(value: Any) -> float | None:
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if plain and math.isfinite(value) else None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,98 @@
+"""The page: one HTML document around our own script and style, closed against everything else.
+
+Data goes into elements that no browser runs. The policy names the script and the style by their hashes, so
+that markup which got into the page in spite of everything could neither run nor load anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+STYLE = "view.css"
+SCRIPTS = (
+    "text.js", "dom.js", "charts.js", "render.js", "tokens.js", "episode.js", "list.js", "timeline.js",
+    "overview.js", "main.js",
+)  # fmt: skip
+"""In the order in which they are joined to one script."""
+
+
+def style() -> str:
+    """The style sheet."""
+    return _static(STYLE)
+
+
+def script() -> str:
+    """All of our script, in a scope of its own."""
+    return '"use strict";\n(() => {\n' + "\n".join(map(_static, SCRIPTS)) + "\n})();\n"
+
+
+def policy(*, live: bool) -> str:
+    """The Content-Security-Policy of the page; a live one may ask its own server, and nobody else."""
+    connect = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src {_hash(script())}; style-src {_hash(style())}; "
+        f"connect-src {connect}; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def page(title: str, data: Iterable[tuple[str, bytes]], *, live: bool = False) -> bytes:
+    """The document; ``data`` are the packed parts by the id of their element."""
+    parts = "".join(
+        f'<script type="text/plain" id="{name}">{packed.decode("ascii")}</script>\n' for name, packed in data
+    )
+    head = (
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy(live=live))}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>{style()}</style>\n"
+    )
+    body = (
+        f'<body data-live="{int(live)}">\n<div id="app"><p class="empty">Reading the run …</p></div>\n'
+        "<noscript>This page draws itself with a script of its own: allow it to run.</noscript>\n"
+    )
+    return f"{head}{body}{parts}<script>{script()}</script>\n</body>\n</html>\n".encode()
+
+
+def pack(value: Any) -> bytes:
+    """A value as compressed JSON in letters that mean nothing to HTML."""
+    return base64.b64encode(gzip.compress(encode(value), 6, mtime=0))
+
+
+def encode(value: Any) -> bytes:
+    """A value as JSON; what is not finite becomes null."""
+    return msgspec.json.encode(value)
+
+
+def blocks(bodies: Iterable[Any], size: int) -> Iterable[tuple[int, bytes]]:
+    """Bodies in packed blocks of about ``size`` bytes of JSON: how many are in each, and the block."""
+    held: list[bytes] = []
+    for body in bodies:
+        held.append(encode(body))
+        if sum(map(len, held)) >= size:
+            yield len(held), _packed(held)
+            held = []
+    if held:
+        yield len(held), _packed(held)
+
+
+def _packed(encoded: Sequence[bytes]) -> bytes:
+    return base64.b64encode(gzip.compress(b"[" + b",".join(encoded) + b"]", 6, mtime=0))
+
+
+def _static(name: str) -> str:
+    return (files("rollgym.view") / "static" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

@@ -1,0 +1,215 @@
+"""A run's folder as a viewer reads it: from the start, or from where it stopped reading."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollgym.errors import ResultsError, UsageError
+from rollgym.records import decode_episode
+from rollgym.store import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json
+from rollgym.types import SCHEMA_VERSION, Episode
+from rollgym.view.lines import Line, Skipped, Tail, read_at
+
+METRICS, EVALUATIONS, CONFIG = "metrics.jsonl", "evaluations.jsonl", "config.yaml"
+MESSAGE = 300
+"""Characters of an error's message in the list of episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An episode in the list."""
+
+    n: int
+    id: str
+    env: str
+    step: int | None
+    split: str
+    task: int | None
+    group: str
+    member: int
+    outcome: str
+    success: bool | None
+    total: float
+    turns: int
+    tokens: int
+    seconds: float
+    valid: float | None
+    error: str
+    entry: str = ""
+    """The entry of a suite that it belongs to."""
+
+    def values(self) -> tuple[Any, ...]:
+        """Its cells, in the order of `COLUMNS`."""
+        return astuple(self)
+
+
+COLUMNS = tuple(one.name for one in fields(Row))
+
+
+class Extra(msgspec.Struct):
+    """What a training run writes on an episode's line besides the episode."""
+
+    step: int | None = None
+    tokens: dict[str, list[float | None]] = {}
+    """Values of its action tokens in the order of play, by name: ``advantages``, ``ratios``."""
+
+
+class RunView:
+    """A run, as far as it has been read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+        self.metrics: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
+        self.places: list[tuple[str, int, int]] = []
+        """Where each row's line is: file, start and size."""
+        self.by_step: dict[int, list[int]] = {}
+        self.version = 0
+        """Counts up with every line read."""
+        self._files = _episode_files(self.manifest)
+        self._tails = {name: Tail(folder / name) for name in (METRICS, EVALUATIONS, *self._files)}
+        self.events = Tail(folder / EVENTS)
+
+    @property
+    def epoch(self) -> int:
+        """Counts up when the run went back to an earlier state: rows known before may be gone."""
+        return sum(self._tails[name].again for name in self._files)
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The run's own summary, once it has written one."""
+        try:
+            return read_json(self.folder / SUMMARY)
+        except ResultsError:
+            return None
+
+    @property
+    def config(self) -> str:
+        """The settings as text; empty where there are none."""
+        try:
+            return (self.folder / CONFIG).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    @property
+    def skipped(self) -> dict[str, Skipped]:
+        """What could not be read, by file."""
+        every = {**self._tails, EVENTS: self.events}
+        return {name: tail.skipped for name, tail in every.items() if tail.skipped.count}
+
+    def follow(self, *, final: bool = False) -> int:
+        """Read what is new; returns how many lines there were. ``final`` takes a line without its end too."""
+        before = self.version
+        for name, found in ((METRICS, self.metrics), (EVALUATIONS, self.evaluations)):
+            if self._tails[name].changed():
+                found.clear()
+                self.version += 1
+            for line in self._tails[name].objects(final=final):
+                found.append(line)
+                self.version += 1
+        if any(self._tails[name].changed() for name in self._files):
+            self._forget()
+        for name in self._files:
+            for one in self._tails[name].new(final=final):
+                self._add(name, one)
+        return self.version - before
+
+    def _forget(self) -> None:
+        """Some file was cut back: all episodes are read anew."""
+        self.rows.clear()
+        self.places.clear()
+        self.by_step.clear()
+        for name in self._files:
+            self._tails[name].restart()
+        self.version += 1
+
+    def episode(self, n: int) -> tuple[Episode, Extra]:
+        """An episode and what its line holds besides, read again from the file."""
+        name, start, size = self.places[n]
+        data = read_at(self.folder / name, start, size)
+        return decode_episode(data), _extra(data)
+
+    def _add(self, name: str, line: Line) -> None:
+        try:
+            episode = decode_episode(line.data)
+        except ResultsError as error:
+            self._tails[name].skipped.add(line.number, str(error), not line.whole)
+            return
+        extra = _extra(line.data)
+        if extra.step is not None:
+            self.by_step.setdefault(extra.step, []).append(len(self.rows))
+        self.rows.append(make_row(len(self.rows), episode, extra.step, self._files[name]))
+        self.places.append((name, line.start, len(line.data)))
+        self.version += 1
+
+
+def make_row(n: int, episode: Episode, step: int | None, entry: str = "") -> Row:
+    """The list's view of an episode."""
+    spec, turns = episode.spec, episode.turns
+    valid = [bool(turn.info.get("valid", True)) for turn in turns]
+    return Row(
+        n=n,
+        id=spec.episode_id,
+        env=spec.env_id,
+        step=step,
+        split=spec.split,
+        task=spec.task,
+        group=spec.group_id,
+        member=spec.member,
+        outcome=episode.outcome.value,
+        success=episode.success,
+        total=episode.total_reward,
+        turns=len(turns),
+        tokens=sum(len(turn.action_ids) for turn in turns),
+        seconds=round(episode.seconds, 4),
+        valid=round(sum(valid) / len(valid), 4) if valid else None,
+        error="" if episode.error is None else episode.error.message[:MESSAGE],
+        entry=entry,
+    )
+
+
+def _episode_files(manifest: dict[str, Any]) -> dict[str, str]:
+    """Files of episodes and the entry that each is of: a suite has one for every entry, else there is one."""
+    entries = manifest.get("entries")
+    if manifest.get("kind") != "bench" or not isinstance(entries, list):
+        return {EPISODES: ""}
+    # Names come from a file: one that would lead out of the run's folder is none.
+    names = [name for name in map(str, entries) if name not in ("", ".", "..") and "/" not in name]
+    return {f"entries/{name}/{EPISODES}": name for name in names}
+
+
+def _extra(line: bytes) -> Extra:
+    try:
+        return msgspec.json.decode(line, type=Extra)
+    except msgspec.DecodeError:
+        return Extra()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a run says of itself. One clear sentence where the folder is no run that can be read."""
+    if not folder.is_dir():
+        raise UsageError(f"There is no folder {folder}: name the folder that a run was written to (--out).")
+    if not (folder / MANIFEST).exists():
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
+        hint = (
+            f"its folders {', '.join(inside[:5])}{' …' if len(inside) > 5 else ''} are: name one of them."
+            if inside
+            else "name the --out folder of `rollgym train` or `rollgym eval`."
+        )
+        raise UsageError(f"{folder} is no run, it has no {MANIFEST}; {hint}")
+    manifest = read_json(folder / MANIFEST)
+    schema = manifest.get("schema")
+    if type(schema) is not int:
+        raise ResultsError(f"{folder / MANIFEST} has no schema version, so it cannot be shown.")
+    if schema > SCHEMA_VERSION:
+        raise ResultsError(
+            f"{folder} was written with schema {schema}, but this rollgym reads up to {SCHEMA_VERSION}: "
+            "upgrade rollgym to look at it."
+        )
+    return manifest

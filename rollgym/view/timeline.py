@@ -1,0 +1,117 @@
+"""The scheduler's events as lanes: who used which engine slot and worker, and what waited longest."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+from rollgym.scheduler.events import Event
+from rollgym.scheduler.trace import chrome_trace, summary
+from rollgym.scheduler.watchdog import WAITS_FOR
+from rollgym.view.lines import Tail
+
+MOST_EVENTS = 200_000
+FINE = 4_000
+"""A span shorter than this part of the whole is drawn together with its neighbours."""
+MOST_SPANS = 20_000
+MOST_LANES = 200
+"""Of each kind."""
+_NEEDED = {
+    "state": {"episode", "state", "turn", "worker", "engine"},
+    "started": {"episode"},
+    "emitted": {"episode"},
+}
+_MARKS = {"version", "paused", "resumed", "stalled", "recalled"}
+
+
+class Timeline:
+    """Events as far as they have been read; the newest ones where there are very many."""
+
+    def __init__(self, tail: Tail) -> None:
+        self._tail = tail
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._seen = 0
+
+    def read(self, *, final: bool = False) -> dict[str, Any]:
+        """The lanes and the longest waits, with what is new in the file."""
+        if self._tail.changed():
+            self._events.clear()
+            self._seen = 0
+        for event in self._tail.objects(final=final):
+            if _usable(event):
+                self._events.append(event)
+                self._seen += 1
+        return lanes(list(self._events)) | {"left_out": self._seen - len(self._events)}
+
+
+def lanes(events: Sequence[Event]) -> dict[str, Any]:
+    """Lanes with spans ``[start, seconds, state, episode, turn, how many]``, and what the waiting was for."""
+    rows = chrome_trace(events)["traceEvents"]
+    names = {(r["pid"], r["tid"]): r["args"]["name"] for r in rows if r["name"] == "thread_name"}
+    found: dict[tuple[int, int], list[list[Any]]] = {key: [] for key in _first(sorted(names))}
+    for row in rows:
+        if row["ph"] == "X" and (row["pid"], row["tid"]) in found:
+            start, seconds = row["ts"] / 1e6, row["dur"] / 1e6
+            span = [start, seconds, row["cat"], row["args"]["episode"], row["args"]["turn"], 1]
+            found[(row["pid"], row["tid"])].append(span)
+    told = summary(events)
+    for wait in told["longest_waits"]:
+        wait["for"] = WAITS_FOR.get(wait["state"], wait["state"])
+    begin = min((event["t"] for event in events), default=0.0)
+    many = sum(map(len, found.values())) > MOST_SPANS
+    shortest = (told["seconds"] - begin) / FINE if many else 0.0
+    return {
+        **told,
+        "begin": begin,
+        "lanes": [
+            {"role": key[0], "name": names[key], "spans": _joined(spans, shortest)}
+            for key, spans in found.items()
+        ],
+        "lanes_left_out": len(names) - len(found),
+        "marks": _marks(events),
+    }
+
+
+def _first(keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of each kind of lane, as many as one can look at."""
+    counts: Counter[int] = Counter()
+    kept = []
+    for key in keys:
+        counts[key[0]] += 1
+        if counts[key[0]] <= MOST_LANES:
+            kept.append(key)
+    return kept
+
+
+def _joined(spans: list[list[Any]], shortest: float) -> list[list[Any]]:
+    """Neighbours of one state that are too short to be seen apart, as one."""
+    joined: list[list[Any]] = []
+    for span in spans:
+        last = joined[-1] if joined else None
+        if last is not None and last[2] == span[2] and max(last[1] / last[5], span[1]) < shortest:
+            gap = span[0] - last[0] - last[1]
+            if gap < shortest:
+                last[1] = span[0] + span[1] - last[0]
+                last[5] += 1
+                continue
+        joined.append(list(span))
+    return [[round(s[0], 5), round(s[1], 5), *s[2:]] for s in joined]
+
+
+def _marks(events: Sequence[Event], most: int = 500) -> list[list[Any]]:
+    marks = [event for event in events if event["kind"] in _MARKS]
+    every = max(1, len(marks) // most)
+    return [[event["t"], _mark(event)] for event in marks[::every]]
+
+
+def _mark(event: Event) -> str:
+    return f"weights {event.get('version')}" if event["kind"] == "version" else str(event["kind"])
+
+
+def _usable(event: Event) -> bool:
+    """Whether an event has what a picture needs, and in the right kind."""
+    timed = isinstance(event.get("t"), (int, float)) and isinstance(event.get("kind"), str)
+    if not timed or not _NEEDED.get(event["kind"], set()) <= event.keys():
+        return False
+    return event["kind"] != "state" or isinstance(event["worker"], str)

@@ -1,0 +1,108 @@
+"""A small suite of one's own, and results of it to look at and to spoil."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollgym.bench.run import SuiteRun
+from rollgym.bench.suite import Who, read_suite
+
+SUITE = """\
+schema = 1
+name = "little"
+version = 3
+summary = "two entries that count"
+seed = 5
+
+[[entries]]
+name = "alone"
+env = "faulty:Counting"
+tasks = 6
+success = "the episode reports success"
+
+[[entries]]
+name = "twice"
+env = "faulty:Counting"
+split = "dev"
+tasks = 3
+samples = 2
+max_turns = 10
+"""
+
+
+def write_suite(folder: Path, text: str = SUITE) -> Path:
+    path = folder / "little.toml"
+    path.write_text(text)
+    return path
+
+
+def play(folder: Path, agent: str, text: str = SUITE, **more: Any) -> Path:
+    """Play a suite into ``folder/AGENT``."""
+    suite = read_suite(write_suite(folder, text))
+    out = folder / agent.replace(":", "-")
+    SuiteRun(suite, Who(agent=agent, options={}), out, **more).run()
+    return out
+
+
+@pytest.fixture
+def suite_path(tmp_path: Path) -> Path:
+    return write_suite(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results that no test may change."""
+    return play(tmp_path_factory.mktemp("played"), "random")
+
+
+@pytest.fixture
+def results(played: Path, tmp_path: Path) -> Path:
+    """Results that a test may spoil."""
+    return Path(shutil.copytree(played, tmp_path / "results"))
+
+
+@pytest.fixture
+def spoil(results: Path) -> Callable[..., None]:
+    """Change one episode's line (the n-th of an entry), as somebody would who wants a better result."""
+
+    def change(work: Callable[[dict[str, Any]], Any], entry: str = "alone", number: int = 0) -> None:
+        path = results / "entries" / entry / "episodes.jsonl"
+        lines = path.read_text().splitlines()
+        episode = json.loads(lines[number])
+        work(episode)
+        lines[number] = json.dumps(episode)
+        path.write_text("\n".join(lines) + "\n")
+
+    return change
+
+
+@pytest.fixture
+def forge(results: Path) -> Callable[[], None]:
+    """Make every number and hash follow from the episodes again, as a careful forger would."""
+
+    def work() -> None:
+        from rollgym.bench.folder import read_results_manifest, recorded_suite
+        from rollgym.bench.markdown import markdown
+        from rollgym.bench.summary import suite_summary
+        from rollgym.store import load_run, write_json
+        from rollgym.summary import summarise
+
+        manifest = read_results_manifest(results)
+        suite = recorded_suite(manifest, results)
+        parts = []
+        for name in manifest["entries"]:
+            folder = results / "entries" / name
+            told, episodes = load_run(folder)
+            write_json(folder / "summary.json", summarise(told, episodes))
+            parts.append((suite.entry(name), told, episodes))
+        summary = suite_summary(suite, manifest, parts, results)
+        write_json(results / "summary.json", summary)
+        (results / "report.md").write_text(markdown(summary))
+
+    return work
