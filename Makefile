@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-sglang lint format bench docs pictures clean
+.PHONY: help install demo test test-slow test-sglang lint format bench docs pictures screenshots clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -65,6 +65,9 @@ bench: $(VENV)/.installed ## Env steps per second of our pool against gymnasium'
 docs: $(VENV)/.docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
+
+screenshots: $(VENV)/.dev ## Make the screenshots of the report page anew (trains a run first)
+	$(BIN)/python docs/images/screenshots.py
 
 pictures: $(VENV)/.train ## Make the pictures of the docs anew
 	$(BIN)/python docs/images/make.py

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from rollgym.evaluate import Request, evaluate
 from rollgym.trainer.command import run_training
-from rollgym.trainer.report import write_report
+from rollgym.view import export
 
 CONFIG, ENV = "frozen-lake-gigpo", "rollgym/FrozenLake-v0"
 PHASES = {"before": "untaught", "warm_start": "after imitation", "after": "after reinforcement learning"}
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None, screen: Console | None = None) -> N
         request = Request(env_id=ENV, agent=agent, episodes=300, seed=0)
         others[agent] = _numbers(evaluate(request, folder / agent))
     _show(screen, results, others)
-    page = write_report(folder)
+    page = export(folder, folder / "report.html").path
     screen.print(f"\nThe report: {page}", highlight=False)
     screen.print(f"Next: rollgym trace {folder}, or rollgym train {CONFIG} seed=1", highlight=False)
     print(json.dumps({**results, **others, "seconds": round(time.time() - started, 1), "run": str(folder)}))

@@ -179,6 +179,9 @@ class Tracking(Settings):
     """A Weights & Biases project (needs ``wandb``)."""
     episodes: Literal["all", "none"] = "all"
     """Whether training episodes are kept in ``episodes.jsonl``."""
+    tokens_every: int = Field(default=10, ge=0)
+    """Training steps between those whose episodes are kept with advantage and ratio of every token, for
+    `rollgym view`; 0 keeps none. Each costs one more pass over the batch."""
 
 
 class TrainConfig(Settings):

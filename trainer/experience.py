@@ -75,6 +75,17 @@ def describe(episodes: Sequence[Episode]) -> Metrics:
     return found | ({"success": float(np.mean(known))} if known else {})
 
 
+def token_values(learner: Learner, batch: Batch) -> list[dict[str, list[float]]]:
+    """After an update: of each episode's action tokens the advantage, and how far their probability moved."""
+    ratios = np.exp(learner.logprobs(batch) - batch.arrays["behaviour"])
+    cuts = np.cumsum([one.count for one in batch.episodes])[:-1]
+    parts = {"advantages": np.split(batch.arrays["advantages"], cuts), "ratios": np.split(ratios, cuts)}
+    return [
+        {name: [float(f"{value:.5g}") for value in values[number]] for name, values in parts.items()}
+        for number in range(len(batch.episodes))
+    ]
+
+
 def age(groups: Sequence[Group], version: int) -> Metrics:
     """How many updates old the weights behind the action tokens are, on average and at most."""
     spans = [

@@ -85,11 +85,20 @@ class Journal:
         """Write what an evaluation of the policy after ``step`` found, nested as it may be."""
         self._line(EVALUATIONS, step, jsonable(summary, "summary"))
 
-    def keep(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Write the episodes a training step used, all of them or none."""
+    def keep(
+        self, step: int, episodes: Sequence[Episode], tokens: Sequence[Mapping[str, list[float]]] = ()
+    ) -> None:
+        """Write the episodes a training step used, all of them or none.
+
+        ``tokens`` are numbers of each episode's action tokens, by what they say.
+        """
         head = b'{"step":%d,' % _step(step)
+        heads = [head + b'"tokens":' + msgspec.json.encode(one) + b"," for one in tokens]
         if self._keep:
-            lines = [head + encode_episode(episode)[1:] + b"\n" for episode in episodes]
+            lines = [
+                begin + encode_episode(episode)[1:] + b"\n"
+                for begin, episode in zip(heads or [head] * len(episodes), episodes, strict=True)
+            ]
             self._files[EPISODES].write(b"".join(lines))
 
     def marks(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ import time
 
 from rollgym.cluster.errors import ActorLost
 from rollgym.scheduler.scheduler import Scheduler
-from rollgym.trainer.experience import age, make_experience
+from rollgym.trainer.experience import age, make_experience, token_values
 from rollgym.trainer.progress import Clock, reason_to_stop
 from rollgym.trainer.run import Run
 from rollgym.trainer.setup import Parts, make_stream, scheduler_config
@@ -64,6 +64,7 @@ async def train_step(parts: Parts, run: Run, scheduler: Scheduler) -> bool:
     async with parts.handover():
         experience = await parts.compute(make_experience, groups, config, parts.learner, progress.kl_coef)
         metrics = await parts.compute(parts.learner.update, experience.batch)
+        tokens = await parts.compute(token_values, parts.learner, experience.batch) if run.tokens_due else ()
     progress.kl_coef = parts.learner.adapt_kl(metrics)
     watch.lap("train")
     run.console.phase("sync")
@@ -75,7 +76,7 @@ async def train_step(parts: Parts, run: Run, scheduler: Scheduler) -> bool:
     scheduler.release(len(groups))
     watch.lap("sync")
     metrics |= experience.metrics | age(groups, progress.version - 1)
-    run.record(groups, metrics | watch.metrics(experience.metrics))
+    run.record(groups, metrics | watch.metrics(experience.metrics), tokens)
     return run.advances(groups)
 
 

@@ -123,10 +123,20 @@ class Run:
         self.progress.again = board.tickets_to_play()
         self.progress.issues = board.issues()
 
-    def record(self, groups: Sequence[Group], metrics: Metrics) -> None:
+    @property
+    def tokens_due(self) -> bool:
+        """Whether the numbers of single tokens of the step under way are to be kept."""
+        settings = self.config.tracking
+        every = settings.tokens_every if settings.episodes == "all" else 0
+        return bool(every) and (self.progress.step + 1) % every == 0
+
+    def record(
+        self, groups: Sequence[Group], metrics: Metrics, tokens: Sequence[dict[str, list[float]]] = ()
+    ) -> None:
         """A training step is done."""
+        episodes = [episode for group in groups for episode in group.episodes]
         self.journal.record(self.progress.step, metrics)
-        self.journal.keep(self.progress.step, [episode for group in groups for episode in group.episodes])
+        self.journal.keep(self.progress.step, episodes, tokens)
         self.console.step(self.progress.step, metrics)
 
     def advances(self, groups: Sequence[Group]) -> bool:

@@ -126,3 +126,19 @@ def _say(monkeypatch: pytest.MonkeyPatch, rates: list[float]) -> None:
 
     real, left = run._score, list(rates)
     monkeypatch.setattr(run, "_score", lambda *args: real(*args) | {"success_rate": left.pop(0)})
+
+
+def test_numbers_of_single_tokens_are_kept_every_so_many_steps(train_here: Run) -> None:
+    folder = train_here("run", tracking={"tokens_every": 2}, learner={"mini_batches": 1})
+    for episode in lines(folder / "episodes.jsonl"):
+        if episode["step"] % 2:
+            assert "tokens" not in episode
+            continue
+        count = sum(len(turn["action_ids"]) for turn in episode["turns"])
+        assert {name: len(values) for name, values in episode["tokens"].items()} == {
+            "advantages": count,
+            "ratios": count,
+        }
+        for advantage, ratio in zip(*episode["tokens"].values(), strict=True):
+            assert ratio > 0
+            assert advantage == 0 or ratio != 1, "one step was taken"
