@@ -15,7 +15,7 @@ import numpy as np
 from rollgym.errors import UnknownName, UsageError
 from rollgym.trainer.credit_types import Credit, CreditSettings, FloatArray, Trajectory
 
-__all__ = ["ESTIMATORS", "Credit", "CreditSettings", "Estimator", "Trajectory", "find_estimator"]
+__all__ = ["ESTIMATORS", "Credit", "CreditSettings", "Estimator", "Trajectory", "estimator", "find_estimator"]
 
 Batch = Sequence[Trajectory]
 Rule = Callable[[Batch, CreditSettings], tuple[list[FloatArray], list[FloatArray] | None]]
@@ -68,7 +68,14 @@ def find_estimator(name: str) -> Estimator:
     return ESTIMATORS[name]
 
 
-def _estimator(*reads: str, centred: bool = False) -> Callable[[Rule], Estimator]:
+def estimator(*reads: str, centred: bool = False) -> Callable[[Rule], Estimator]:
+    """Register a rule as an estimator under its own name.
+
+    Args:
+        reads: The settings it reads; others that are changed are refused.
+        centred: Whether its advantages are relative to a group already.
+    """
+
     def register(rule: Rule) -> Estimator:
         name = rule.__name__
         ESTIMATORS[name] = Estimator(name, rule, reads, centred)
@@ -77,25 +84,25 @@ def _estimator(*reads: str, centred: bool = False) -> Callable[[Rule], Estimator
     return register
 
 
-@_estimator("whiten", "weigh", centred=True)
+@estimator("whiten", "weigh", centred=True)
 def grpo(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
     """An episode's score less the mean of its group, divided by the group's standard deviation."""
     return _whole(batch, _against_group(batch, settings, "std")), None
 
 
-@_estimator("whiten", "weigh", centred=True)
+@estimator("whiten", "weigh", centred=True)
 def dr_grpo(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
     """An episode's score less the mean of its group."""
     return _whole(batch, _against_group(batch, settings, "one")), None
 
 
-@_estimator("whiten", "weigh", centred=True)
+@estimator("whiten", "weigh", centred=True)
 def rloo(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
     """An episode's score less the mean of the others in its group."""
     return _whole(batch, _against_group(batch, settings, "others")), None
 
 
-@_estimator("gamma", "discount", "baseline", "whiten", "weigh")
+@estimator("gamma", "discount", "baseline", "whiten", "weigh")
 def reinforce(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
     """The discounted return from each token on, less a constant where one is asked for."""
     found = [_returns(t, settings) for t in batch]
@@ -106,21 +113,21 @@ def reinforce(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray],
     return found, None
 
 
-@_estimator("gamma", "discount", "weigh")
+@estimator("gamma", "discount", "weigh")
 def reinforce_pp(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
     """REINFORCE++: returns from each token on, then mean 0 and standard deviation 1 over the whole batch."""
     found = [_returns(t, settings) for t in batch]
     return _whitened(found, _pools(batch, "batch"), settings, centre=True), None
 
 
-@_estimator("level", "gamma", "lam", "discount", "whiten", "weigh")
+@estimator("level", "gamma", "lam", "discount", "whiten", "weigh")
 def gae(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], list[FloatArray]]:
     """Generalised advantage estimation with a critic, over turns or over action tokens."""
     made = [_gae_turns(t, settings) if settings.level == "turn" else _gae_tokens(t, settings) for t in batch]
     return [advantages for advantages, _ in made], [returns for _, returns in made]
 
 
-@_estimator("gamma", "step_weight", "divide_by", "whiten", "weigh", centred=True)
+@estimator("gamma", "step_weight", "divide_by", "whiten", "weigh", centred=True)
 def gigpo(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
     """GRPO's advantage, and a weighted one among all turns of the group that began in the same state."""
     alike: dict[Hashable, list[int]] = {}
