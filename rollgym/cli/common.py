@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,6 +39,24 @@ AgentArgs = Annotated[
     typer.Option("--agent-arg", metavar="KEY=VALUE", help="An option for the agent (repeatable)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="CONFIG", help="A YAML file, or a shipped configuration.", show_default=False),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", show_default=False),
+]
+
+
+def name_and_words(config: str | None, settings: list[str] | None) -> tuple[str | None, list[str]]:
+    """A configuration and the settings to change, where the first word may be one of the latter."""
+    words = list(settings or [])
+    if config is not None and "=" in config and not Path(config).exists():
+        return None, [config, *words]
+    return config, words
 
 
 def load_room(module: str, what: str, extra: str) -> Any:

@@ -8,19 +8,11 @@ from typing import Annotated
 
 import typer
 
-from rollgym.cli.common import AsJson, console, load_room
+from rollgym.cli.common import AsJson, Name, Words, console, load_room, name_and_words
 from rollgym.errors import UsageError
 
 EPILOG = "Example: rollgym plan sokoban-ppo learner.critic=own --model 7b --tokens 8192 --cluster 8xH100"
 
-Name = Annotated[
-    str | None,
-    typer.Argument(metavar="CONFIG", help="A YAML file, or a shipped configuration.", show_default=False),
-]
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", show_default=False),
-]
 ClusterWords = Annotated[
     str | None,
     typer.Option("--cluster", metavar="FILE", help="A YAML file, cpu:2, cuda, 8xH100 or 32x8xH100."),
@@ -50,9 +42,7 @@ def plan(
     Without --cluster, on this machine. Nothing is started, and described devices need not exist. Wishes are
     settings: devices.layout=split devices.actor_train=gpu[0-3]. Exit code 2 where nothing fits.
     """
-    words = list(settings or [])
-    if config is not None and "=" in config and not Path(config).exists():
-        words, config = [config, *words], None
+    config, words = name_and_words(config, settings)
     room = load_room("rollgym.trainer.planning", "Planning a training run", "train")
     what_if = room.WhatIf(model=model, reward_model=reward_model, tokens=tokens, staleness=staleness)
     found = room.plan_training(config, words, cluster, what_if)

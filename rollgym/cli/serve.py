@@ -56,7 +56,8 @@ def serve(
     cancelled. --agent-arg takes device, dtype, max_batch and context_length.
     """
     from rollgym.serve.options import UNKNOWN_ENV, ServeOptions
-    from rollgym.serve.server import check_installed, listening
+    from rollgym.serve.server import check_installed
+    from rollgym.web import listening
 
     if resume and out is None:
         raise UsageError("--resume needs --out DIR, the folder to add to.")

@@ -8,19 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.cli.common import AsJson, console, load_room
+from rollgym.cli.common import AsJson, Name, Words, console, load_room, name_and_words
 
 EPILOG = "Example: rollgym train sokoban-grpo stop.steps=20 learner.learning_rate=1e-4"
 IMITATE_EPILOG = "Example: rollgym imitate sokoban-grpo warm_start.episodes=500 --out runs/imitated"
 
-Name = Annotated[
-    str | None,
-    typer.Argument(metavar="CONFIG", help="A YAML file, or a shipped configuration.", show_default=False),
-]
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", show_default=False),
-]
 Out = Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/<name>")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, exactly.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a live panel.")]
@@ -67,9 +59,7 @@ def _run(
     plain: bool,
     as_json: bool,
 ) -> None:
-    words = list(settings or [])
-    if config is not None and "=" in config and not Path(config).exists():
-        words, config = [config, *words], None
+    config, words = name_and_words(config, settings)
     summary = _command().run_training(
         config, words, out, resume=resume, imitate_only=imitate_only, plain=plain
     )

@@ -10,7 +10,7 @@ import typer
 from rollgym.errors import UsageError
 
 if TYPE_CHECKING:
-    import socket
+    pass
 
 
 EPILOG = "Example: rollgym view runs/my-run --export report.html, or rollgym view --live runs/my-run"
@@ -56,12 +56,13 @@ def _serve(run: Path, port: int) -> None:
     import asyncio
 
     from rollgym.signals import when_asked_to_stop
-    from rollgym.view.live import make_server
+    from rollgym.view.live import HOST, make_server
+    from rollgym.web import listening
 
     if not 0 <= port < 65_536:
         raise UsageError(f"--port must be from 0 to 65535, not {port}.")
     server = make_server(run)
-    place = _listening(port)
+    place = listening(HOST, port)
 
     async def serve() -> None:
         with when_asked_to_stop(lambda: setattr(server, "should_exit", True)):
@@ -69,17 +70,3 @@ def _serve(run: Path, port: int) -> None:
 
     typer.echo(f"{run} is at http://127.0.0.1:{place.getsockname()[1]}/ (Ctrl-C ends).")
     asyncio.run(serve())
-
-
-def _listening(port: int) -> socket.socket:
-    import socket
-
-    from rollgym.view.live import HOST
-
-    try:
-        return socket.create_server((HOST, port), backlog=128)
-    except OSError as error:
-        raise UsageError(
-            f"Nothing can listen at {HOST}, port {port}: {error.strerror or error}. Choose another --port "
-            "(0 takes a free one)."
-        ) from None

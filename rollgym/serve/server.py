@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import platform
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -15,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import rollgym
 from rollgym.chat import ChatTemplate, Tokenizer
 from rollgym.engines import Engine
-from rollgym.errors import MissingExtra, UsageError
+from rollgym.errors import MissingExtra
 from rollgym.serve.options import ServeOptions
 from rollgym.serve.session import Desk, Session
 from rollgym.serve.sessions import Sessions
 from rollgym.store import RunFolder
 from rollgym.types import SCHEMA_VERSION, Episode, EpisodeSpec, Outcome
+from rollgym.web import listening, web_server
 
 if TYPE_CHECKING:
     import uvicorn
@@ -84,9 +83,12 @@ class RecordingServer:
 
     async def start(self) -> None:
         """Listen. `UsageError` where that is not possible."""
-        listener = listening(self.options.host, self.options.port)
+        check_installed()
+        from rollgym.serve.app import make_app
+
+        listener = listening(self.options.host, self.options.port, backlog=512)
         try:
-            self._web = _web_server(self._desk, self.sessions)
+            self._web = web_server(make_app(self._desk, self.sessions), grace=2, signals=False)
         except BaseException:
             listener.close()
             raise
@@ -191,46 +193,6 @@ def manifest(model: str, options: ServeOptions) -> dict[str, Any]:
         "versions": {"rollgym": rollgym.__version__, "python": platform.python_version()},
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. `UsageError` where it cannot."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=512)
-    except OSError as error:
-        raise UsageError(
-            f"Nothing can listen at {host}, port {port}: {error.strerror or error}. Choose another port (0 "
-            "takes a free one) or an address of this machine."
-        ) from error
-
-
-def _web_server(desk: Desk, sessions: Sessions) -> uvicorn.Server:
-    check_installed()
-    import uvicorn
-
-    from rollgym.serve.app import make_app
-
-    class Quiet(uvicorn.Server):
-        """A server that leaves signals to the program that it is a part of."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    return Quiet(
-        uvicorn.Config(
-            make_app(desk, sessions),
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=2,
-        )
-    )
 
 
 def check_installed() -> None:

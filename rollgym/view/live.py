@@ -6,9 +6,8 @@ as its host, answers allow no other origin, and the page may load nothing from e
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from rollgym.view.overview import overview
 from rollgym.view.page import encode, page, policy
 from rollgym.view.read import COLUMNS, RunView
 from rollgym.view.timeline import Timeline
+from rollgym.web import web_server
 
 if TYPE_CHECKING:
     import uvicorn
@@ -117,29 +117,7 @@ def make_app(folder: Path) -> Starlette:
 
 def make_server(folder: Path) -> uvicorn.Server:
     """A server for the page, which says nothing of itself."""
-    app = make_app(folder)
-    import uvicorn
-
-    class Quiet(uvicorn.Server):
-        """A server that leaves signals to the program that it is a part of."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    return Quiet(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=1,
-        )
-    )
+    return web_server(make_app(folder), signals=False)
 
 
 def _closed(response: Response) -> Response:

@@ -168,7 +168,7 @@ class Host:
 
     async def _open_server(self) -> None:
         from rollgym.envs.webshop.server import shop_app
-        from rollgym.envs.webshop.server.listen import listening, web_server
+        from rollgym.web import listening, web_server
 
         listener = listening("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"

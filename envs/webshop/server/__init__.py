@@ -22,12 +22,12 @@ from starlette.routing import Route
 
 from rollgym.envs.webshop.html import TEMPLATES, template_called
 from rollgym.envs.webshop.pages import Block
-from rollgym.envs.webshop.server.listen import listening, web_server
 from rollgym.envs.webshop.server.pictures import picture
 from rollgym.envs.webshop.server.visits import PATHS, Step, Visit, Visits
 from rollgym.envs.webshop.shop import Shop, open_shop
 from rollgym.envs.webshop.types import Goal
 from rollgym.errors import UsageError
+from rollgym.web import listening, web_server
 
 MAX_BODY = 16_384
 """Bytes of a form that are read; the search field takes a thousand characters."""

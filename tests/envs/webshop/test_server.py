@@ -17,10 +17,10 @@ from starlette.testclient import TestClient
 from rollgym.envs.webshop import server
 from rollgym.envs.webshop.server import HEADERS, MAX_BODY, serve, shop_app
 from rollgym.envs.webshop.server import visits as server_visits
-from rollgym.envs.webshop.server.listen import listening
 from rollgym.envs.webshop.server.visits import Visits
 from rollgym.envs.webshop.shop import Shop
 from rollgym.errors import UsageError
+from rollgym.web import listening
 
 BASE = "http://127.0.0.1:3000"
 WISH = "Find me a hand made mug with color: rectangular, and size: x-large"
