@@ -103,8 +103,9 @@ def look(*_):
                         found.update(re.findall(rb"SEC" + rb"RET-[0-9]+", memory.read(end - start)))
         except (OSError, ValueError, OverflowError):
             continue
+    signal.setitimer(signal.ITIMER_REAL, 0.005)  # again, but not while it looks
 signal.signal(signal.SIGALRM, look)
-signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+signal.setitimer(signal.ITIMER_REAL, 0.005)
 """
 
 
@@ -122,9 +123,11 @@ def test_a_session_cannot_watch_the_public_tests_for_the_reference(
     env = CodeEnv(write(tmp_path, spoilt))
     _, info = env.reset(seed=0)
     block = f"```python\n{TRAP}\ndef {info['function']}(*a):\n    return 1\n```"
-    assert "Public tests" in env.step(block)[0]
-    assert env.step("```python\nprint(found)\n```")[0].startswith("stdout:\nset()\n")
-    env.close()
+    try:
+        assert "Public tests" in env.step(block)[0]
+        assert env.step("```python\nprint(found)\n```")[0].startswith("stdout:\nset()\n")
+    finally:
+        env.close()
 
 
 def test_gzip_and_one_json_list_are_read_too(tmp_path: Path) -> None:
