@@ -52,7 +52,7 @@ def test_an_episode_opens_with_its_board(sokoban: Path, open_page: OpenPage) -> 
     page.click(".tabs >> text=Group (3)")
     page.wait_for_selector(".sibling:nth-child(3) ol.moves")
     page.click(".tabs >> text=Tokens")
-    assert "No tokens were recorded" in page.inner_text(".episode")
+    page.wait_for_selector(".episode >> text=No tokens were recorded")
 
 
 def test_a_narrow_window_does_not_scroll_sideways(sokoban: Path, open_page: OpenPage) -> None:

@@ -44,13 +44,13 @@ def test_an_empty_run_and_one_with_damage_are_pages_too(
     make_run: MakeRun, tmp_path: Path, open_page: OpenPage
 ) -> None:
     page = open_page(export(make_run([]), tmp_path / "a.html").path)
-    assert "No episode has ended yet." in page.inner_text("main")
+    page.wait_for_selector("main >> text=No episode has ended yet.")
     for place, words in (("#episodes", "0 episodes"), ("#timeline", "No events were recorded")):
         page.evaluate("place => { location.hash = place }", place)
         page.wait_for_selector(f"text={words}")
     broken = make_run([b"{half\n", make_episode(0)], name="broken")
     page = open_page(export(broken, tmp_path / "b.html").path)
-    assert "1 line of episodes.jsonl could not be read" in page.inner_text("main")
+    page.wait_for_selector("main >> text=1 line of episodes.jsonl could not be read")
 
 
 def test_a_failure_is_named_and_leads_to_its_episode(
