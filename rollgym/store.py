@@ -77,7 +77,7 @@ class RunFolder:
         """An existing folder whose manifest agrees in the fields that make episodes comparable."""
         if not (path / MANIFEST).exists():
             raise UsageError(f"There is nothing to resume in {path}: it has no {MANIFEST}.")
-        before = _read_manifest(path)
+        before = read_versioned(path / MANIFEST)
         now = json.loads(json.dumps(manifest))  # as it would be read back: tuples are lists
         for field in identity:
             if before.get(field) != now.get(field):
@@ -155,20 +155,21 @@ def load_run(path: Path) -> tuple[dict[str, Any], list[Episode]]:
         raise UsageError(f"There is no results folder {path}.")
     if not (path / MANIFEST).exists():
         raise UsageError(f"{path} is no results folder: it has no {MANIFEST}.")
-    return _read_manifest(path), read_episodes(path / EPISODES)
+    return read_versioned(path / MANIFEST), read_episodes(path / EPISODES)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = read_json(path / MANIFEST)
-    schema = manifest.get("schema")
+def read_versioned(path: Path) -> dict[str, Any]:
+    """A JSON file that says which schema it has; one that is newer than this rollgym is refused."""
+    values = read_json(path)
+    schema = values.get("schema")
     if type(schema) is not int:
-        raise ResultsError(f"{path / MANIFEST} has no schema version.")
+        raise ResultsError(f"{path} has no schema version.")
     if schema > SCHEMA_VERSION:
         raise ResultsError(
-            f"{path / MANIFEST} was written with schema {schema}, but this rollgym reads up to "
-            f"{SCHEMA_VERSION}: upgrade rollgym to read it."
+            f"{path} was written with schema {schema}, but this rollgym reads up to {SCHEMA_VERSION}: "
+            "upgrade rollgym to read it."
         )
-    return manifest
+    return values
 
 
 def _size(path: Path) -> int:

@@ -59,6 +59,10 @@ class Batch:
         spans = [np.arange(self.starts[row], self.starts[row + 1]) for row in rows]
         return np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
 
+    def by_episode(self, values: FloatArray) -> list[FloatArray]:
+        """One of the arrays, cut into the episodes'."""
+        return np.split(values, np.cumsum([one.count for one in self.episodes])[:-1])
+
     def rows_of(self, episodes: Sequence[int]) -> list[int]:
         """The rows of these episodes."""
         return np.flatnonzero(np.isin(self.owner, episodes)).tolist()

@@ -42,8 +42,7 @@ def make_experience(
     tokens = [token_episode(one.episode) for one in shaped]
     batch = make_batch(tokens)
     extra, values, last = _judged(batch, config, learner, kl_coef)
-    cuts = np.cumsum([one.count for one in tokens])[:-1]
-    penalties, worths = _cut(extra.get("penalty"), cuts, tokens), _cut(values, cuts, tokens)
+    penalties, worths = _cut(batch, extra.get("penalty")), _cut(batch, values)
     trajectories = [
         _trajectory(one, token, penalty, worth, after)
         for one, token, penalty, worth, after in zip(shaped, tokens, penalties, worths, last, strict=True)
@@ -78,12 +77,12 @@ def describe(episodes: Sequence[Episode]) -> Metrics:
 def token_values(learner: Learner, batch: Batch) -> list[dict[str, list[float]]]:
     """After an update: of each episode's action tokens the advantage, and how far their probability moved."""
     ratios = np.exp(learner.logprobs(batch) - batch.arrays["behaviour"])
-    cuts = np.cumsum([one.count for one in batch.episodes])[:-1]
-    parts = {"advantages": np.split(batch.arrays["advantages"], cuts), "ratios": np.split(ratios, cuts)}
-    return [
-        {name: [float(f"{value:.5g}") for value in values[number]] for name, values in parts.items()}
-        for number in range(len(batch.episodes))
-    ]
+    both = zip(batch.by_episode(batch.arrays["advantages"]), batch.by_episode(ratios), strict=True)
+    return [{"advantages": _rounded(advantages), "ratios": _rounded(moved)} for advantages, moved in both]
+
+
+def _rounded(values: FloatArray) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]
 
 
 def age(groups: Sequence[Group], version: int) -> Metrics:
@@ -118,10 +117,8 @@ def _judged(
     return extra, values, last
 
 
-def _cut(
-    values: FloatArray | None, cuts: FloatArray, tokens: Sequence[TokenEpisode]
-) -> Sequence[FloatArray | None]:
-    return [None] * len(tokens) if values is None else np.split(values, cuts)
+def _cut(batch: Batch, values: FloatArray | None) -> Sequence[FloatArray | None]:
+    return [None] * len(batch.episodes) if values is None else batch.by_episode(values)
 
 
 def _trajectory(

@@ -22,7 +22,7 @@ from rollgym.pool import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
 from rollgym.registry import import_module
-from rollgym.rewards import Scorer
+from rollgym.rewards import Weighted
 from rollgym.rewards.settings import make_scorer
 from rollgym.scheduler.config import SchedulerConfig
 from rollgym.scheduler.groups import GroupPolicy
@@ -50,7 +50,7 @@ class Parts:
     agent: LmAgent
     pool: EnvPool
     learner: Learner
-    scorer: Scorer | None
+    scorer: Weighted | None
     thread: ThreadPoolExecutor
     """Where the learner computes: one thread, so that the event loop stays free."""
     handover: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
@@ -119,57 +119,83 @@ async def open_parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
         engine = await open_engine(config, learner, model)
         workers = config.rollout.workers
         pool = LocalPool(workers, modules=config.rollout.modules) if workers else InlinePool()
-        tokenizer = load_tokenizer(model)
-        scorer = None
-        if config.rewards:
-            scorer = make_scorer(
-                config.rewards,
-                keep_environment=config.keep_environment_reward,
-                engine=engine,
-                tokenizer=tokenizer,
-            )
+        parts = make_parts(config, folder, engine, pool, learner, thread)
         try:
-            agent = LmAgent(engine, tokenizer, config.agent)
-            yield Parts(config, folder, engine, agent, pool, learner, scorer, thread)
+            yield parts
         finally:
-            if scorer is not None:
-                await scorer.close()
+            if parts.scorer is not None:
+                await parts.scorer.close()
             await pool.close()
             await engine.close()
 
 
+def make_parts(
+    config: TrainConfig,
+    folder: Path,
+    engine: Engine,
+    pool: EnvPool,
+    learner: Learner,
+    thread: ThreadPoolExecutor,
+    **more: Any,
+) -> Parts:
+    """The parts, with an agent and a scorer over them; ``more`` are further fields."""
+    tokenizer = load_tokenizer(folder / MODEL)
+    scorer = None
+    if config.rewards:
+        scorer = make_scorer(
+            config.rewards,
+            keep_environment=config.keep_environment_reward,
+            engine=engine,
+            tokenizer=tokenizer,
+        )
+    agent = LmAgent(engine, tokenizer, config.agent)
+    return Parts(config, folder, engine, agent, pool, learner, scorer, thread, **more)
+
+
 async def open_engine(config: TrainConfig, learner: LocalLearner, model: Path) -> Engine:
     """The engine in this process, or one on SGLang servers."""
-    choice = config.engine
-    if choice.kind == "sglang":
-        from rollgym.engines.sglang import ServerOptions, open_sglang
+    if config.engine.kind == "sglang":
+        return await open_servers(config, model)
+    return TorchEngine(learner.model if config.learner.lora is None else model, **engine_options(config))
 
-        options = ServerOptions(python=choice.python or sys.executable)
-        return await asyncio.to_thread(
-            open_sglang, model, url=choice.url, replicas=choice.replicas or 1, options=options
-        )
-    return TorchEngine(
-        learner.model if config.learner.lora is None else model,
-        max_batch=choice.max_batch,
-        cache_tokens=choice.cache_tokens,
-        threads=choice.threads,
+
+async def open_servers(config: TrainConfig, model: Path) -> Engine:
+    """The engine on SGLang servers."""
+    from rollgym.engines.sglang import ServerOptions, open_sglang
+
+    choice = config.engine
+    options = ServerOptions(python=choice.python or sys.executable)
+    return await asyncio.to_thread(
+        open_sglang, model, url=choice.url, replicas=choice.replicas or 1, options=options
     )
+
+
+def engine_options(config: TrainConfig) -> dict[str, Any]:
+    """What a `TorchEngine` is told, wherever it runs."""
+    choice = config.engine
+    return {
+        "max_batch": choice.max_batch,
+        "cache_tokens": choice.cache_tokens,
+        "threads": choice.threads,
+    }
 
 
 def make_learner(config: TrainConfig, model: Path) -> LocalLearner:
     """The learner of the run proper."""
+    return LocalLearner(model, config.learner, config.loss, **learner_options(config))
+
+
+def learner_options(config: TrainConfig) -> dict[str, Any]:
+    """What a learner is told besides its settings and its loss, wherever it runs."""
     steps = config.stop.steps * config.learner.epochs * config.learner.mini_batches
-    return LocalLearner(
-        model,
-        config.learner,
-        config.loss,
-        weighting=config.weighting,
-        constant=config.constant,
-        temperature=config.agent.temperature,
-        total_steps=max(steps, 1),
-        kl_target=config.kl_target,
-        seed=derive_seed("learner", config.seed),
-    )
+    return {
+        "weighting": config.weighting,
+        "constant": config.constant,
+        "temperature": config.agent.temperature,
+        "total_steps": max(steps, 1),
+        "kl_target": config.kl_target,
+        "seed": derive_seed("learner", config.seed),
+    }
 
 
 def imitation(config: TrainConfig, rate: float) -> tuple[LearnerSettings, LossSettings]:

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from rollgym.agents.lm import LmAgent
-from rollgym.chat import load_tokenizer
 from rollgym.cluster.connect import Connection, connect
 from rollgym.cluster.engine import RemoteEngine
-from rollgym.cluster.placement import Placed, place
+from rollgym.cluster.placement import Placed, Seat, place
 from rollgym.cluster.pool import RayPool
 from rollgym.devices.detail import DetailedPlan
 from rollgym.devices.planner import make_plan
 from rollgym.engines import Engine
 from rollgym.engines.replicas import ReplicaEngine
 from rollgym.registry import import_module
-from rollgym.rewards.settings import make_scorer
-from rollgym.seeding import derive_seed
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.learner.remote import LOCAL, RemoteLearner
 from rollgym.trainer.planning import WhatIf, job_of
-from rollgym.trainer.setup import Parts, open_engine, prepare_model
+from rollgym.trainer.setup import (
+    Parts,
+    engine_options,
+    learner_options,
+    make_parts,
+    open_servers,
+    prepare_model,
+)
 
 STRATEGIES = {"none": "ddp", "optimiser": "zero1", "gradients": "zero2", "weights": "fsdp2"}
 """What the ranks of training hold a part of, by what the plan says."""
@@ -74,48 +77,34 @@ class RayRun:
         """Plan, take the devices, start everything on them."""
         config = self._config
         placed = await self._place()
-        options = {
-            "max_batch": config.engine.max_batch,
-            "cache_tokens": config.engine.cache_tokens,
-            "threads": config.engine.threads,
-        }
         places = _engine_places(placed) if config.engine.kind == "torch" else []
         starting = asyncio.gather(
-            *(RemoteEngine.start(self._model, place=one, **options) for one in places),
+            *(RemoteEngine.start(self._model, place=one, **engine_options(config)) for one in places),
         )
         try:
             self.learner = await self._compute(self._make_learner, placed)
         finally:
             self._engines = list(await starting)
         if not self._engines:
-            self.engine = await open_engine(config, cast(Any, None), self._model)
+            self.engine = await open_servers(config, self._model)
         else:
             self.engine = self._engines[0] if len(self._engines) == 1 else ReplicaEngine(self._engines)
         self.pool = RayPool(workers=config.rollout.workers, modules=config.rollout.modules)
 
     def parts(self, folder: Path) -> Parts:
         """For the loop."""
-        config = self._config
-        tokenizer = load_tokenizer(self._model)
-        if config.rewards:
-            self._scorer = make_scorer(
-                config.rewards,
-                keep_environment=config.keep_environment_reward,
-                engine=self.engine,
-                tokenizer=tokenizer,
-            )
-        return Parts(
-            config,
+        parts = make_parts(
+            self._config,
             folder,
             self.engine,
-            LmAgent(self.engine, tokenizer, config.agent),
             self.pool,
             self.learner,
-            self._scorer,
             self._thread,
             handover=self.handover,
             rebuild=self.rebuild,
         )
+        self._scorer = parts.scorer
+        return parts
 
     @asynccontextmanager
     async def handover(self) -> AsyncIterator[None]:
@@ -175,9 +164,7 @@ class RayRun:
         self.plan = make_plan(cluster, job_of(self._config, cluster, WhatIf()), self._config.devices)
         self._placed = await place(self.plan.plan, self._connection)
         train = {seat.device for seat in self._placed.seats["actor_train"]}
-        step = self.plan.plan.placements["actor_infer"].tensor_parallel
-        infer = self._placed.seats["actor_infer"][::step]
-        self._shared = [number for number, seat in enumerate(infer) if seat.device in train]
+        self._shared = [at for at, seat in enumerate(_engine_seats(self._placed)) if seat.device in train]
         return self._placed
 
     def _make_learner(self, placed: Placed) -> RemoteLearner:
@@ -187,7 +174,6 @@ class RayRun:
         if strategy == "auto":
             alone = len(seats) == 1
             strategy = LOCAL if alone else STRATEGIES[placed.plan.placements["actor_train"].sharding]
-        steps = config.stop.steps * config.learner.epochs * config.learner.mini_batches
         offload = {"offload": True} if self.plan.offload == "host" and strategy not in (LOCAL, "ddp") else {}
         return RemoteLearner(
             strategy,
@@ -195,12 +181,7 @@ class RayRun:
             config.learner,
             config.loss,
             places=[seat.options() for seat in seats],
-            weighting=config.weighting,
-            constant=config.constant,
-            temperature=config.agent.temperature,
-            total_steps=max(steps, 1),
-            kl_target=config.kl_target,
-            seed=derive_seed("learner", config.seed),
+            **learner_options(config),
             **offload,
         )
 
@@ -208,7 +189,10 @@ class RayRun:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
 
-def _engine_places(placed: Placed) -> list[dict[str, Any]]:
+def _engine_seats(placed: Placed) -> Sequence[Seat]:
     """One for each copy of the policy that generates: the first device of those that hold it together."""
-    step = placed.plan.placements["actor_infer"].tensor_parallel
-    return [seat.options() for seat in placed.seats["actor_infer"][::step]]
+    return placed.seats["actor_infer"][:: placed.plan.placements["actor_infer"].tensor_parallel]
+
+
+def _engine_places(placed: Placed) -> list[dict[str, Any]]:
+    return [seat.options() for seat in _engine_seats(placed)]

@@ -19,7 +19,7 @@ import msgspec
 from rollgym.bench.suite import NAME, Entry, Suite, Who, suite_from
 from rollgym.errors import ResultsError, UsageError
 from rollgym.records import decode_episode
-from rollgym.store import EPISODES, MANIFEST, SUMMARY, read_json, write_json
+from rollgym.store import EPISODES, MANIFEST, SUMMARY, read_versioned, write_json
 from rollgym.types import SCHEMA_VERSION
 from rollgym.versions import package_versions
 
@@ -80,20 +80,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UsageError(f"There is no results folder {folder}.")
     if not (folder / MANIFEST).exists():
         raise UsageError(f"{folder} is no results folder: it has no {MANIFEST}.")
-    manifest = read_json(folder / MANIFEST)
-    _check_schema(manifest, folder / MANIFEST)
-    return manifest
-
-
-def _check_schema(values: dict[str, Any], path: Path) -> None:
-    schema = values.get("schema")
-    if type(schema) is not int:
-        raise ResultsError(f"{path} has no schema version.")
-    if schema > SCHEMA_VERSION:
-        raise ResultsError(
-            f"{path} was written with schema {schema}, but this rollgym reads up to {SCHEMA_VERSION}: "
-            "upgrade rollgym to read it."
-        )
+    return read_versioned(folder / MANIFEST)
 
 
 def read_results_manifest(out: Path) -> dict[str, Any]:
@@ -142,8 +129,7 @@ def read_results_summary(out: Path) -> dict[str, Any]:
             f"{out} has no {SUMMARY}: its run was ended before the first entry was done. The command that "
             "began it goes on with --resume."
         )
-    summary = read_json(out / SUMMARY)
-    _check_schema(summary, out / SUMMARY)
+    summary = read_versioned(out / SUMMARY)
     if summary.get("kind") != KIND or not isinstance(summary.get("entries"), list):
         raise ResultsError(f"{out / SUMMARY} is broken: it has no entries of a suite.")
     return summary

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +15,13 @@ from rollgym.cli.common import (
     EnvModules,
     console,
     import_modules,
+    new_folder,
     parse_pairs,
 )
 from rollgym.errors import UsageError
 
 if TYPE_CHECKING:
     from rollgym.bench.run import SuiteRun
-    from rollgym.evaluate import Evaluation
 
 app = typer.Typer(
     help="Play benchmark suites and check results.", no_args_is_help=True, rich_markup_mode=None
@@ -93,6 +92,7 @@ def run(
     """
     from rollgym.bench.run import SuiteRun
     from rollgym.bench.suite import Who, find_suite
+    from rollgym.cli.progress import play
 
     if resume and out is None:
         raise UsageError("--resume needs --out DIR, the folder to finish.")
@@ -107,8 +107,9 @@ def run(
         data=entry_data(data),
     )
     found = find_suite(suite)
-    playing = SuiteRun(found, who, out or _default_folder(found.name, agent), only=only or (), resume=resume)
-    _report(playing, playing.run(lambda evaluation: _play(playing, evaluation)), as_json)
+    playing = SuiteRun(found, who, out or new_folder(found.name, agent), only=only or (), resume=resume)
+    quiet = agent == "human"
+    _report(playing, playing.run(lambda one: play(one, playing.stop, quiet=quiet)), as_json)
 
 
 def entry_data(pairs: list[str] | None) -> dict[str, Any]:
@@ -120,30 +121,6 @@ def entry_data(pairs: list[str] | None) -> dict[str, Any]:
             raise UsageError(f"--data {pair!r} is not of the form entry=value.")
         found[name] = value
     return found
-
-
-def _default_folder(suite: str, agent: str) -> Path:
-    word = "".join(c if c.isalnum() else "-" for c in agent).strip("-")
-    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{suite}-{word}"
-    path, count = base, 1
-    while path.exists():
-        count += 1
-        path = base.with_name(f"{base.name}-{count}")
-    return path
-
-
-def _play(playing: SuiteRun, evaluation: Evaluation) -> None:
-    import asyncio
-
-    from rollgym.cli.progress import EpisodeProgress
-    from rollgym.signals import when_asked_to_stop
-
-    async def play() -> None:
-        with when_asked_to_stop(playing.stop):
-            await evaluation.run()
-
-    with EpisodeProgress(console(stderr=True), evaluation, quiet=playing.who.agent == "human"):
-        asyncio.run(play())
 
 
 def _report(playing: SuiteRun, summary: dict[str, Any], as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,6 +58,17 @@ def name_and_words(config: str | None, settings: list[str] | None) -> tuple[str 
     if config is not None and "=" in config and not Path(config).exists():
         return None, [config, *words]
     return config, words
+
+
+def new_folder(*names: str) -> Path:
+    """A folder under runs/ that is not there yet, named by the time and these names."""
+    words = ["".join(c if c.isalnum() else "-" for c in name).strip("-") for name in names]
+    base = Path("runs") / "-".join([time.strftime("%Y%m%d-%H%M%S"), *words])
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
 
 
 def load_room(module: str, what: str, extra: str) -> Any:

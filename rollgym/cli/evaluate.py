@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ from rollgym.cli.common import (
     EnvName,
     console,
     import_modules,
+    new_folder,
     parse_pairs,
 )
 from rollgym.errors import UsageError
@@ -58,6 +58,7 @@ def evaluate(
     Every episode is written as it ends. Ctrl-C keeps what is done; --resume plays the rest and nothing twice.
     The same seed plays the same tasks with the same randomness, whatever the number of workers.
     """
+    from rollgym.cli.progress import play
     from rollgym.evaluate import Evaluation, Request, check_agent, open_folder, plan
     from rollgym.types import Limits
 
@@ -84,41 +85,13 @@ def evaluate(
     )
     todo = plan(request)
     check_agent(request)
-    folder = open_folder(todo, out or _default_folder(env, agent), resume)
+    folder = open_folder(todo, out or new_folder(env.removeprefix("rollgym/"), agent), resume)
     evaluation = Evaluation(todo, folder)
     try:
-        _run(evaluation, quiet=agent == "human")
+        play(evaluation, evaluation.stop, quiet=agent == "human")
     finally:
         summary = evaluation.close()
     _report(evaluation, summary, as_json)
-
-
-def _default_folder(env: str, agent: str) -> Path:
-    def word(text: str) -> str:
-        return "".join(c if c.isalnum() else "-" for c in text.removeprefix("rollgym/")).strip("-")
-
-    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{word(env)}-{word(agent)}"
-    path, number = base, 1
-    while path.exists():
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
-    return path
-
-
-def _run(evaluation: Evaluation, quiet: bool) -> None:
-    import asyncio
-
-    from rollgym.cli.progress import EpisodeProgress
-    from rollgym.signals import when_asked_to_stop
-
-    progress = EpisodeProgress(console(stderr=True), evaluation, quiet=quiet)
-
-    async def run() -> None:
-        with when_asked_to_stop(evaluation.stop):
-            await evaluation.run()
-
-    with progress:
-        asyncio.run(run())
 
 
 def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rollgym.cli.common import console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +19,20 @@ if TYPE_CHECKING:
 
 PLAIN_EVERY = 10.0
 """Seconds between lines where the output is not a terminal."""
+
+
+def play(evaluation: Evaluation, stop: Callable[[], None], *, quiet: bool) -> None:
+    """Play an evaluation to its end with a line about it; Ctrl-C calls ``stop``."""
+    import asyncio
+
+    from rollgym.signals import when_asked_to_stop
+
+    async def run() -> None:
+        with when_asked_to_stop(stop):
+            await evaluation.run()
+
+    with EpisodeProgress(console(stderr=True), evaluation, quiet=quiet):
+        asyncio.run(run())
 
 
 class EpisodeProgress:

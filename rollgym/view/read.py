@@ -10,8 +10,8 @@ import msgspec
 
 from rollgym.errors import ResultsError, UsageError
 from rollgym.records import decode_episode
-from rollgym.store import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json
-from rollgym.types import SCHEMA_VERSION, Episode
+from rollgym.store import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, read_versioned
+from rollgym.types import Episode
 from rollgym.view.lines import Line, Skipped, Tail, read_at
 
 METRICS, EVALUATIONS, CONFIG = "metrics.jsonl", "evaluations.jsonl", "config.yaml"
@@ -203,13 +203,4 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             else "name the --out folder of `rollgym train` or `rollgym eval`."
         )
         raise UsageError(f"{folder} is no run, it has no {MANIFEST}; {hint}")
-    manifest = read_json(folder / MANIFEST)
-    schema = manifest.get("schema")
-    if type(schema) is not int:
-        raise ResultsError(f"{folder / MANIFEST} has no schema version, so it cannot be shown.")
-    if schema > SCHEMA_VERSION:
-        raise ResultsError(
-            f"{folder} was written with schema {schema}, but this rollgym reads up to {SCHEMA_VERSION}: "
-            "upgrade rollgym to look at it."
-        )
-    return manifest
+    return read_versioned(folder / MANIFEST)

@@ -9,8 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from rollgym.errors import RunError
-from rollgym.trainer.learner.base import DIVERGED, make_groups
+from rollgym.trainer.learner.adam import clipped_step, make_adam
 from rollgym.trainer.learner.nets import Wish
 from rollgym.trainer.learner.shards import Checkpoint, Fragment, adam_fragments, begin_moments, fill
 from rollgym.trainer.learner.spmd import RankLearner
@@ -22,10 +21,7 @@ class TorchRankLearner(RankLearner):
 
     def _assemble(self) -> None:
         self._wrap()
-        settings = self.settings
-        self._optimiser = torch.optim.AdamW(
-            make_groups(self), betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
-        )
+        self._optimiser = make_adam(self)
 
     def _wrap(self) -> None:
         raise NotImplementedError
@@ -41,16 +37,13 @@ class TorchRankLearner(RankLearner):
         self._optimiser.zero_grad(set_to_none=True)
 
     def _step(self) -> float:
-        sets = [group["params"] for group in self._optimiser.param_groups]
-        if self._judge is None:
-            sets = [sum(sets, [])]  # a head pulls at the policy's own states: one gradient, one norm
-        norms = [self._norm(parameters, self.settings.clip_norm or float("inf")) for parameters in sets]
-        if not all(map(torch.isfinite, norms)):
-            raise RunError(DIVERGED)
-        for group in self._optimiser.param_groups:
-            group["lr"] = group["base"] * self._share_of_rate()
-        self._optimiser.step()
-        return float(norms[0])
+        return clipped_step(
+            self._optimiser,
+            bound=self.settings.clip_norm,
+            share=self._share_of_rate(),
+            together=self._judge is None,  # as in the local learner, or there is no critic at all
+            clip=self._norm,
+        )
 
     def _parameter_steps(self) -> dict[str, int]:
         state = self._optimiser.state

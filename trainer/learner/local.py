@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rollgym.engines import WeightSource
 from rollgym.errors import RunError
-from rollgym.trainer.learner.base import DIVERGED, BaseLearner, make_groups
+from rollgym.trainer.learner.adam import clipped_step, make_adam
+from rollgym.trainer.learner.base import BaseLearner
 from rollgym.trainer.learner.lora import merged_weights
 from rollgym.trainer.learner.shards import (
     LOCAL_OPTIMISER,
@@ -33,10 +34,7 @@ class LocalLearner(BaseLearner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        settings = self.settings
-        self._optimiser = torch.optim.AdamW(
-            make_groups(self), betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
-        )
+        self._optimiser = make_adam(self)
 
     def weights(self) -> WeightSource:
         """The policy's weights by name; valid until the next `update`."""
@@ -100,17 +98,13 @@ class LocalLearner(BaseLearner):
         cast(Any, losses[0] + losses[1] if len(losses) > 1 else losses[0]).backward()
 
     def _step(self) -> float:
-        sets = [group["params"] for group in self._optimiser.param_groups]
-        if self.critic is not None and self.critic.body is None:
-            sets = [sum(sets, [])]  # a head pulls at the policy's own states: one gradient, one norm
-        bound = self.settings.clip_norm or float("inf")
-        norms = [torch.nn.utils.clip_grad_norm_(parameters, bound) for parameters in sets]
-        if not all(map(torch.isfinite, norms)):
-            raise RunError(DIVERGED)
-        for group in self._optimiser.param_groups:
-            group["lr"] = group["base"] * self._share_of_rate()
-        self._optimiser.step()
-        return float(norms[0])
+        return clipped_step(
+            self._optimiser,
+            bound=self.settings.clip_norm,
+            share=self._share_of_rate(),
+            # A head pulls at the policy's own states: one gradient, one norm.
+            together=self.critic is not None and self.critic.body is None,
+        )
 
     def _tensors(self) -> dict[str, Tensor]:
         if self.settings.lora is not None:
