@@ -48,6 +48,10 @@ class _Open:
         self.mask += [mask] * len(ids)
         self.logprobs += logprobs
 
+    def cut(self, length: int) -> None:
+        for part in (self.ids, self.mask, self.logprobs):
+            del part[length:]
+
     def closed(self) -> Row:
         """The row up to its last reply."""
         end = self.spoken
@@ -65,10 +69,18 @@ class Conversation:
     of the conversation written anew.
     """
 
-    def __init__(self, template: ChatTemplate, system: str = "") -> None:
+    def __init__(
+        self, template: ChatTemplate, system: str = "", past: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """``past`` are observations and replies that went before, told anew as text."""
         self.template = template
         self._system = clean_text(system)
         self._messages: list[Message] = []
+        for observation, reply in past:
+            self._add_message(clean_text(observation))
+            self._messages.append({"role": "assistant", "content": reply})
+        self._undo = (0, 0, "")
+        """Rows, ids of the last and its text, before the last observation."""
         self._rows: list[_Open] = []
         self._shown = ""
         """The text of the row when the last reply was asked for."""
@@ -82,6 +94,11 @@ class Conversation:
     def stop_ids(self) -> tuple[int, ...]:
         """What ends a reply."""
         return self.template.facts.stop_ids
+
+    @property
+    def said(self) -> str:
+        """The last reply as it stands in the history."""
+        return self._messages[-1]["content"]
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -107,19 +124,34 @@ class Conversation:
         """The environment speaks: what it says is in `prompt_ids` afterwards."""
         if self._asked:
             raise UsageError("A conversation goes by turns: reply() comes before the next observe().")
+        self._undo = len(self._rows), len(self.prompt_ids), self._shown
+        told = len(self._messages)
         self._add_message(clean_text(text))
-        if not self._rows:
+        if not told:
             self._shown, ids = self.template.opening(self._messages)
             self._rows.append(_Open())
             self._rows[-1].write(ids)
         else:
             rendered = self.template.render(self._messages)
-            place = self._continues(rendered.text)
+            place = self._continues(rendered.text) if self._rows else None
             if place is None:
                 self._rows.append(_Open())
             self._write(rendered, *(place or (0, "")))
             self._shown = rendered.text
         self._asked = True
+
+    def take_back(self) -> None:
+        """Undo the last `observe`, which was not replied to."""
+        if not self._asked:
+            raise UsageError("There is no observation to take back: reply() has followed it.")
+        count, length, self._shown = self._undo
+        del self._rows[count:]
+        if self._rows:
+            self._rows[-1].cut(length)
+        self._messages.pop()
+        if [message["role"] for message in self._messages] == ["system"]:
+            self._messages.clear()
+        self._asked = False
 
     def reply(self, token_ids: Sequence[int], logprobs: Sequence[float] = ()) -> str:
         """The policy speaks: its ids are kept as they are. Returns their text, without special tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -59,4 +60,6 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         reason = one_line(error)
         shown = reason if len(reason) <= 200 else f"{reason[:200]}…"
         raise UsageError(f"The folder {folder} holds no tokenizer that can be loaded ({shown}).") from None
+    # What fits is for the engine to say, about whole conversations; this limit only makes for warnings.
+    loaded.model_max_length = sys.maxsize
     return cast(Tokenizer, loaded)

@@ -104,3 +104,11 @@ def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingExtra, match=r"pip install 'rollgym\[train\]'"):
         load_tokenizer(tmp_path)
+
+
+def test_a_long_text_is_the_engines_affair(folder, capfd):
+    tokenizer = family(min(FAMILIES))
+    tokenizer.model_max_length = 4
+    loaded = load_tokenizer(folder(tokenizer))
+    assert len(loaded.encode("one two three four five six", add_special_tokens=False)) > 4
+    assert "longer than" not in capfd.readouterr().err
