@@ -93,6 +93,8 @@ def register_all() -> None:
         "rollgym/WebShopBrowser-v0",
         f"{_HERE}.webshop.browser:WebShopBrowserEnv",
         summary="The same shop in a web browser, seen through the accessibility tree",
+        expert=f"{_HERE}.webshop.browser.agents:BrowserRule",
+        expert_is="baseline",
         needs=("webshop", "browser"),
     )
     register(

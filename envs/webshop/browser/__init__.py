@@ -56,6 +56,7 @@ class WebShopBrowserEnv(WebShopEnv):
         goals: str = "synthetic",
         splits: str = "auto",
         max_turns: int = 15,
+        reveal: bool = False,
         render_mode: str | None = None,
         chromium: str | None = None,
     ) -> None:
@@ -72,6 +73,7 @@ class WebShopBrowserEnv(WebShopEnv):
             goals=goals,
             splits=splits,
             max_turns=max_turns,
+            reveal=reveal,
             render_mode=render_mode,
         )
         self.instructions = _instructions(max_turns)
@@ -113,6 +115,7 @@ class WebShopBrowserEnv(WebShopEnv):
             "actions": self._actions(),
             "turns_left": self._max_turns - self._turns,
             "purchased": None,
+            **(self._revealed() if self._reveal else {}),
         }
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:

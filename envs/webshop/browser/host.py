@@ -230,7 +230,7 @@ class Seat:
         self._engine: Engine | None = None
         self.tab: Tab | None = None
 
-    def open(self, address: str) -> Tab:
+    def open(self, path: str) -> Tab:
         """A new tab at a path of the shop's server, in place of the one before."""
         here = host()
         if here is not self._host:  # the first episode, or the first in a forked process
@@ -245,7 +245,7 @@ class Seat:
             if self._engine is None:
                 self._engine = await here.enter(self._program)
             self._engine.tabs += 1
-            self.tab = await Tab.open(self._engine.browser, here.address + address)
+            self.tab = await Tab.open(self._engine.browser, here.address, path)
             return self.tab
 
         return self.call(work)

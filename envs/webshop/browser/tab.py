@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from rollgym.envs.webshop.browser.tree import Tree, read_tree
 from rollgym.errors import EnvError
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 SECONDS = 30.0
 """How long the browser may take for anything."""
 WINDOW = (1100, 800)
+# Not urlsplit, which remembers the addresses it took apart: here no two visits have the same.
+_ADDRESS = re.compile(r"[a-z]+://[^/?#]*([^?#]*).*", re.DOTALL)
 
 
 class Tab:
@@ -31,8 +32,8 @@ class Tab:
         self._tree = Tree("", {})
 
     @classmethod
-    async def open(cls, browser: Browser, address: str) -> Tab:
-        """A new context with the page at that address."""
+    async def open(cls, browser: Browser, home: str, path: str) -> Tab:
+        """A new context with a page of the server at ``home``."""
         context = await browser.new_context(
             accept_downloads=False,
             java_script_enabled=False,  # the shop has no scripts; what a product says never becomes one
@@ -43,11 +44,11 @@ class Tab:
         try:
             context.set_default_timeout(SECONDS * 1000)
             tab = cls(context, await context.new_page())
-            home = urlsplit(address)
-            elsewhere = re.compile(rf"^(?!{re.escape(f'{home.scheme}://{home.netloc}/')})")
-            await context.route(elsewhere, tab._block)
+            elsewhere = re.compile(rf"^(?!{re.escape(f'{home}/')})")
+            # Not a method: of those Playwright makes a new name each time, and Python remembers names.
+            await context.route(elsewhere, lambda route: tab._block(route))
             context.on("page", lambda page: page.close())
-            _require_shown(await tab.page.goto(address, wait_until="load"))
+            _require_shown(await tab.page.goto(home + path, wait_until="load"))
         except BaseException:
             await context.close()
             raise
@@ -60,7 +61,8 @@ class Tab:
     async def look(self) -> tuple[Tree, str]:
         """The page as an agent sees it, and the path of its address."""
         self._tree = read_tree(await self.page.aria_snapshot(mode="ai"))
-        return self._tree, urlsplit(self.page.url).path
+        found = _ADDRESS.fullmatch(self.page.url)
+        return self._tree, found[1] if found else self.page.url
 
     async def click(self, ref: str) -> tuple[Tree, str]:
         """Click something, and look at the page that it leads to."""

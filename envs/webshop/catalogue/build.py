@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollgym.envs.webshop.catalogue.atomic import locked, replaced
 from rollgym.envs.webshop.catalogue.store import (
     FORMAT,
     MANIFEST,
@@ -31,6 +30,7 @@ from rollgym.envs.webshop.catalogue.store import (
 )
 from rollgym.envs.webshop.catalogue.writer import Goals, Order, Products, Progress, write_shop
 from rollgym.errors import UnknownName, UsageError
+from rollgym.folders import cache_root, locked, replaced
 from rollgym.seeding import file_hash, stable_digest
 
 SIZE, SEED = 1000, 0
@@ -196,8 +196,7 @@ def _size_and_seed(text: str) -> tuple[int, int]:
 
 def cache_folder() -> Path:
     """Where shops are kept."""
-    place = os.environ.get("ROLLGYM_CACHE")
-    return (Path(place).expanduser() if place else Path.home() / ".cache" / "rollgym").absolute() / "shop"
+    return cache_root() / "shop"
 
 
 def import_folder(name: str) -> Path:

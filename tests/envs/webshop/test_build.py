@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from small_shop import goals, products, raw, two_cups, write_original
 
-from rollgym.envs.webshop.catalogue import atomic, build
+from rollgym import folders
+from rollgym.envs.webshop.catalogue import build
 from rollgym.envs.webshop.catalogue.build import (
     build_shop,
     cache_folder,
@@ -224,13 +225,13 @@ def test_two_processes_at_once_build_it_once(tmp_path: Path, cache: Path) -> Non
 def test_a_lock_is_taken_anew_when_its_file_is_gone(tmp_path: Path) -> None:
     """Whoever waits must not hold a file that nobody else can see."""
     target, held = tmp_path / "s", []
-    with atomic.locked(target):
+    with folders.locked(target):
         waiting = subprocess.Popen(
             [
                 sys.executable,
                 "-c",
                 "import sys; from pathlib import Path\n"
-                "from rollgym.envs.webshop.catalogue.atomic import locked\n"
+                "from rollgym.folders import locked\n"
                 "print('waits', flush=True)\n"
                 "with locked(Path(sys.argv[1])): print((Path(sys.argv[1]).parent / '.s.lock').exists())",
                 str(target),
@@ -280,8 +281,8 @@ def test_a_cache_that_can_only_be_read_serves_what_is_in_it(monkeypatch: pytest.
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(atomic.os, "open", refuse)
-    monkeypatch.setattr(atomic.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(folders.os, "open", refuse)
+    monkeypatch.setattr(folders.tempfile, "mkdtemp", refuse)
     assert resolve_shop("synthetic:10") == made
     with pytest.raises(UsageError, match=r"cannot be written to .*Permission denied"):
         resolve_shop("synthetic:11")

@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, made by one process at a time."""
+"""Folders that appear whole or not at all, made by one process at a time; and where rollgym keeps its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rollgym.errors import RunError, UsageError
+
+
+def cache_root() -> Path:
+    """Where what was built once is kept: ``$ROLLGYM_CACHE``, or ``~/.cache/rollgym``."""
+    place = os.environ.get("ROLLGYM_CACHE")
+    return (Path(place).expanduser() if place else Path.home() / ".cache" / "rollgym").absolute()
 
 
 @contextmanager
@@ -89,7 +95,7 @@ def _writable(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"The shop cannot be written to {target}: {error.strerror}. "
+            f"{target.name} cannot be written to {target.parent}: {error.strerror}. "
             "Set ROLLGYM_CACHE to a folder that can be written to, or give another one."
         ) from None
 
@@ -99,4 +105,4 @@ def _written(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"The shop {target} could not be written: {error.strerror or error}.") from error
+        raise RunError(f"{target} could not be written: {error.strerror or error}.") from error
