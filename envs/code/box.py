@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar, get_args, get_type_hints
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from rollgym.errors import UnknownName, UsageError, WorkerLost
 from rollgym.sandbox.types import Level, Limits, Sandbox, SandboxSettings
+
+if TYPE_CHECKING:
+    from rollgym.sandbox.pool import SandboxPool
 
 T = TypeVar("T")
 LIMITS: Mapping[str, Any] = {"seconds": 5.0, "memory_mb": 256, "processes": 16}
@@ -70,43 +73,77 @@ def open_box(settings: SandboxSettings) -> Sandbox:
 
 
 class Box:
-    """One sandbox at a time. One that dies is replaced, so that no program gains by killing it."""
+    """The sandbox of one episode, out of the pool of this process.
 
-    def __init__(self, settings: SandboxSettings) -> None:
-        self.settings = settings
+    One that dies is replaced, so that no program gains by killing it; one that is given back forgets all that
+    was done in it.
+    """
+
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        """Settings as plain values; ``counts`` among them says whether `facts` count sandboxes."""
+        self._joined: SandboxPool | None = None
+        self._leave: Callable[[SandboxPool], None]
         self._sandbox: Sandbox | None = None
+        values = _mapping("sandbox", given or {})
+        self._counted = bool(values.pop("counts", False))
+        self.settings = sandbox_settings(values)
 
     @property
-    def sandbox(self) -> Sandbox:
-        """The sandbox; opened at the first use."""
-        if self._sandbox is None:
-            self._sandbox = open_box(self.settings)
-        return self._sandbox
+    def pool(self) -> SandboxPool:
+        """The pool; joined at the first use."""
+        if self._joined is None:
+            from rollgym.sandbox import warm  # only when it is needed: it looks at the machine
+
+            self._joined, self._leave = warm.join(self.settings, open_box), warm.leave
+        return self._joined
 
     def facts(self) -> dict[str, Any]:
         """What is recorded of the walls."""
-        sandbox = self.sandbox
-        return {"backend": sandbox.backend, "level": sandbox.level.name.lower()}
+        walls = self.pool.walls
+        facts: dict[str, Any] = {"backend": walls.backend, "level": walls.level.name.lower()}
+        return facts | {"counts": asdict(self.pool.counts)} if self._counted else facts
+
+    def weaknesses(self) -> list[str]:
+        """What the walls do not hold."""
+        return list(self.pool.walls.weaknesses)
 
     def fresh(self) -> None:
-        """Forget what was done in it."""
-        try:
-            self.sandbox.reset()
-        except WorkerLost:
-            self.close()
-            self.sandbox.reset()
+        """Give the sandbox back: the next use finds one without a past. Without walls this is an error."""
+        self._give()
+        _ = self.pool.walls
 
     def use(self, work: Callable[[Sandbox], T]) -> T | None:
-        """Do something in it; ``None`` where that killed it. The next use finds a new one."""
+        """Do something in the sandbox of this episode; ``None`` where that killed it."""
+        if self._sandbox is None:
+            self._sandbox = self.pool.take()
         try:
-            return work(self.sandbox)
+            return work(self._sandbox)
         except WorkerLost:
-            self.close()
+            self._give()
             return None
 
+    def once(self, work: Callable[[Sandbox], T], *, unused: bool = False) -> T | None:
+        """Do something in another one, ``unused`` in one where nothing was ever run; ``None`` as above."""
+        done = None
+        with self.pool.borrow(unused=unused) as sandbox, contextlib.suppress(WorkerLost):
+            done = work(sandbox)
+        if unused:
+            # How many are open must not depend on how long that took.
+            self.pool.settle()
+        return done
+
     def close(self) -> None:
-        """Close what is open."""
-        if self._sandbox is not None:
-            with contextlib.suppress(WorkerLost):
-                self._sandbox.close()
-            self._sandbox = None
+        """Give back what is held, and leave the pool."""
+        self._give()
+        if self._joined is not None:
+            pool, self._joined = self._joined, None
+            self._leave(pool)
+
+    def __del__(self) -> None:
+        # An environment that nobody closed must not keep a sandbox for ever.
+        self.close()
+
+    def _give(self) -> None:
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            self.pool.give(sandbox)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rollgym.envs.code.actions import Said, defines, submits, taken_apart
-from rollgym.envs.code.box import Box, sandbox_settings
+from rollgym.envs.code.box import Box
 from rollgym.envs.code.judge import Result, judge
 from rollgym.envs.code.loaders import load_problems
 from rollgym.envs.code.observe import told, told_tests
@@ -80,7 +80,7 @@ class CodeEnv(TextEnv):
         check_whole("output_chars", output_chars, 100)
         self._problems = _problems(problems, form, difficulty, family)
         self.tasks = self._problems.tasks
-        self._box = Box(sandbox_settings(sandbox))
+        self._box = Box(sandbox)
         self._whole, self._max_turns, self._end_on_pass = reward == "all", max_turns, end_on_pass
         self._chars, self._reveal = output_chars, reveal
         self.instructions = _INSTRUCTIONS.format(
@@ -130,7 +130,7 @@ class CodeEnv(TextEnv):
         if problem.family:
             facts |= {"family": problem.family, "parameters": problem.parameters, "level": problem.level}
         if self._turns == 0:
-            facts["weaknesses"] = list(self._box.sandbox.weaknesses)
+            facts["weaknesses"] = self._box.weaknesses()
         if self._reveal:
             facts["solution"] = problem.solution
         return facts
@@ -199,9 +199,9 @@ class CodeEnv(TextEnv):
         return self._judged(f"{text}\nNo turns left. ", valid)
 
     def _judged(self, text: str, valid: bool = True) -> Reply:
-        # Whatever the agent's code left running must not be there when the tests are.
+        # Whatever the agent's code left behind must not be there when the tests are.
         self._box.fresh()
-        results = self._results(self._problem.hidden)
+        results = self._results(self._problem.hidden, unused=True)
         passed = sum(result.passed for result in results)
         success = passed == len(results)
         return Reply(
@@ -213,11 +213,13 @@ class CodeEnv(TextEnv):
             info={"hidden": {"passed": passed, "of": len(results)}},
         )
 
-    def _results(self, tests: Tests) -> Sequence[Result]:
+    def _results(self, tests: Tests, *, unused: bool = False) -> Sequence[Result]:
         problem, limits = self._problem, self._box.settings.limits
         program = f"{problem.prelude}\n{self._solution}" if problem.prelude else str(self._solution)
         for _ in range(2):
-            results = self._box.use(lambda box: judge(box, program, problem.name, tests, limits))
+            results = self._box.once(
+                lambda sandbox: judge(sandbox, program, problem.name, tests, limits), unused=unused
+            )
             if results is not None:
                 return results
         return [Result(False, "it broke the sandbox")] * len(tests)

@@ -8,7 +8,7 @@ from typing import Any
 from rollgym.agent import SoloAgent
 from rollgym.envs.code.generate import FAMILIES
 from rollgym.envs.code.questions import KINDS
-from rollgym.envs.code.snippets import CODE
+from rollgym.envs.code.snippets import CODE, NAMES
 from rollgym.errors import UsageError
 
 
@@ -53,5 +53,8 @@ class SnippetsExpert(SoloAgent):
     """Knows which line does what the words of a goal say."""
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
-        """The lines of the goal's steps, in its order."""
-        return " ".join(str(info["lines"].index(CODE[words]) + 1) for words in info["goal"])
+        """The lines of the goal's steps, in its order, by number or name."""
+        wanted = [CODE[words] for words in info["goal"]]
+        if wanted[0] in info["lines"]:
+            return " ".join(str(info["lines"].index(line) + 1) for line in wanted)
+        return " ".join(NAMES[line] for line in wanted)

@@ -8,39 +8,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollgym.envs.code.box import Box, sandbox_settings
+from rollgym.envs.code.box import Box
 from rollgym.envs.code.families.base import Rng, compiled, numbers
 from rollgym.envs.code.families.steps import STEPS
 from rollgym.envs.code.inside import encode
 from rollgym.envs.code.judge import Result, judge
 from rollgym.envs.code.types import Case, Cases
-from rollgym.errors import UsageError
+from rollgym.errors import UnknownName, UsageError
 from rollgym.tasks import Task, TaskSet
 from rollgym.text import Reply, TextEnv, bare, check_whole
 
-POOL: Mapping[str, tuple[str, int]] = {
-    "double": ("times", 2),
-    "triple": ("times", 3),
-    "add one": ("add", 1),
-    "add ten": ("add", 10),
-    "negate": ("negate", 0),
-    "square": ("square", 0),
-    "keep even": ("even", 0),
-    "keep odd": ("odd", 0),
-    "drop first": ("drop", 1),
-    "reverse": ("reverse", 0),
-    "sort": ("sort", 0),
-    "running sum": ("running", 0),
-    "write twice": ("twice", 0),
-    "add index": ("index", 0),
+POOL: Mapping[str, tuple[str, int, str]] = {
+    "double": ("times", 2, "twofold"),
+    "triple": ("times", 3, "threefold"),
+    "add one": ("add", 1, "next"),
+    "add ten": ("add", 10, "further"),
+    "negate": ("negate", 0, "minus"),
+    "square": ("square", 0, "power"),
+    "keep even": ("even", 0, "evens"),
+    "keep odd": ("odd", 0, "odds"),
+    "drop first": ("drop", 1, "tail"),
+    "reverse": ("reverse", 0, "backwards"),
+    "sort": ("sort", 0, "ordered"),
+    "running sum": ("running", 0, "totals"),
+    "write twice": ("twice", 0, "pairs"),
+    "add index": ("index", 0, "numbered"),
 }
-"""What a goal may ask for, by the words it is asked with: a step and its number."""
-CODE: Mapping[str, str] = {words: STEPS[step].written(n) for words, (step, n) in POOL.items()}
+"""What a goal may ask for, by the words it is asked with: a step, its number, and the name of its line."""
+CODE: Mapping[str, str] = {words: STEPS[step].written(n) for words, (step, n, _) in POOL.items()}
+NAMES: Mapping[str, str] = {CODE[words]: name for words, (_, _, name) in POOL.items()}
+VIEWS = ("lines", "names")
 TESTS = 6
 
 _INSTRUCTIONS = """\
 Make a program out of given lines. The goal says what it must do to a list of numbers xs, in order.
-Answer with the numbers of {wanted} lines in the order in which they must run, for example: {example}
+Answer with the {called} of {wanted} lines in the order in which they must run, for example: {example}
 You have {attempts} attempt{s}. The program is run on hidden tests: the reward is 1 if it passes all, \
 else 0."""
 
@@ -56,10 +58,11 @@ class Puzzle:
 class SnippetsEnv(TextEnv):
     """Choose lines of code and their order, so that the program does what the goal says.
 
-    Observation: the goal and the numbered lines; after a wrong attempt, first how many tests it passed.
+    Observation: the goal and the numbered lines (or their names); after a wrong attempt, first how many tests
+    it passed.
 
-    Actions: the numbers of as many lines as the goal has steps, in order: ``3 1``. ``info["actions"]`` lists
-    them. Anything else gives ``valid=False``; it uses up an attempt.
+    Actions: the numbers (or names) of as many lines as the goal has steps, in order: ``3 1``.
+    ``info["actions"]`` lists them. Anything else gives ``valid=False``; it uses up an attempt.
 
     Reward: 1 if the program, which is really run in a sandbox, passes all hidden tests; else 0.
 
@@ -80,23 +83,28 @@ class SnippetsEnv(TextEnv):
         steps: int = 2,
         lines: int = 5,
         attempts: int = 1,
+        view: str = "lines",
         sandbox: Mapping[str, Any] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """A goal of so many steps, to be made from so many lines."""
+        """A goal of so many steps, to be made from so many lines, which are shown or only named."""
         check_whole("attempts", attempts)
         if steps not in (2, 3):
             raise UsageError(f"steps must be 2 or 3, not {steps!r}.")
         if lines not in range(4, 9):
             raise UsageError(f"lines must be from 4 to 8, not {lines!r}.")
-        self._steps, self._lines, self._attempts = steps, lines, attempts
-        self._actions = [
-            " ".join(map(str, chosen)) for chosen in itertools.permutations(range(1, lines + 1), steps)
-        ]
-        self._box = Box(sandbox_settings(sandbox))
+        if view not in VIEWS:
+            raise UnknownName("view", str(view), VIEWS, f"There are: {', '.join(VIEWS)}.")
+        self._steps, self._lines, self._attempts, self._named = steps, lines, attempts, view == "names"
+        self._box = Box(sandbox)
         self.tasks = TaskSet(f"CodeSnippets-{steps}-{lines}", {"train": 20_000, "dev": 500, "test": 500})
+        example = list(NAMES.values()) if self._named else list("21345678")
         self.instructions = _INSTRUCTIONS.format(
-            wanted=steps, example=self._actions[1], attempts=attempts, s="s"[: attempts != 1]
+            called=view if self._named else "numbers",
+            wanted=steps,
+            example=" ".join(example[:steps]),
+            attempts=attempts,
+            s="s"[: attempts != 1],
         )
         super().__init__(render_mode=render_mode)
 
@@ -112,11 +120,13 @@ class SnippetsEnv(TextEnv):
         """Put the lines together, run them on the tests."""
         self._left -= 1
         over = self._left == 0
-        chosen = re.split(r"[\s,;]+", bare(action))
-        if " ".join(chosen) not in self._actions:
-            note = f"Answer with {self._steps} different numbers from 1 to {self._lines}."
+        called = dict(zip(self._called(), self._puzzle.lines, strict=True))
+        chosen = re.split(r"[\s,;]+", bare(action).lower())
+        if not called.keys() >= set(chosen) or len(chosen) != self._steps or len(set(chosen)) < len(chosen):
+            what = "of the names" if self._named else f"numbers from 1 to {self._lines}"
+            note = f"Answer with {self._steps} different {what}."
             return Reply(self._again(note), terminated=over, valid=False)
-        results = self._results(_program([self._puzzle.lines[int(one) - 1] for one in chosen]))
+        results = self._results(_program([called[one] for one in chosen]))
         passed = sum(result.passed for result in results)
         if passed == len(results):
             return Reply("all tests passed", 1.0, terminated=True, success=True)
@@ -126,24 +136,31 @@ class SnippetsEnv(TextEnv):
         """The goal, the lines, the walls, and every possible answer."""
         return {
             "goal": list(self._puzzle.goal),
-            "lines": list(self._puzzle.lines),
+            "lines": self._called() if self._named else list(self._puzzle.lines),
             "attempts_left": self._left,
             "sandbox": self._box.facts(),
-            "actions": list(self._actions),
+            "actions": [" ".join(one) for one in itertools.permutations(self._called(), self._steps)],
         }
 
     @property
     def words(self) -> tuple[str, ...]:
         """The goals and the lines that tasks are made of."""
-        return (*CODE, *CODE.values())
+        return (*CODE, *(NAMES.values() if self._named else CODE.values()))
 
     def close(self) -> None:
         """Close the sandbox."""
         self._box.close()
 
+    def _called(self) -> list[str]:
+        """What each line is called in an answer."""
+        if self._named:
+            return [NAMES[line] for line in self._puzzle.lines]
+        return [str(number) for number in range(1, self._lines + 1)]
+
     def _question(self) -> str:
         lines = [f"{number} {line}" for number, line in enumerate(self._puzzle.lines, 1)]
-        return "\n".join([f"goal: {', '.join(self._puzzle.goal)}", *lines])
+        shown = [f"lines: {' '.join(self._called())}"] if self._named else lines
+        return "\n".join([f"goal: {', '.join(self._puzzle.goal)}", *shown])
 
     def _again(self, note: str) -> str:
         return f"{note}\n{self._question()}" if self._left else note
@@ -156,7 +173,7 @@ class SnippetsEnv(TextEnv):
 
     def _results(self, program: str) -> list[Result]:
         limits = self._box.settings.limits
-        results = self._box.use(lambda sandbox: judge(sandbox, program, "change", self._tests, limits))
+        results = self._box.once(lambda sandbox: judge(sandbox, program, "change", self._tests, limits))
         return results or [Result(False)] * len(self._tests)
 
 

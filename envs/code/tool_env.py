@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rollgym.envs.code.actions import answered, taken_apart
-from rollgym.envs.code.box import Box, sandbox_settings
+from rollgym.envs.code.box import Box
 from rollgym.envs.code.observe import told
 from rollgym.envs.code.questions import Question, load_questions, random_question, read_number, right
 from rollgym.seeding import stable_digest
@@ -61,7 +61,7 @@ class PythonToolEnv(TextEnv):
         check_whole("output_chars", output_chars, 100)
         self._listed = None if questions == "generated" else load_questions(questions)
         self.tasks = _tasks(self._listed)
-        self._box = Box(sandbox_settings(sandbox))
+        self._box = Box(sandbox)
         self._max_turns, self._chars = max_turns, output_chars
         self.instructions = _INSTRUCTIONS.format(turns=max_turns, seconds=self._box.settings.limits.seconds)
         super().__init__(render_mode=render_mode)
@@ -103,7 +103,7 @@ class PythonToolEnv(TextEnv):
         if question.kind:
             facts |= {"kind": question.kind, "parameters": question.parameters}
         if self._turns == 0:
-            facts["weaknesses"] = list(self._box.sandbox.weaknesses)
+            facts["weaknesses"] = self._box.weaknesses()
         return facts
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:

@@ -9,12 +9,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rollgym.errors import RollgymError, UsageError
+from rollgym.sandbox.client import START_SECONDS
 from rollgym.sandbox.open import open_sandbox
-from rollgym.sandbox.types import Sandbox, SandboxSettings
+from rollgym.sandbox.types import Level, Sandbox, SandboxSettings
 
 DEFAULT_USES = 200
+AT_ONCE = max(4, 2 * (os.cpu_count() or 1))
+"""Most that are borrowed at once; those that are taken do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,73 +28,121 @@ class PoolCounts:
     idle: int
     busy: int
     started: int
-    """All that were ever started."""
     reused: int
     replaced: int
     """Closed because they were worn out or broken."""
 
 
+class Walls(NamedTuple):
+    """What the sandboxes of a pool are."""
+
+    backend: str
+    level: Level
+    weaknesses: tuple[str, ...]
+
+
 class SandboxPool:
     """Sandboxes of one kind for one process, taken and given back by any of its threads.
 
-    A sandbox that is given back forgets its session. After ``uses`` it is closed; another takes its place.
-    A pool belongs to the process that made it: after a fork it is empty.
+    One that is given back forgets its session, and is closed after ``uses``. After a fork a pool is empty.
+
+    Args:
+        settings: Which sandboxes.
+        size: Most that are open at once; ``None`` for as many as are asked for. Idle ones that were used are
+            then no more than were ever in use at once.
+        uses: How often one is taken before it is closed.
+        ahead: How many that nobody has used are kept ready, started by a thread once the first was taken.
+        opener: How one is opened.
     """
 
     def __init__(
         self,
         settings: SandboxSettings | None = None,
         *,
-        size: int = 2,
+        size: int | None = 2,
         uses: int = DEFAULT_USES,
+        ahead: int = 0,
         opener: Callable[[SandboxSettings], Sandbox] = open_sandbox,
     ) -> None:
-        if size < 1 or uses < 1:
+        if (size is not None and size < 1) or uses < 1:
             raise UsageError(f"A pool of sandboxes needs size and uses of at least 1, not {size} and {uses}.")
         self.settings = settings or SandboxSettings()
-        self.size, self.uses = size, uses
+        self.size, self.uses, self.ahead = size, uses, ahead
         self._opener = opener
+        self._walls: Walls | None = None
         self._start_afresh()
         _pools.add(self)
 
     def _start_afresh(self) -> None:
-        self._owner = os.getpid()
         self._free = threading.Condition()
         self._idle: list[tuple[Sandbox, int]] = []
         self._busy: dict[int, tuple[Sandbox, int]] = {}
-        self._opening = self._started = self._reused = self._replaced = 0
-        self._closed = False
+        self._opening = self._started = self._reused = self._replaced = self._most = 0
+        self._closed = self._filling = False
+        self._short = threading.BoundedSemaphore(AT_ONCE)
+
+    @property
+    def walls(self) -> Walls:
+        """What its sandboxes are; one is started where none was yet."""
+        while self._walls is None:
+            self.warm(1)
+            with self._free:
+                # Another thread may be starting the first.
+                self._free.wait_for(lambda: self._walls or self._closed or not self._opening)
+        return self._walls
 
     def warm(self, count: int | None = None) -> None:
-        """Start sandboxes until so many (by default all) are there."""
+        """Start sandboxes until so many (by default as many as it may hold) are there."""
         self._check()
+        wanted = min(count or self.size or 1, self.size or count or 1)
         while True:
             with self._free:
-                if self._all() >= min(count or self.size, self.size):
+                if self._all() >= wanted:
                     return
                 self._opening += 1
-            self._put(self._open(), 0)
+            self._put(self._open())
 
-    def take(self, timeout: float | None = None) -> Sandbox:
-        """A sandbox with an empty session; waits where all are taken, so many seconds at most."""
+    def take(self, timeout: float | None = None, *, unused: bool = False) -> Sandbox:
+        """A sandbox with an empty session; waits where all are taken, so many seconds at most.
+
+        ``unused``: one in which nothing has ever been run.
+        """
         self._check()
         with self._free:
-            if not self._free.wait_for(
-                lambda: self._closed or self._idle or self._all() < self.size, timeout
-            ):
+            if not self._free.wait_for(lambda: self._closed or self._idle or self._room(), timeout):
                 raise TimeoutError(f"All {self.size} sandboxes of the pool are taken.")
             self._check()
-            if self._idle:
-                sandbox, used = self._idle.pop()
-                self._busy[id(sandbox)] = (sandbox, used)
-                self._reused += bool(used)
-                return sandbox
-            self._opening += 1
-        sandbox = self._open()
-        with self._free:
-            self._opening -= 1
-            self._busy[id(sandbox)] = (sandbox, 0)
-        return sandbox
+            found = self._pick(unused)
+            if found is None:
+                spent = self._idle.pop(0)[0] if not self._room() else None
+                self._replaced += spent is not None
+                self._opening += 1
+            else:
+                self._hand_out(*found)
+        if found is None:
+            if spent is not None:
+                spent.close()
+            found = self._open(), 0
+            with self._free:
+                self._opening -= 1
+                self._hand_out(*found)
+        self._fill()
+        return found[0]
+
+    def _pick(self, unused: bool) -> tuple[Sandbox, int] | None:
+        """An idle one; where it does not matter, one that was used, so that others stay unused."""
+        rank = sorted(range(len(self._idle)), key=lambda place: bool(self._idle[place][1]))
+        if not rank or (unused and self._idle[rank[0]][1]):
+            return None
+        return self._idle.pop(rank[0] if unused else rank[-1])
+
+    def _hand_out(self, sandbox: Sandbox, used: int) -> None:
+        self._busy[id(sandbox)] = (sandbox, used)
+        self._reused += bool(used)
+        self._most = max(self._most, len(self._busy))
+
+    def _room(self) -> bool:
+        return self.size is None or self._all() < self.size
 
     def give(self, sandbox: Sandbox) -> None:
         """Give a sandbox back. A broken one is noticed and closed."""
@@ -98,8 +150,9 @@ class SandboxPool:
             entry = self._busy.get(id(sandbox))
             if entry is None:
                 raise UsageError("This sandbox was not taken from this pool, or was given back already.")
+            enough = self.size is None and sum(used > 0 for _, used in self._idle) >= self._most
         used = entry[1] + 1
-        worn = self._closed or used >= self.uses or not _reset(sandbox)
+        worn = self._closed or enough or used >= self.uses or not _reset(sandbox)
         if worn:
             sandbox.close()
         with self._free:
@@ -111,13 +164,22 @@ class SandboxPool:
             self._free.notify()
 
     @contextlib.contextmanager
-    def borrow(self, timeout: float | None = None) -> Iterator[Sandbox]:
-        """A sandbox for the length of a ``with`` block."""
-        sandbox = self.take(timeout)
+    def borrow(self, timeout: float | None = None, *, unused: bool = False) -> Iterator[Sandbox]:
+        """A sandbox for the length of a ``with`` block.
+
+        Short uses wait for one another, so that many threads do not start a sandbox each.
+        """
+        short = self._short
+        if not short.acquire(timeout=timeout):
+            raise TimeoutError(f"{AT_ONCE} sandboxes of the pool are borrowed.")
         try:
-            yield sandbox
+            sandbox = self.take(timeout, unused=unused)
+            try:
+                yield sandbox
+            finally:
+                self.give(sandbox)
         finally:
-            self.give(sandbox)
+            short.release()
 
     @property
     def counts(self) -> PoolCounts:
@@ -138,17 +200,15 @@ class SandboxPool:
             rest = [sandbox for sandbox, _ in (*self._idle, *self._busy.values())]
             self._idle.clear()
             self._free.notify_all()
-        # After a fork they are the parent's.
-        if self._owner == os.getpid():
-            for sandbox in rest:
-                sandbox.close()
+            # One that is just being started is closed by whoever starts it.
+            self._free.wait_for(lambda: not self._opening, START_SECONDS)
+        for sandbox in rest:
+            sandbox.close()
 
     def _all(self) -> int:
         return len(self._idle) + len(self._busy) + self._opening
 
     def _check(self) -> None:
-        if self._owner != os.getpid():
-            self._start_afresh()
         if self._closed:
             raise UsageError("The pool of sandboxes is closed.")
 
@@ -159,17 +219,58 @@ class SandboxPool:
         except BaseException:
             with self._free:
                 self._opening -= 1
-                self._free.notify()
+                self._free.notify_all()
             raise
         with self._free:
             self._started += 1
+            self._walls = Walls(sandbox.backend, sandbox.level, sandbox.weaknesses)
+            self._free.notify_all()
         return sandbox
 
-    def _put(self, sandbox: Sandbox, used: int) -> None:
+    def _put(self, sandbox: Sandbox) -> None:
+        with self._free:
+            kept = not self._closed
+            if kept:
+                self._idle.append((sandbox, 0))
+        if not kept:
+            sandbox.close()
         with self._free:
             self._opening -= 1
-            self._idle.append((sandbox, used))
-            self._free.notify()
+            self._free.notify_all()
+
+    def _fill(self) -> None:
+        """See to it that unused ones are kept ready."""
+        with self._free:
+            if self._filling or not self._lacking():
+                return
+            self._filling = True
+        threading.Thread(target=self._filler, name="sandboxes ahead", daemon=True).start()
+
+    def settle(self) -> None:
+        """Wait until those that are kept ready are there."""
+        with self._free:
+            self._free.wait_for(lambda: not self._filling, START_SECONDS)
+
+    def _lacking(self) -> bool:
+        ready = sum(not used for _, used in self._idle) + self._opening
+        return not self._closed and ready < self.ahead and self._room()
+
+    def _filler(self) -> None:
+        try:
+            while self._claim():
+                self._put(self._open())
+        except (RollgymError, OSError, RuntimeError):
+            # Whoever needs one is told why there is none; or this process is ending.
+            with self._free:
+                self._filling = False
+                self._free.notify_all()
+
+    def _claim(self) -> bool:
+        with self._free:
+            self._filling = self._lacking()
+            self._opening += self._filling
+            self._free.notify_all()
+            return self._filling
 
 
 def _reset(sandbox: Sandbox) -> bool:
@@ -187,3 +288,12 @@ _pools: weakref.WeakSet[SandboxPool] = weakref.WeakSet()
 def _close_all() -> None:
     for pool in list(_pools):
         pool.close()
+
+
+def _forget_all() -> None:
+    # A thread that held a lock is not there any more, and the sandboxes are the parent's.
+    for pool in list(_pools):
+        pool._start_afresh()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import time
 from typing import Any
 
 from rollgym.sandbox import worker_child, worker_limits
 from rollgym.sandbox.worker_watch import Watch, pipe
+
+BACK_SECONDS = 5.0
+"""How long a head may take to say that a turn was killed."""
 
 
 class Session:
@@ -16,6 +21,8 @@ class Session:
 
     def __init__(self, config: dict[str, Any], folder: str) -> None:
         self._turn = 0
+        self._back = False
+        """Whether the head has said that this turn's process died."""
         self.out, out = pipe()
         self.err, err = pipe()
         orders, self._orders = os.pipe()
@@ -30,12 +37,15 @@ class Session:
     def turn(self, code: bytearray, watch: Watch) -> tuple[str, int | None, str]:
         """Run code; return how it ended, its exit code, and what became of the state."""
         self._turn += 1
+        self._back = False
         order = json.dumps({"turn": self._turn, "code": len(code), "limits": watch.limits}).encode()
         whole = bytearray(len(order).to_bytes(4, "big") + order) + code
         try:
             ended, exit_code, head = self._until_said(whole, watch)
         finally:
             whole[:] = bytes(len(whole))
+        if ended not in ("exit", "lost") and head is not None and not self._gone_back():
+            head = None
         if head is None or head not in worker_limits.family() or not worker_limits.alive(head):
             return ("lost" if ended == "exit" else ended), None, "lost"
         state = "rolled_back" if head == self.head else "committed"
@@ -66,11 +76,24 @@ class Session:
                     return "exit", said["code"] & 255, said["pid"]
                 if "died" in said:
                     by_limit = said["died"] == -signal.SIGXCPU
+                    self._back = True
                     return ("cpu_limit" if by_limit else "lost"), None, self.head
                 if handle in ready:
                     return "lost", None, None
         finally:
             os.close(handle)
+
+    def _gone_back(self) -> bool:
+        """End a turn that broke a limit; whether the head says so.
+
+        On a busy machine it may not even have begun with the turn: it must not do so later.
+        """
+        poll, until = select.poll(), time.monotonic() + BACK_SECONDS
+        poll.register(self._status, select.POLLIN)
+        while not self._back and worker_limits.alive(self.head) and time.monotonic() < until:
+            worker_limits.sweep((self.head,))
+            self._back = bool(poll.poll(20)) and "died" in self._said()
+        return self._back
 
     def _said(self) -> dict[str, int]:
         """What the status pipe says of this turn: whole numbers or nothing. Anyone inside may write to it."""

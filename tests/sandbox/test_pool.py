@@ -1,20 +1,18 @@
-"""The pool: kept ready, used again, replaced, bounded; and that nothing is left of many executions."""
+"""The pool: kept ready, used again, replaced, bounded, shared."""
 
+import functools
 import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from rollgym.errors import RunError, UsageError, WorkerLost
-from rollgym.sandbox.client import WorkerSandbox
-from rollgym.sandbox.pool import SandboxPool
+from rollgym.sandbox import warm
+from rollgym.sandbox.pool import AT_ONCE, SandboxPool, Walls
 from rollgym.sandbox.types import Level, Limits, Ran, SandboxSettings
-from rollgym.sandbox.worker_limits import alive
 
 
 class Fake:
@@ -170,57 +168,130 @@ def test_a_fork_has_an_empty_pool_of_its_own(pool: SandboxPool, made: list[Fake]
     assert pool.counts.idle == 2
 
 
-def test_real_sandboxes_forget_and_end_with_the_process(open_or_skip: Callable[..., WorkerSandbox]) -> None:
-    open_or_skip("namespaces").close()
-    code = (
-        "from rollgym.sandbox.pool import SandboxPool\n"
-        "from rollgym.sandbox.worker_limits import descendants\n"
-        "import os\n"
-        "pool = SandboxPool(size=1)\n"
-        "with pool.borrow() as one: one.run('x = 1')\n"
-        "with pool.borrow() as one: assert 'NameError' in one.run('x').stderr\n"
-        "pool.take()\n"
-        "print(*descendants(os.getpid()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    pids = [int(word) for word in done.stdout.split()]
-    assert pids
-    deadline = time.monotonic() + 10
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not [pid for pid in pids if alive(pid)]
+def test_one_that_nobody_used_can_be_asked_for(pool: SandboxPool, made: list[Fake]) -> None:
+    pool.give(pool.take())
+    first = pool.take(unused=True)
+    assert first is made[1]
+    pool.give(first)
+    assert counted(pool) == (2, 0, 2, 0, 0)
+    assert pool.take(unused=True) is made[2]
+    assert counted(pool) == (1, 1, 3, 0, 1)
+    assert sum(fake.closes for fake in made) == 1
 
 
-SOAK: Mapping[int, str] = {
-    0: "print(sum(range(100)))",
-    1: "open('a', 'w').write('x'); import os; os.makedirs('b/c')",
-    2: "import os\nif not os.fork():\n  os.setsid()\n  while True: pass",
-    3: "1 / 0",
-    4: "import tempfile; tempfile.mkdtemp()",
-}
+def test_used_ones_go_first_so_that_others_stay_unused(pool: SandboxPool, made: list[Fake]) -> None:
+    pool.warm()
+    used = pool.take()
+    pool.give(used)
+    assert pool.take() is used
+    assert pool.take(unused=True) is not used
 
 
-@pytest.mark.parametrize("backend", ["namespaces", "landlock"])
-@pytest.mark.parametrize(
-    "times", [100, pytest.param(5_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
-)
-def test_many_executions_leave_nothing_behind(
-    open_or_skip: Callable[..., WorkerSandbox], left_behind: Callable[[], Any], backend: str, times: int
-) -> None:
-    before = left_behind()
-    sandbox = open_or_skip(backend)
-    during = left_behind()
-    descriptors = len(os.listdir("/proc/self/fd"))
-    for turn in range(times):
-        action = sandbox.run if turn % 7 == 6 else sandbox.exec
-        action(SOAK[turn % 5])
-        if turn % 50 == 49:
-            sandbox.reset()
-    ran = sandbox.exec("import os; print(os.listdir('.'), os.listdir(os.environ.get('TMPDIR', '/tmp')))")
-    assert ran.stdout == "[] []\n"
-    sandbox.reset()
-    assert left_behind() == during
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-    sandbox.close()
-    assert left_behind() == before
+def counting(made: list[Fake], settings: SandboxSettings) -> Fake:
+    made.append(Fake())
+    return made[-1]
+
+
+def test_without_a_size_it_grows_and_keeps_what_was_ever_needed_at_once(made: list[Fake]) -> None:
+    pool = SandboxPool(size=None, opener=functools.partial(counting, made))
+    for sandbox in [pool.take() for _ in range(5)]:
+        pool.give(sandbox)
+    assert counted(pool) == (5, 0, 5, 0, 0)
+    for _ in range(3):
+        pool.give(pool.take(unused=True))
+    assert counted(pool) == (5, 0, 8, 0, 3)
+    pool.close()
+    assert all(fake.closes == 1 for fake in made)
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_some_are_started_ahead_by_a_thread(made: list[Fake]) -> None:
+    pool = SandboxPool(size=None, ahead=2, opener=functools.partial(counting, made))
+    assert not made
+    taken = pool.take()
+    until(lambda: counted(pool)[:3] == (2, 1, 3))
+    pool.give(taken)
+    assert pool.take() is taken
+    pool.take(unused=True)
+    pool.settle()
+    assert counted(pool)[:3] == (2, 2, 4)
+    pool.close()
+
+
+def test_one_that_is_being_started_while_the_pool_closes_is_closed_too(made: list[Fake]) -> None:
+    go_on = threading.Event()
+
+    def opener(settings: SandboxSettings) -> Fake:
+        if made:
+            assert go_on.wait(60)
+        return counting(made, settings)
+
+    pool = SandboxPool(size=None, ahead=1, opener=opener)
+    pool.take()
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    go_on.set()
+    closing.join()
+    assert [fake.closes for fake in made] == [1] * len(made)
+
+
+def test_what_cannot_be_started_ahead_is_told_to_whoever_needs_it(made: list[Fake]) -> None:
+    def opener(settings: SandboxSettings) -> Fake:
+        if made:
+            raise RunError("no more")
+        return counting(made, settings)
+
+    pool = SandboxPool(size=None, ahead=1, opener=opener)
+    pool.take()
+    with pytest.raises(RunError, match="no more"):
+        pool.take()
+    pool.close()
+
+
+def test_a_pool_says_what_its_walls_are(pool: SandboxPool, made: list[Fake]) -> None:
+    assert pool.walls == ("fake", Level.NONE, ())
+    assert (pool.walls.backend, len(made)) == ("fake", 1)
+
+
+def test_many_threads_that_ask_at_once_start_few(made: list[Fake]) -> None:
+    pool = SandboxPool(size=None, ahead=1, opener=functools.partial(counting, made))
+    walls: list[Walls] = []
+
+    def work() -> None:
+        walls.append(pool.walls)
+        with pool.borrow():
+            time.sleep(0.001)
+
+    threads = [threading.Thread(target=work) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert walls == [("fake", Level.NONE, ())] * 40
+    assert len(made) <= AT_ONCE + 1
+    pool.close()
+
+
+def test_environments_of_one_kind_share_a_pool_until_the_last_has_left(made: list[Fake]) -> None:
+    opener = functools.partial(counting, made)
+    one, two = warm.join(SandboxSettings(), opener), warm.join(SandboxSettings(), opener)
+    other = warm.join(SandboxSettings(limits=Limits(seconds=1)), opener)
+    assert one is two is not other
+    before = warm.counts()
+    one.take()
+    assert warm.counts().busy == before.busy + 1
+    warm.leave(one)
+    assert not any(fake.closes for fake in made)
+    warm.leave(two)
+    assert all(fake.closes == 1 for fake in made)
+    warm.leave(two)
+    warm.leave(other)
+    again = warm.join(SandboxSettings(), opener)
+    assert again is not one
+    warm.leave(again)

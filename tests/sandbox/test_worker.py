@@ -66,7 +66,7 @@ def test_a_fresh_program_is_like_a_program_of_its_own(sandbox: WorkerSandbox) ->
         import atexit, pickle, sys, threading, time
         class Thing: pass
         atexit.register(print, "at exit")
-        threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
+        threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
         assert isinstance(pickle.loads(pickle.dumps(Thing())), Thing)
         assert "rollgym" not in sys.modules and __name__ == "__main__"
         print("end")

@@ -1,14 +1,18 @@
 """The session in the worker, behind each kind of wall: state, files, and turns that are undone."""
 
 import os
+import signal
 import textwrap
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from rollgym.errors import UsageError
 from rollgym.sandbox.client import WorkerSandbox
 from rollgym.sandbox.types import Ended, Limits
+from rollgym.sandbox.worker_limits import descendants
 
 code = textwrap.dedent
 
@@ -39,6 +43,22 @@ def test_a_turn_that_is_killed_never_was(
     sandbox.run("x = 1")
     ran = sandbox.run(turn, limits=limits)
     assert (ran.ended, ran.state, ran.exit_code) == (ended, "rolled_back", None)
+    assert sandbox.run("print(x)").stdout == "1\n"
+
+
+def test_a_turn_that_had_not_begun_when_its_time_was_over_never_begins(
+    another: Callable[[], WorkerSandbox],
+) -> None:
+    sandbox = another()
+    before = set(descendants(os.getpid()))
+    sandbox.run("x = 1")
+    (head,) = set(descendants(os.getpid())) - before
+    os.kill(head, signal.SIGSTOP)
+    later = threading.Timer(1.0, os.kill, [head, signal.SIGCONT])
+    later.start()
+    ran = sandbox.run("import time; time.sleep(10); x = 2", limits=Limits(seconds=0.2))
+    assert (ran.ended, ran.state) == (Ended.TIMEOUT, "rolled_back")
+    later.join()
     assert sandbox.run("print(x)").stdout == "1\n"
 
 

@@ -25,14 +25,11 @@ def solved(info: dict[str, Any]) -> str:
 
 
 class Dying:
-    """Breaks down at the first execution, as often as it is opened; ``lives`` says how often it must be."""
+    """Breaks down when something is run in it; ``lives`` says how many of its kind do so."""
 
     backend, level, weaknesses = "dying", Level.NONE, ("it dies",)
     lives = 0
-    opened = 0
-
-    def __init__(self) -> None:
-        type(self).opened += 1
+    broken = False
 
     def exec(
         self,
@@ -47,6 +44,7 @@ class Dying:
     def run(self, code: str, *, limits: Limits | None = None) -> Ran:
         if type(self).lives:
             type(self).lives -= 1
+            self.broken = True
             raise WorkerLost("it died")
         return Ran(stdout="alive", stderr="", exit_code=0, ended=Ended.EXIT, seconds=0.0, state="committed")
 
@@ -55,23 +53,29 @@ class Dying:
     def read(self, name: str) -> bytes:
         return b""
 
-    def reset(self) -> None: ...
+    def reset(self) -> None:
+        if self.broken:
+            raise WorkerLost("it is dead")
 
     def close(self) -> None: ...
 
 
 def test_a_sandbox_that_dies_is_replaced_and_nobody_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(box_module, "open_box", lambda settings: Dying())
-    env = CodeEnv()
+    env = CodeEnv(sandbox={"counts": True})
     _, info = env.reset(seed=0, options=TASK)
-    Dying.lives, before = 1, Dying.opened
-    assert "The sandbox broke down" in env.step(block("print(1)"))[0]
+    assert info["sandbox"]["counts"]["replaced"] == 0
+    Dying.lives = 1
+    observation, *_, broken = env.step(block("print(1)"))
+    assert "The sandbox broke down" in observation
+    assert broken["sandbox"]["counts"]["replaced"] == 1
     assert env.step(block("print(1)"))[0].startswith("stdout:\nalive")
-    assert Dying.opened == before + 1
     Dying.lives = 2
     observation, reward, terminated, _, info = env.step(f"{solved(info)}\nsubmit")
     assert (observation, reward, info["success"]) == ("Hidden tests: 0 of 12 passed.", 0.0, False)
     assert Dying.lives == 0
+    assert info["sandbox"]["counts"]["replaced"] == 3
+    env.close()
 
 
 def test_without_walls_it_refuses_and_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,4 +123,4 @@ def test_settings_are_plain_values() -> None:
 )
 def test_wrong_settings_are_explained(given: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        Box(sandbox_settings(given))
+        Box(given)

@@ -17,7 +17,7 @@ TASK: dict[str, Any] = {"task": 3, "split": "test"}
 
 @pytest.fixture
 def env(sandbox: Sandbox) -> Iterator[CodeEnv]:
-    made = CodeEnv(sandbox={"limits": {"seconds": 1}})
+    made = CodeEnv(sandbox={"limits": {"seconds": 60}})
     yield made
     made.close()
 
@@ -55,12 +55,14 @@ def test_names_and_files_last_from_turn_to_turn_and_not_to_the_next_episode(env:
     assert "FileNotFoundError" in env.step(block("open('note')"))[0]
 
 
-def test_a_killed_block_is_told_and_the_session_is_as_before(env: CodeEnv) -> None:
+def test_a_killed_block_is_told_and_the_session_is_as_before(sandbox: Sandbox) -> None:
+    env = CodeEnv(sandbox={"limits": {"seconds": 3}})
     env.reset(seed=0, options=TASK)
     env.step(block("x = 1"))
     observation = env.step(block("x = 2\nwhile True: pass"))[0]
-    assert "It was stopped after 1 seconds. The session is as it was before this block." in observation
+    assert "It was stopped after 3 seconds. The session is as it was before this block." in observation
     assert env.step(block("print(x)"))[0].startswith("stdout:\n1\n")
+    env.close()
 
 
 def test_errors_and_exit_codes_are_shown(env: CodeEnv) -> None:

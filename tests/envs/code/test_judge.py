@@ -9,7 +9,7 @@ from rollgym.envs.code.judge import answers_of, judge
 from rollgym.envs.code.types import Asserts, Case, Cases
 from rollgym.sandbox.types import Limits, Sandbox
 
-QUICK = Limits(seconds=2, memory_mb=256)
+QUICK = Limits(seconds=30, cpu_seconds=3, memory_mb=256)
 INPUTS = ([3, 1, 2], [9, 8], [5, 5, 1, 4])
 CASES = Cases(cases=tuple(Case(arguments=[encode(xs)], expected=encode(sorted(xs))) for xs in INPUTS))
 REFERENCE = "def f(xs):\n    return sorted(xs)\n"
@@ -181,7 +181,7 @@ def test_what_a_liar_says_for_the_judge_is_only_an_answer(sandbox: Sandbox) -> N
 
 def test_a_solution_that_hangs_on_one_input_fails_that_one_only(sandbox: Sandbox) -> None:
     hangs = "def f(xs):\n    while len(xs) == 2: pass\n    return sorted(xs)\n"
-    results = judge(sandbox, hangs, "f", CASES, Limits(seconds=1))
+    results = judge(sandbox, hangs, "f", CASES, Limits(seconds=60, cpu_seconds=1))
     assert [result.passed for result in results] == [True, False, True]
     assert results[1].note == "it took too long"
 

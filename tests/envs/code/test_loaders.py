@@ -54,11 +54,13 @@ def problems(listed: Listed) -> list[Problem]:
     return [listed.problem(tasks.task(split, i)) for split, size in tasks.splits.items() for i in range(size)]
 
 
-def passes(sandbox: Sandbox, problem: Problem, solution: str, seconds: float = 10) -> bool:
+# Some public tests compute for seconds; what a busy machine makes of that must not matter.
+PATIENT = Limits(seconds=600, cpu_seconds=60)
+
+
+def passes(sandbox: Sandbox, problem: Problem, solution: str) -> bool:
     program = f"{problem.prelude}\n{solution}"
-    return all(
-        r.passed for r in judge(sandbox, program, problem.name, problem.hidden, Limits(seconds=seconds))
-    )
+    return all(r.passed for r in judge(sandbox, program, problem.name, problem.hidden, PATIENT))
 
 
 @pytest.mark.parametrize("record", [HUMAN_EVAL, MBPP, OWN], ids=["humaneval", "mbpp", "own"])
@@ -120,7 +122,7 @@ def test_a_session_cannot_watch_the_public_tests_for_the_reference(
         key: f"{value}\n# SECRET-777" if key in ("code", "solution") else value
         for key, value in record.items()
     }
-    env = CodeEnv(write(tmp_path, spoilt))
+    env = CodeEnv(write(tmp_path, spoilt), sandbox={"limits": {"seconds": 60}})
     _, info = env.reset(seed=0)
     block = f"```python\n{TRAP}\ndef {info['function']}(*a):\n    return 1\n```"
     try:
@@ -192,7 +194,7 @@ def test_files_that_are_none_are_explained(tmp_path: Path) -> None:
 
 
 def test_the_environment_plays_problems_from_a_file(sandbox: Sandbox, tmp_path: Path) -> None:
-    env = CodeEnv(write(tmp_path, HUMAN_EVAL), reveal=True)
+    env = CodeEnv(write(tmp_path, HUMAN_EVAL), reveal=True, sandbox={"limits": {"seconds": 60}})
     observation, info = env.reset(seed=0, options={"task": 0, "split": "test"})
     assert "The area of a circle." in observation
     # What the task gives is there in the session, too.
@@ -239,13 +241,14 @@ def test_some_public_references_pass_and_wrong_ones_do_not(sandbox: Sandbox, nam
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("name", "count"), [("HumanEval.jsonl.gz", 164), ("sanitized-mbpp.json", 427), ("mbpp.jsonl", 974)]
 )
 def test_all_public_references_pass_and_wrong_ones_do_not(sandbox: Sandbox, name: str, count: int) -> None:
     found = real(name)
     assert len(found) == count
-    failed = {one.key for one in found if not passes(sandbox, one, one.solution or "", 30)}
+    failed = {one.key for one in found if not passes(sandbox, one, one.solution or "")}
     assert failed == CANNOT.get(name, set())
     wrong = {one.key for one in found if passes(sandbox, one, f"def {one.name}(*a):\n    return 'wrong'\n")}
     assert not wrong

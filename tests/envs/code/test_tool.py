@@ -11,7 +11,7 @@ import pytest
 from rollgym.agent import AgentSetup
 from rollgym.envs.code.expert import PythonToolExpert, SnippetsExpert
 from rollgym.envs.code.questions import KINDS, random_question
-from rollgym.envs.code.snippets import CODE, SnippetsEnv
+from rollgym.envs.code.snippets import CODE, NAMES, SnippetsEnv
 from rollgym.envs.code.tool_env import PythonToolEnv
 from rollgym.errors import UsageError
 from rollgym.sandbox.types import Sandbox
@@ -149,15 +149,40 @@ def test_what_is_no_choice_is_invalid(snippets: SnippetsEnv, action: str) -> Non
     assert (reward, terminated, info["valid"]) == (0.0, True, False)
 
 
+def test_lines_may_be_named_instead_of_shown(sandbox: Sandbox) -> None:
+    env = SnippetsEnv(steps=3, lines=6, view="names")
+    assert "names of 3 lines" in env.instructions
+    for index in range(5):
+        observation, info = env.reset(seed=0, options={"task": index, "split": "test"})
+        assert observation == f"goal: {', '.join(info['goal'])}\nlines: {' '.join(info['lines'])}"
+        assert len(info["actions"]) == 120
+        right = SnippetsExpert(SETUP).choose(observation, info)
+        assert right in info["actions"]
+        assert env.step(right.upper())[1] == 1.0
+    _, info = env.reset(seed=0)
+    unknown = next(name for name in NAMES.values() if name not in info["lines"])
+    for wrong in ("1 2 3", f"{unknown} {' '.join(info['lines'][:2])}", f"{info['lines'][0]} " * 3):
+        env.reset(seed=0)
+        assert env.step(wrong)[4]["valid"] is False
+    assert set(env.words) == {*CODE, *NAMES.values()}
+    env.close()
+
+
 def test_lines_are_different_and_the_words_are_told(snippets: SnippetsEnv) -> None:
-    assert len(set(CODE.values())) == len(CODE)
+    assert len(set(CODE.values())) == len(set(NAMES.values())) == len(CODE)
     assert set(snippets.words) == {*CODE, *CODE.values()}
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "words"), [({"steps": 1}, "2 or 3"), ({"lines": 3}, "4 to 8"), ({"attempts": 0}, "1 or more")]
+    ("kwargs", "words"),
+    [
+        ({"steps": 1}, "2 or 3"),
+        ({"lines": 3}, "4 to 8"),
+        ({"attempts": 0}, "1 or more"),
+        ({"view": "name"}, "Did you mean names"),
+    ],
 )
-def test_wrong_sizes_are_explained(kwargs: dict[str, int], words: str) -> None:
+def test_wrong_arguments_are_explained(kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         SnippetsEnv(**kwargs)
 
