@@ -25,7 +25,7 @@ $(VENV)/.train: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) torch==2.13.0 -e '.[dev,webshop,browser,sandbox,docker,distributed,serve]'
+	$(PIP) torch==2.13.0 -e '.[dev,docs,webshop,browser,sandbox,docker,distributed,serve,smollm]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed
@@ -50,9 +50,9 @@ test: lint ## Lint, then the test suite (slow tests in their small form)
 test-slow: $(VENV)/.dev ## The slow tests, in full
 	$(BIN)/python -m pytest -m slow
 
-test-sglang: $(VENV)/.dev ## Against a real SGLang server on this CPU, in a venv of its own (3 GB, five minutes)
+test-sglang: $(VENV)/.dev ## Against a real SGLang server on this CPU, in a venv of its own (3 GB, half an hour)
 	$(BIN)/python tests/engines/sglang/make_venv.py .venv-sglang
-	ROLLGYM_TEST_SGLANG=.venv-sglang $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" tests/engines/sglang/test_real.py tests/engines/sglang/test_training.py
+	ROLLGYM_TEST_SGLANG=.venv-sglang $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" tests/engines/sglang
 
 format: $(VENV)/.dev ## Rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix .
@@ -66,7 +66,7 @@ docs: $(VENV)/.docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
-screenshots: $(VENV)/.dev ## Make the screenshots of the report page anew (trains a run first)
+screenshots: $(VENV)/.dev ## Make the screenshots of the docs anew (trains a run first)
 	$(BIN)/python docs/images/screenshots.py
 
 pictures: $(VENV)/.train ## Make the pictures of the docs anew

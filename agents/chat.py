@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 from rollgym.agent import AgentSetup, Briefing, Move
 from rollgym.agents.chat_options import ChatOptions, read_options
 from rollgym.agents.credentials import find_base_url, find_key
-from rollgym.agents.parsing import make_parser, strip_thinking, take_action
-from rollgym.agents.prompting import Exchange, build_messages, fill_template, history_limit, load_template
+from rollgym.agents.parsing import make_parser, read_action, strip_thinking
+from rollgym.agents.prompting import (
+    Exchange,
+    build_messages,
+    fill_template,
+    history_limit,
+    listed_actions,
+    load_template,
+)
 from rollgym.agents.wire import ChatReply, ContextOverflow, Tokens
 from rollgym.errors import AgentError, UsageError
 from rollgym.records import clean_text
@@ -95,8 +102,8 @@ class ChatPlayer:
         """Ask the model, and take the action out of its reply."""
         observation = clean_text(observation)
         reply, tokens = await self._ask(observation)
-        action, matched = take_action(self._agent.parser, reply.text)
-        self._agent.format_misses += not matched
+        action, form = read_action(self._agent.parser, reply.text, listed_actions(info))
+        self._agent.format_misses += form is None
         self._remember(observation, reply.text)
         return Move(
             action=action[:MAX_ACTION_CHARS],

@@ -1,18 +1,36 @@
 """Taking an action out of a language model's reply.
 
-A parser is named (``answer``, ``action``, ``boxed``, ``last_line``, ``raw``) or given as ``regex:PATTERN``.
-All of them see the reply without its thinking, read it once from left to right, and prefer the last match.
+A parser is named (``answer``, ``action``, ``boxed``, ``listed``, ``last_line``, ``raw``) or given as
+``regex:PATTERN``. All of them see the reply without its thinking, read it once from left to right, and prefer
+the last match. Several can be tried in order, ``answer|listed|last_line``: the first that finds something
+counts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rollgym.errors import UnknownName, UsageError
 
-Parser = Callable[[str], str | None]
-"""The action in a reply, or ``None`` where the reply does not have the form asked for."""
+Form = Callable[[str, Sequence[str]], str | None]
+"""The action in a reply, where the second are the valid ones, if few; ``None`` where it has another form."""
+
+
+class Parser(NamedTuple):
+    """Forms of a reply by name, in the order in which they are tried."""
+
+    forms: tuple[tuple[str, Form], ...]
+
+
+class Reading(NamedTuple):
+    """What was found in a reply."""
+
+    action: str
+    form: str | None
+    """In which form it was; ``None`` where it had none of those asked for."""
+
 
 _THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE | re.ASCII)
 _BOX = re.compile(r"\\boxed ?\{|\\.|[{}]", re.DOTALL)
@@ -40,7 +58,19 @@ def strip_thinking(text: str) -> str:
 
 
 def make_parser(name: str) -> Parser:
-    """The parser of that name, or of a pattern given as ``regex:PATTERN``."""
+    """The parser of that name, of a pattern given as ``regex:PATTERN``, or of several of them."""
+    return Parser(tuple((form, _form(form)) for form in form_names(name)))
+
+
+def form_names(parser: str) -> list[str]:
+    """The forms that a parser tries, in order. A pattern is the last one: it may hold what separates them."""
+    before, regex, pattern = parser.partition("regex:")
+    if regex and (not before or before.endswith("|")):
+        return [*before.split("|")[:-1], regex + pattern]
+    return parser.split("|")
+
+
+def _form(name: str) -> Form:
     kind, _, pattern = name.partition(":")
     if kind == "regex" and pattern:
         return _regex(pattern)
@@ -49,21 +79,35 @@ def make_parser(name: str) -> Parser:
     return PARSERS[name]
 
 
-def take_action(parser: Parser, reply: str) -> tuple[str, bool]:
-    """The action in a reply, and whether the reply had the form asked for.
+def take_action(parser: Parser, reply: str, actions: Sequence[str] = ()) -> tuple[str, bool]:
+    """The action in a reply, and whether the reply had a form that was asked for."""
+    found = read_action(parser, reply, actions)
+    return found.action, found.form is not None
 
-    Where it had not, the whole reply without its thinking is the action; the environment says what it
+
+def read_action(parser: Parser, reply: str, actions: Sequence[str] = ()) -> Reading:
+    """The action in a reply, and in which form it was.
+
+    Where it had none, the whole reply without its thinking is the action; the environment says what it
     makes of it.
     """
     text = strip_thinking(reply)
-    found = parser(text)
-    return (text, False) if found is None else (found.strip(), True)
+    for name, form in parser.forms:
+        found = form(text, actions)
+        if found is not None:
+            return Reading(found.strip(), name)
+    return Reading(text, None)
 
 
-def _tagged(name: str) -> Parser:
+def has_thinking(text: str) -> bool:
+    """Whether there is a ``<think>`` tag in a reply."""
+    return _THINK.search(text) is not None
+
+
+def _tagged(name: str) -> Form:
     tags = re.compile(rf"<(/?){name}>", re.IGNORECASE | re.ASCII)
 
-    def parse(text: str) -> str | None:
+    def parse(text: str, actions: Sequence[str]) -> str | None:
         found: str | None = None
         start: int | None = None
         for tag in tags.finditer(text):
@@ -79,7 +123,7 @@ def _tagged(name: str) -> Parser:
     return parse
 
 
-def _boxed(text: str) -> str | None:
+def _boxed(text: str, actions: Sequence[str]) -> str | None:
     found: str | None = None
     stack: list[int | None] = []
     for token in _BOX.finditer(text):
@@ -98,22 +142,37 @@ def _boxed(text: str) -> str | None:
     return plain.group(1) if plain else found
 
 
-def _last_line(text: str) -> str | None:
+def _listed(text: str, actions: Sequence[str]) -> str | None:
+    """The last of the valid actions that the reply names as a word of its own, whatever its case."""
+    if not actions:
+        return None
+    # Longest first: of "move 1" and "move 10", the one that is there in full.
+    longest = sorted(actions, key=len, reverse=True)
+    pattern = "|".join(re.escape(action) for action in longest)
+    named = re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE)
+    if not named:
+        return None
+    return next((action for action in actions if action == named[-1]), None) or next(
+        action for action in actions if action.lower() == named[-1].lower()
+    )
+
+
+def _last_line(text: str, actions: Sequence[str]) -> str | None:
     lines = [line for line in text.split("\n") if line.strip()]
     return lines[-1] if lines else None
 
 
-def _raw(text: str) -> str | None:
+def _raw(text: str, actions: Sequence[str]) -> str | None:
     return text or None
 
 
-def _regex(pattern: str) -> Parser:
+def _regex(pattern: str) -> Form:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
         raise UsageError(f"parser: {pattern!r} is not a regular expression ({error}).") from None
 
-    def parse(text: str) -> str | None:
+    def parse(text: str, actions: Sequence[str]) -> str | None:
         matches = [match.group(1 if compiled.groups else 0) for match in compiled.finditer(text)]
         kept = [match for match in matches if match is not None]
         return kept[-1] if kept else None
@@ -121,10 +180,11 @@ def _regex(pattern: str) -> Parser:
     return parse
 
 
-PARSERS: dict[str, Parser] = {
+PARSERS: dict[str, Form] = {
     "answer": _tagged("answer"),
     "action": _tagged("action"),
     "boxed": _boxed,
+    "listed": _listed,
     "last_line": _last_line,
     "raw": _raw,
 }

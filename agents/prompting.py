@@ -7,10 +7,11 @@ A template is text with two marks: ``{instructions}``, what the environment tell
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from rollgym.agents.parsing import form_names
 from rollgym.errors import UnknownName, UsageError
 
 TEMPLATES = {
@@ -30,11 +31,24 @@ ASKS = {
     "answer": _TAG_ASK.format(tag="answer"),
     "action": _TAG_ASK.format(tag="action"),
     "boxed": "Give your action in \\boxed{}. For example, to play x, end your reply with \\boxed{x}.",
+    "listed": "Reply with one of the actions you are given, and nothing else.",
     "last_line": "Put your action, and nothing else, on the last line of your reply.",
     "raw": "Reply with your action only, and nothing else.",
 }
 """How each parser's form is asked for. A ``regex:`` parser has no sentence: its template says it."""
 
+FORMS = {
+    "raw": "{}",
+    "listed": "{}",
+    "last_line": "{}",
+    "answer": "<answer>{}</answer>",
+    "action": "<action>{}</action>",
+    "boxed": "\\boxed{{{}}}",
+}
+"""An action as a reply that has a parser's form."""
+
+MOST_LISTED = 12
+"""A reminder names the valid actions where there are no more than so many."""
 _MARK = re.compile(r"\{(instructions|format)\}")
 _LAST = re.compile(r"last:([0-9]{1,9})")
 
@@ -69,8 +83,32 @@ def load_template(name: str) -> str:
 
 def fill_template(template: str, instructions: str, parser: str) -> str:
     """The first message: the template with the environment's instructions and the format's sentence."""
-    values = {"instructions": instructions.strip(), "format": ASKS.get(parser, "")}
+    values = {"instructions": instructions.strip(), "format": ask(parser)}
     return _MARK.sub(lambda mark: values[mark.group(1)], template).strip()
+
+
+def ask(parser: str) -> str:
+    """The sentence that asks for the first form that a parser tries."""
+    return ASKS.get(form_names(parser)[0], "")
+
+
+def listed_actions(info: Mapping[str, Any]) -> list[str]:
+    """The valid actions, where the environment lists them."""
+    found = info.get("actions")
+    return [action for action in found if isinstance(action, str)] if isinstance(found, list) else []
+
+
+def remind(parser: str, actions: Sequence[str]) -> str:
+    """What ends an observation: which actions there are, if few, and the form of a reply."""
+    named = f"Actions: {', '.join(actions)}. " if 0 < len(actions) <= MOST_LISTED else ""
+    text = f"{named}{ask(parser)}".strip()
+    return f"\n\n{text}" if text else ""
+
+
+def practice_turns(parser: str, actions: Sequence[str], count: int) -> list[Exchange]:
+    """Made-up turns in which a valid action is asked for and played, to show the form of a reply."""
+    form = FORMS.get(form_names(parser)[0], "{}")
+    return [Exchange(f"This is practice. Play {action}.", form.format(action)) for action in actions[:count]]
 
 
 def history_limit(policy: str) -> int | None:

@@ -93,7 +93,7 @@ class Evaluation:
     async def _play_all(self, pool: EnvPool, agent: Agent) -> None:
         request = self.plan.request
         # A little more than one episode per worker keeps each busy while an answer is on its way.
-        lanes = request.concurrency or max(1, 2 * request.workers)
+        lanes = request.concurrency or max(getattr(agent, "lanes", 1), 2 * request.workers)
         with EventLog(self.folder.path / EVENTS) as log:
             lost = await self._play_some(self.missing, lanes, log, pool, agent, attempts=1)
             # Second chances are played alone: whatever killed a worker takes nobody else with it.

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rollgym.agents.lm import LmAgent
+from rollgym.agents.parsing import form_names
+from rollgym.agents.prompting import FORMS
 from rollgym.errors import UsageError
 from rollgym.types import Episode, Turn
 
@@ -15,21 +17,15 @@ Phrase = Callable[[Turn], str]
 
 def spoken(parser: str) -> Phrase:
     """A turn's reply as it was, or its action in the form that a parser of the ``lm`` agent expects."""
-    forms = {
-        "raw": "{}",
-        "last_line": "{}",
-        "answer": "<answer>{}</answer>",
-        "action": "<action>{}</action>",
-        "boxed": "\\boxed{{{}}}",
-    }
-    if parser not in forms:
+    first = form_names(parser)[0]
+    if first not in FORMS:
         raise UsageError(
             f"Actions cannot be put into the form of the parser {parser!r}; imitation knows "
-            f"{', '.join(forms)}."
+            f"{', '.join(FORMS)}."
         )
 
     def phrase(turn: Turn) -> str:
-        return turn.response if turn.response is not None else forms[parser].format(turn.action)
+        return turn.response if turn.response is not None else FORMS[first].format(turn.action)
 
     return phrase
 
@@ -38,9 +34,10 @@ def retell(episode: Episode, agent: LmAgent, phrase: Phrase | None = None) -> Ep
     """The same episode as if the model had said its actions, with log-probs of 0."""
     phrase = phrase or spoken(agent.options.parser)
     dialogue = agent.dialogue(episode.instructions)
-    turns = []
+    turns: list[Turn] = []
     for turn in episode.turns:
-        prompt_ids, new_row = dialogue.observe(turn.observation)
+        info = turns[-1].info if turns else episode.reset_info
+        prompt_ids, new_row = dialogue.observe(turn.observation, info)
         action_ids = dialogue.spell(phrase(turn))
         dialogue.reply(action_ids)
         turns.append(

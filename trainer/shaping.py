@@ -88,6 +88,11 @@ def shape(
 def format_check(parser: str) -> FormatCheck:
     """Ask a parser of `rollgym.agents.parsing`, the one that was played with, about each turn's reply."""
     parse = make_parser(parser)
+    if any(name == "listed" for name, _ in parse.forms):
+        raise UsageError(
+            "format_penalty cannot go with the form 'listed': which actions were valid is not recorded with a "
+            "turn. Use another agent.parser, or no format_penalty."
+        )
 
     def missed(turn: Turn) -> bool:
         reply = turn.action if turn.response is None else turn.response

@@ -41,7 +41,7 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
             "–" if row["turns"] is None else f"{row['turns']:.1f}",
             "–" if row["tokens"] is None else f"{row['tokens']:,}",
             "–" if row["seconds"] is None else f"{row['seconds']:.3f}",
-            _golden(row["golden"]),
+            _golden(row),
         )
         for row in summary["entries"]
     ]
@@ -88,7 +88,9 @@ def cell(text: Any) -> str:
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def _golden(golden: Mapping[str, Any] | None) -> str:
+def _golden(row: Mapping[str, Any]) -> str:
+    """How an agent stands to its golden score; for others, whose are known."""
+    golden = row["golden"]
     if golden is None:
-        return "–"
+        return ", ".join(f"{kind} {share(score['success'])}" for kind, score in row["known"].items()) or "–"
     return f"{golden['of']} {share(golden['success'])} {'reached' if golden['reached'] else 'MISSED'}"

@@ -78,7 +78,8 @@ def _row(
         "content": summary["content_hash"],
         "same_tasks": _same_tasks(entry, summary, episodes),
     }
-    return {**row, "golden": _golden(entry, row, agent)}
+    known = {kind: {"success": g.success, "score": g.score} for kind, g in entry.golden.items()}
+    return {**row, "golden": _golden(entry, row, agent), "known": known}
 
 
 def _same_tasks(entry: Entry, summary: Mapping[str, Any], episodes: Sequence[Episode]) -> bool | None:

@@ -58,8 +58,9 @@ app.command("imitate", epilog=train.IMITATE_EPILOG)(train.imitate)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.command("view", epilog=view.EPILOG)(view.view)
-models = typer.Typer(help="Make the built-in policy.", no_args_is_help=True, rich_markup_mode=None)
+models = typer.Typer(help="Make or fetch models.", no_args_is_help=True, rich_markup_mode=None)
 models.command("new", epilog=model.EPILOG)(model.new)
+models.command("get", epilog=model.GET_EPILOG)(model.get)
 app.add_typer(models, name="model")
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
@@ -69,7 +70,7 @@ app.add_typer(shop.app, name="shop")
 
 @models.callback()
 def _models() -> None:
-    """Make the built-in policy."""
+    """Make or fetch models."""
 
 
 def _show_version(asked: bool) -> None:

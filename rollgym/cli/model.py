@@ -1,4 +1,4 @@
-"""``rollgym model``: make the built-in policy."""
+"""``rollgym model``: make the built-in policy, or fetch a model that has a name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollgym.cli.common import AsJson, EnvArgs, EnvModules, console, import_modules, parse_pairs
-from rollgym.errors import UsageError
+from rollgym.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 EPILOG = "Example: rollgym model new rollgym/FrozenLake-v0 --out models/lake --size small"
+
+GET_EPILOG = "Example: rollgym model get smollm2"
 
 EnvNames = Annotated[
     list[str],
@@ -50,6 +52,26 @@ def new(
         print(json.dumps({"out": str(out), **info.to_json()}, ensure_ascii=False))
     else:
         _print(info, console())
+
+
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a language model that has a name, and print its folder.
+
+    It is fetched and converted once, into the cache ($ROLLGYM_CACHE or ~/.cache/rollgym). Wherever a model's
+    folder is asked for, its name will do.
+    """
+    from rollgym.pretrained import NAMED, describe_model, model_folder
+
+    if name not in NAMED:
+        raise UnknownName("model", name, NAMED, f"There is: {', '.join(NAMED)}.")
+    folder = model_folder(name)
+    if as_json:
+        print(json.dumps({"out": str(folder), **(describe_model(folder) or {})}, ensure_ascii=False))
+    else:
+        print(folder)
 
 
 def _print(info: Any, screen: Console) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from rollgym.agents.parsing import make_parser, strip_thinking, take_action
+from rollgym.agents.parsing import make_parser, read_action, strip_thinking, take_action
 from rollgym.errors import UsageError
 
 
@@ -108,3 +108,44 @@ def test_a_miss_gives_the_reply_without_its_thinking() -> None:
 def test_long_nonsense_is_read_once(name: str, piece: str) -> None:
     # Reading that starts anew at each mark would take minutes here, and run into the time limit.
     assert parse(name, piece * 200_000) is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("I would go left, or rather Right.", "Right"),
+        ("RIGHT", "Right"),
+        ("Upright", None),
+        ("go far left", "far left"),
+        ("", None),
+    ],
+)
+def test_the_last_listed_action_that_is_named_counts(reply: str, action: str | None) -> None:
+    found = read_action(make_parser("listed"), reply, ["Left", "Right", "Up", "far left"])
+    assert (found.action if found.form else None) == action
+
+
+def test_without_a_list_nothing_is_listed() -> None:
+    assert read_action(make_parser("listed"), "Up").form is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "action", "form"),
+    [
+        ("no <answer>Up</answer> Down", "Up", "answer"),
+        ("I go Down\nnow", "Down", "listed"),
+        ("I go home\nnow", "now", "regex:n(o|a)w"),
+        ("home", "home", None),
+    ],
+)
+def test_forms_are_tried_in_order(reply: str, action: str, form: str | None) -> None:
+    parser = make_parser("answer|listed|regex:n(o|a)w")
+    found = read_action(parser, reply, ["Up", "Down"])
+    assert found.form == form
+    assert found.action == ("o" if form and form.startswith("regex") else action)
+
+
+@pytest.mark.parametrize("name", ["answer|", "|raw", "answer||raw", "answer|anser", "raw|regex:("])
+def test_a_list_of_forms_with_a_wrong_one_is_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        make_parser(name)

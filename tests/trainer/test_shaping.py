@@ -205,3 +205,8 @@ def test_settings_that_make_no_sense_are_refused(changes):
 def test_a_reward_out_of_all_proportion_is_refused():
     with pytest.raises(UsageError, match="'g0' has a reward beyond"):
         rewards([group([1e200])])
+
+
+def test_a_form_that_needs_the_valid_actions_cannot_be_checked_later() -> None:
+    with pytest.raises(UsageError, match="'listed'"):
+        format_check("answer|listed")
