@@ -75,7 +75,7 @@ async def train_step(parts: Parts, run: Run, scheduler: Scheduler) -> bool:
     run.note_position(scheduler)
     scheduler.release(len(groups))
     watch.lap("sync")
-    metrics |= experience.metrics | age(groups, progress.version - 1)
+    metrics |= experience.metrics | age(groups, progress.version - 1) | parts.moved
     run.record(groups, metrics | watch.metrics(experience.metrics), tokens)
     return run.advances(groups)
 

@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 from rollgym.agents.lm import LmAgent
 from rollgym.chat import load_tokenizer
 from rollgym.engines import Engine
+from rollgym.engines.replicas import ReplicaEngine
 from rollgym.engines.torch import TorchEngine
 from rollgym.errors import RunError, UsageError, boundary
 from rollgym.evalplan import look_at
 from rollgym.pool import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
+from rollgym.pretrained import model_folder
 from rollgym.registry import import_module
 from rollgym.rewards import Weighted
 from rollgym.rewards.settings import make_scorer
@@ -29,7 +31,8 @@ from rollgym.scheduler.groups import GroupPolicy
 from rollgym.scheduler.stream import Source, TaskStream
 from rollgym.seeding import derive_seed
 from rollgym.trainer.config import EnvChoice, TrainConfig
-from rollgym.trainer.learner import Learner
+from rollgym.trainer.handover import Handover
+from rollgym.trainer.learner import Learner, Metrics
 from rollgym.trainer.learner.local import LocalLearner
 from rollgym.trainer.learner.settings import LearnerSettings
 from rollgym.trainer.loss_settings import LossSettings
@@ -38,6 +41,12 @@ from rollgym.trainer.model import make_policy
 T = TypeVar("T")
 MODEL, IMITATED = "model", "imitated"
 """The run's own copies of the policy that training starts from, and of one on its way from others' play."""
+
+LEAVES = {
+    "optimiser": (("optimiser",), ("kv_cache",)),
+    "all": (("optimiser", "weights"), ("kv_cache", "weights")),
+}
+"""What of the learner and of the engine leaves their device while the other works, by ``devices.offload``."""
 
 
 @dataclass(slots=True)
@@ -53,8 +62,10 @@ class Parts:
     scorer: Weighted | None
     thread: ThreadPoolExecutor
     """Where the learner computes: one thread, so that the event loop stays free."""
-    handover: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    """While the learner works: engines that share its devices make room."""
+    turns: Handover | None = None
+    """Where engines share the learner's devices: who has them."""
+    adjust: Callable[[], Awaitable[None]] | None = None
+    """Between two steps: take up what has come to the cluster."""
     rebuild: Callable[[], Awaitable[None]] | None = None
     """After a part was lost: make it anew on the devices that are left."""
 
@@ -62,15 +73,28 @@ class Parts:
         """Have the learner's thread do something."""
         return await asyncio.get_running_loop().run_in_executor(self.thread, work, *args)
 
+    def handover(self) -> AbstractAsyncContextManager[None]:
+        """While the learner works: engines that share its devices make room."""
+        return nullcontext() if self.turns is None else self.turns.training()
+
     async def renew(self, version: int) -> None:
         """Give the engine the learner's weights."""
-        await self.engine.update_weights(version, await self.compute(self.learner.weights))
+        if self.adjust is not None:
+            await self.adjust()
+        async with nullcontext() if self.turns is None else self.turns.renewing():
+            await self.engine.update_weights(version, await self.compute(self.learner.weights))
+
+    @property
+    def moved(self) -> Metrics:
+        """What was moved in the last hand-over, and how long that took."""
+        return {} if self.turns is None else self.turns.moved
 
     def imitating(self, rate: float, steps: int) -> AbstractContextManager[Learner]:
         """A learner of the same policy that makes what it is shown likely, for as long as the block lasts."""
         settings, loss = imitation(self.config, rate)
         options: dict[str, Any] = {"temperature": self.config.agent.temperature, "total_steps": max(steps, 1)}
         if isinstance(self.learner, LocalLearner):
+            self.learner.reload()
             return nullcontext(LocalLearner(self.learner.model, settings, loss, share=True, **options))
         remote: Any = self.learner
         made: AbstractContextManager[Learner] = remote.imitating(
@@ -97,7 +121,7 @@ def prepare_model(config: TrainConfig, folder: Path) -> Path:
         envs = [(env.id, env.kwargs) for env in config.envs]
         make_policy(envs, place, size=config.model.size, seed=config.seed, context=config.model.context)
         return place
-    source = Path(config.model.path)
+    source = model_folder(config.model.path)
     if not (source / "config.json").is_file():
         raise UsageError(f"model.path {source} is no model folder: it has no config.json.")
     part = place.with_name(f".{place.name}.part")
@@ -120,6 +144,10 @@ async def open_parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
         workers = config.rollout.workers
         pool = LocalPool(workers, modules=config.rollout.modules) if workers else InlinePool()
         parts = make_parts(config, folder, engine, pool, learner, thread)
+        if config.devices.offload in LEAVES:
+            leaves, releases = LEAVES[config.devices.offload]
+            every = range(len(engine.engines) if isinstance(engine, ReplicaEngine) else 1)
+            parts.turns = Handover(engine, every, learner, parts.compute, leaves=leaves, releases=releases)
         try:
             yield parts
         finally:

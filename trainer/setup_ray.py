@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,27 +12,33 @@ from typing import Any
 
 from rollgym.cluster.connect import Connection, connect
 from rollgym.cluster.engine import RemoteEngine
-from rollgym.cluster.placement import Placed, Seat, place
+from rollgym.cluster.errors import ActorLost
+from rollgym.cluster.placement import Placed, on_node, place
 from rollgym.cluster.pool import RayPool
-from rollgym.devices.detail import DetailedPlan
-from rollgym.devices.planner import make_plan
+from rollgym.cluster.waiting import living_nodes
+from rollgym.devices.types import Plan
 from rollgym.engines import Engine
 from rollgym.engines.replicas import ReplicaEngine
+from rollgym.errors import EngineLost
 from rollgym.registry import import_module
 from rollgym.trainer.config import TrainConfig
-from rollgym.trainer.learner.remote import LOCAL, RemoteLearner
-from rollgym.trainer.planning import WhatIf, job_of
-from rollgym.trainer.setup import (
-    Parts,
-    engine_options,
-    learner_options,
-    make_parts,
-    open_servers,
-    prepare_model,
+from rollgym.trainer.handover import Handover
+from rollgym.trainer.ray_plan import LOOK, plan_again, plan_first
+from rollgym.trainer.ray_roles import (
+    ClusterLearner,
+    all_leaves,
+    engine_seats,
+    open_learner,
+    restart_learner,
+    shared_engines,
 )
+from rollgym.trainer.ray_sglang import sglang_places, start_sglang
+from rollgym.trainer.setup import Parts, engine_options, make_parts, open_servers, prepare_model
 
-STRATEGIES = {"none": "ddp", "optimiser": "zero1", "gradients": "zero2", "weights": "fsdp2"}
-"""What the ranks of training hold a part of, by what the plan says."""
+MOVED = ".moved"
+"""Of the run's folder: the learner on its way to other devices."""
+PATIENCE = 300.0
+"""Seconds in which an engine must be replaced where none other is left."""
 
 
 @asynccontextmanager
@@ -47,108 +53,108 @@ async def open_ray_parts(config: TrainConfig, folder: Path) -> AsyncIterator[Par
         loop = asyncio.get_running_loop()
         model = await loop.run_in_executor(thread, prepare_model, config, folder)
         with connect(config.address, gpus=config.gpus, cpus=cpus) as connection:
-            run = RayRun(config, model, connection, thread)
+            run = RayRun(config, folder, model, connection, thread)
             try:
                 await run.start()
-                yield run.parts(folder)
+                yield run.parts()
             finally:
                 await run.close()
 
 
 class RayRun:
-    """What a run has on the cluster; `rebuild` makes all of it anew on what is left."""
+    """What a run has on the cluster: how it begins, what it does when nodes come and go, how it ends."""
 
     def __init__(
-        self, config: TrainConfig, model: Path, connection: Connection, thread: ThreadPoolExecutor
+        self,
+        config: TrainConfig,
+        folder: Path,
+        model: Path,
+        connection: Connection,
+        thread: ThreadPoolExecutor,
     ) -> None:
-        self._config, self._model, self._thread = config, model, thread
-        self._connection = connection
+        self._config, self._folder, self._model = config, folder, model
+        self._connection, self._thread = connection, thread
+        self._whole = len(connection.cluster.devices)
+        """Devices that there were at the start."""
+        self._nodes = frozenset(connection.nodes)
         self._placed: Placed | None = None
         self._engines: list[RemoteEngine] = []
-        self._shared: list[int] = []
-        """The engines whose device is also trained on."""
-        self._scorer: Any = None
-        self.plan: DetailedPlan
+        self._parts: Parts | None = None
         self.pool: RayPool
-        self.learner: RemoteLearner
+        self.learner: ClusterLearner
         self.engine: Engine
 
     async def start(self) -> None:
         """Plan, take the devices, start everything on them."""
-        config = self._config
-        placed = await self._place()
-        places = _engine_places(placed) if config.engine.kind == "torch" else []
-        starting = asyncio.gather(
-            *(RemoteEngine.start(self._model, place=one, **engine_options(config)) for one in places),
-        )
+        placed = await self._place(plan_first(self._config, self._connection))
+        while placed is None:
+            placed = await self._place_again()
+        starting = asyncio.gather(*(self._start_engine(place) for place in self._engine_places(placed)))
         try:
-            self.learner = await self._compute(self._make_learner, placed)
+            self.learner = await self._compute(open_learner, self._config, self._model, placed)
         finally:
             self._engines = list(await starting)
         if not self._engines:
-            self.engine = await open_servers(config, self._model)
-        else:
-            self.engine = self._engines[0] if len(self._engines) == 1 else ReplicaEngine(self._engines)
-        self.pool = RayPool(workers=config.rollout.workers, modules=config.rollout.modules)
+            self.engine = await open_servers(self._config, self._model)
+        elif len(self._engines) == 1 and self._config.address is None:
+            self.engine = self._engines[0]
+        else:  # there may be more, once more nodes have come
+            self.engine = ReplicaEngine(self._engines, patience=PATIENCE)
+        rollout = self._config.rollout
+        self.pool = RayPool(workers=rollout.workers, modules=rollout.modules)
 
-    def parts(self, folder: Path) -> Parts:
+    def parts(self) -> Parts:
         """For the loop."""
-        parts = make_parts(
+        self._parts = make_parts(
             self._config,
-            folder,
+            self._folder,
             self.engine,
             self.pool,
             self.learner,
             self._thread,
-            handover=self.handover,
+            turns=self._turns(),
             rebuild=self.rebuild,
+            adjust=self.adjust,
         )
-        self._scorer = parts.scorer
-        return parts
-
-    @asynccontextmanager
-    async def handover(self) -> AsyncIterator[None]:
-        """Engines on devices that are trained on rest meanwhile; others play on."""
-        shared = [number for number in self._shared if number < len(self._engines)]
-        if isinstance(self.engine, ReplicaEngine):
-            for number in shared:
-                await self.engine.suspend(number)
-        elif shared:
-            await self.engine.pause()
-        try:
-            yield
-        finally:
-            if isinstance(self.engine, ReplicaEngine):
-                for number in shared:
-                    await self.engine.restore(number)
-            elif shared:
-                await self.engine.resume()
+        return self._parts
 
     async def rebuild(self) -> None:
         """Plan anew for the nodes that are left, and start learner and engines there; the pool has done so.
 
-        It waits, and says for what, where they are too few.
+        It waits, and says for what, where they are too few; and begins again where another one is lost.
         """
-        for engine in self._engines:
-            engine.stop("its device is planned anew")
-        if self._placed is not None:
-            self._placed.release()
-        self._connection = await asyncio.to_thread(self._connection.again)
-        placed = await self._place()
-        seats = [seat.options() for seat in placed.seats["actor_train"]]
-        places = _engine_places(placed)
-        restarts = [engine.restart(at, fresh=True) for engine, at in zip(self._engines, places, strict=False)]
-        surplus = [engine.close() for engine in self._engines[len(places) :]]
-        engines = asyncio.gather(*restarts, *surplus)
-        try:
-            await self._compute(self.learner.restart, None, seats)
-        finally:
-            await engines
+        while True:
+            living = await asyncio.to_thread(living_nodes)
+            try:
+                await self._rebuild()
+                return
+            except (ActorLost, EngineLost):
+                if living <= await asyncio.to_thread(living_nodes):
+                    raise
+
+    async def adjust(self) -> None:
+        """Between two steps: have what came to the cluster take part again.
+
+        A run that goes on with fewer devices moves as a whole once there are as many as at the start; engines
+        whose node was lost go to one that came in its place.
+        """
+        living = await asyncio.to_thread(living_nodes)
+        if living == self._nodes or not self._engines:
+            return
+        came, self._nodes = living - self._nodes, living
+        if not came:
+            return
+        connection = await asyncio.to_thread(self._connection.again)
+        shrunk = len(self._connection.cluster.devices) < self._whole <= len(connection.cluster.devices)
+        if shrunk:
+            await self._move_back()
+        else:
+            await self._refill(connection, came)
 
     async def close(self) -> None:
         """Stop whatever was started."""
-        if self._scorer is not None:
-            await self._scorer.close()
+        if self._parts is not None and self._parts.scorer is not None:
+            await self._parts.scorer.close()
         if hasattr(self, "pool"):
             await self.pool.close()
         if hasattr(self, "engine"):
@@ -159,40 +165,96 @@ class RayRun:
         if self._placed is not None:
             self._placed.release()
 
-    async def _place(self) -> Placed:
-        cluster = self._connection.cluster
-        self.plan = make_plan(cluster, job_of(self._config, cluster, WhatIf()), self._config.devices)
-        self._placed = await place(self.plan.plan, self._connection)
-        train = {seat.device for seat in self._placed.seats["actor_train"]}
-        self._shared = [at for at, seat in enumerate(_engine_seats(self._placed)) if seat.device in train]
+    async def _rebuild(self) -> None:
+        if isinstance(self.engine, ReplicaEngine):
+            self.engine.rearrange(())  # nobody looks for those that are stopped
+        for engine in self._engines:
+            engine.stop("its device is planned anew")
+        placed = await self._place_again()
+        while placed is None:
+            placed = await self._place_again()
+        engines = asyncio.gather(self._restart_engines(placed))
+        try:
+            await self._compute(restart_learner, self.learner, self._config, placed)
+        finally:
+            await engines
+        if self._parts is not None:
+            self._parts.turns = self._turns()
+
+    async def _place_again(self) -> Placed | None:
+        if self._placed is not None:
+            self._placed.release()
+        plan, self._connection = await plan_again(self._config, self._connection, self._whole)
+        self._nodes = frozenset(self._connection.nodes)
+        return await self._place(plan)
+
+    async def _place(self, plan: Plan) -> Placed | None:
+        """Take the devices of a plan; ``None`` where one of its nodes is lost while it waits for them."""
+        placing = asyncio.ensure_future(place(plan, self._connection))
+        try:
+            while not (await asyncio.wait([placing], timeout=LOOK))[0]:
+                if not self._nodes <= await asyncio.to_thread(living_nodes):
+                    return None
+        finally:
+            placing.cancel()
+            await asyncio.wait([placing])
+        self._placed = placing.result()
         return self._placed
 
-    def _make_learner(self, placed: Placed) -> RemoteLearner:
-        config = self._config
-        seats = placed.seats["actor_train"]
-        strategy: str = config.strategy
-        if strategy == "auto":
-            alone = len(seats) == 1
-            strategy = LOCAL if alone else STRATEGIES[placed.plan.placements["actor_train"].sharding]
-        offload = {"offload": True} if self.plan.offload == "host" and strategy not in (LOCAL, "ddp") else {}
-        return RemoteLearner(
-            strategy,
-            self._model,
-            config.learner,
-            config.loss,
-            places=[seat.options() for seat in seats],
-            **learner_options(config),
-            **offload,
+    def _engine_places(self, placed: Placed) -> list[dict[str, Any]]:
+        if self._config.engine.kind == "sglang":
+            return sglang_places(self._config, placed)
+        return [seat.options() for seat in engine_seats(placed)]
+
+    async def _start_engine(self, place: dict[str, Any]) -> RemoteEngine:
+        if self._config.engine.kind == "sglang":
+            return await start_sglang(self._config, self._model, place, self._placed)
+        return await RemoteEngine.start(self._model, place=place, **engine_options(self._config))
+
+    def _turns(self) -> Handover | None:
+        """Whose turn it is on the devices that engines share with the learner, if they share any."""
+        placed = self._placed
+        shared = shared_engines(placed) if placed is not None and self._engines else []
+        if placed is None or not shared:
+            return None
+        releases = placed.plan.placements["actor_infer"].offload
+        away = all_leaves(placed)
+        return Handover(self.engine, shared, self.learner, self._compute, leaves=away, releases=releases)
+
+    async def _restart_engines(self, placed: Placed) -> None:
+        """Engines where the plan has them: those there were, with others where there are more places."""
+        places = self._engine_places(placed)
+        if not isinstance(self.engine, ReplicaEngine):
+            places = places[:1]
+        kept, surplus = self._engines[: len(places)], self._engines[len(places) :]
+        await asyncio.gather(
+            *(one.restart(place, fresh=True) for one, place in zip(kept, places, strict=False)),
+            *(one.close() for one in surplus),
         )
+        more = await asyncio.gather(*(self._start_engine(place) for place in places[len(kept) :]))
+        self._engines = [*kept, *more]
+        if isinstance(self.engine, ReplicaEngine):
+            self.engine.rearrange(self._engines)
+
+    async def _move_back(self) -> None:
+        """Carry the learner over to a plan for all devices; the engines get its weights next."""
+        place = self._folder / MOVED
+        place.mkdir(exist_ok=True)
+        await self._compute(self.learner.save, place)
+        await self.rebuild()
+        await self._compute(self.learner.load, place)
+
+    async def _refill(self, connection: Connection, came: frozenset[str]) -> None:
+        """Engines that lost their node start on those that came, one on each device."""
+        free = [
+            on_node(name, node.kind)
+            for name, node in zip(connection.nodes, connection.cluster.nodes, strict=True)
+            if name in came
+            for _ in range(node.devices)
+        ]
+        lost = [engine for engine in self._engines if engine.homeless]
+        moves = [engine.restart(place) for engine, place in zip(lost, free, strict=False)]
+        await asyncio.gather(*moves, return_exceptions=True)
 
     async def _compute(self, work: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
-
-
-def _engine_seats(placed: Placed) -> Sequence[Seat]:
-    """One for each copy of the policy that generates: the first device of those that hold it together."""
-    return placed.seats["actor_infer"][:: placed.plan.placements["actor_infer"].tensor_parallel]
-
-
-def _engine_places(placed: Placed) -> list[dict[str, Any]]:
-    return [seat.options() for seat in _engine_seats(placed)]

@@ -79,6 +79,7 @@ def _start(gpus: int | None, cpus: int | None, variables: Mapping[str, str] | No
             raise UsageError(f"{name} must be at least {least}, not {value}.")
     with boundary(RunError, "Ray could not be started on this machine"):
         context = need_ray().init(
+            address="local",  # and not one that somebody else has started here
             num_gpus=gpus,
             num_cpus=cpus,
             include_dashboard=False,

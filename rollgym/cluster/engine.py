@@ -31,14 +31,14 @@ class EngineHost(Mailbox):
         self._engine = TorchEngine(model, **options)
         return self._engine.context_length, self._engine.vocabulary
 
-    async def serve(self, body: tuple[str, tuple[Any, ...]]) -> Any:
-        """Call a method of the engine."""
-        name, args = body
+    async def serve(self, body: tuple[Any, ...]) -> Any:
+        """Call a method of the engine: its name, its arguments and, where there are any, those by name."""
+        name, args, *more = body
         try:
             for one in args:
                 if isinstance(one, WeightSource) and isinstance(one.tensors, SharedTensors):
                     await asyncio.to_thread(one.tensors.fetch)  # replies go on meanwhile
-            return await getattr(self._engine, name)(*args)
+            return await getattr(self._engine, name)(*args, **(more[0] if more else {}))
         except need_ray().exceptions.RayError as error:
             raise ActorLost(f"The new weights are gone, with the rank that stored them: {error}") from error
 
@@ -67,6 +67,8 @@ class RemoteEngine:
         self._version: int = options.get("version", 0)
         self._weights: WeightSource | None = None
         self._paused = False
+        self._released = False
+        """Whether its actor has given up its weights."""
         self._context, self.vocabulary = 0, 0
         self._line: Line | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -118,7 +120,7 @@ class RemoteEngine:
             await self.restart()
             return
         await (await self._ready()).ask(("update_weights", (version, shared)))
-        self._weights, self._version = shared, version
+        self._weights, self._version, self._released = shared, version, False
 
     async def pause(self) -> None:
         """Generate nothing until `resume`; requests wait."""
@@ -126,9 +128,22 @@ class RemoteEngine:
         await (await self._ready()).ask(("pause", ()))
 
     async def resume(self) -> None:
-        """Go on."""
+        """Go on; where the weights' memory was given up and no new ones came, with the last."""
         self._paused = False
-        await (await self._ready()).ask(("resume", ()))
+        line = await self._ready()
+        if self._released:
+            await self._renew(line)
+        await line.ask(("resume", ()))
+
+    async def release(self, *, weights: bool = True) -> int:
+        """Pause, and give up the memory of keys and values and, unless told otherwise, of the weights.
+
+        Returns how many bytes that were. New weights take their memory back as they come.
+        """
+        self._paused = True
+        given: int = await (await self._ready()).ask(("release", (), {"weights": weights}))
+        self._released = weights
+        return given
 
     async def forget(self, session: str) -> None:
         """Drop what is kept for a session that has ended."""
@@ -145,6 +160,11 @@ class RemoteEngine:
         self.stop("the engine was closed")
         if self._starting is not None:
             await asyncio.gather(self._starting, return_exceptions=True)
+
+    @property
+    def homeless(self) -> bool:
+        """Whether it has no actor now: one may be on its way, or wait for a node that is gone."""
+        return not self._closed and self._line is None
 
     def stop(self, why: str = "the engine was stopped") -> None:
         """End its actor; `restart` starts another."""
@@ -172,6 +192,7 @@ class RemoteEngine:
             self._place = dict(place)
         if fresh:
             self._weights, self._version = None, self._options.get("version", 0)
+            self._paused = False
         self.stop("the engine is started anew")
         self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
@@ -208,8 +229,9 @@ class RemoteEngine:
         self._context, self.vocabulary = facts
         line = Line(actor, _lost, self._on_loss)
         try:
+            self._released = False
             if self._weights is not None:
-                await line.ask(("update_weights", (self._version, self._weights)))
+                await self._renew(line)
             if self._paused:
                 await line.ask(("pause", ()))
         except ActorLost as error:
@@ -217,6 +239,12 @@ class RemoteEngine:
             ray.kill(actor)
             raise EngineLost(f"The engine could not be started with its last weights. {error}") from error
         self._line = line
+
+    async def _renew(self, line: Line) -> None:
+        """Have an actor use the last weights again."""
+        last = self._weights or WeightSource(path=Path(self._model))
+        await line.ask(("update_weights", (self._version, last)))
+        self._released = False
 
     def _on_loss(self, why: str) -> None:
         self.deaths += 1

@@ -12,7 +12,7 @@ from typing import Any
 from rollgym.cluster.connect import Connection
 from rollgym.cluster.errors import PlacementError, need_ray
 from rollgym.cluster.waiting import INTERVAL, Say, tell, waiting
-from rollgym.devices.types import Device, Plan, Role
+from rollgym.devices.types import Device, DeviceKind, Plan, Role
 from rollgym.errors import UsageError
 
 
@@ -32,6 +32,14 @@ class Seat:
 
         where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
         return {"num_gpus": self.gpus, "num_cpus": self.cpus, "scheduling_strategy": where}
+
+
+def on_node(name: str, kind: DeviceKind) -> dict[str, Any]:
+    """For an actor's ``options``: a whole device of a node, which nobody has set aside."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    where = NodeAffinitySchedulingStrategy(name, soft=False)
+    return {"num_gpus": float(kind == "gpu"), "num_cpus": 1.0, "scheduling_strategy": where}
 
 
 @dataclass(slots=True)

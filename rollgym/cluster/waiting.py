@@ -72,3 +72,8 @@ def missing(needs: Mapping[str, float] | Sequence[Mapping[str, float]], who: str
             notes.append(f"{amount:g} {name} ({has.get(name, 0.0):g} there, {free.get(name, 0.0):g} free)")
     spread = f" on {len(parts)} nodes" if len(parts) > 1 else " on one node"
     return f"{who} waits for {', '.join(notes)}{spread}; the cluster has {nodes} node{'s' * (nodes != 1)}."
+
+
+def living_nodes() -> frozenset[str]:
+    """Ray's ids of the nodes that are up."""
+    return frozenset(node["NodeID"] for node in need_ray().nodes() if node["Alive"])

@@ -44,6 +44,11 @@ class ParallelWorker:
         """How many ranks there are."""
         return len(self._places)
 
+    @property
+    def places(self) -> Sequence[Mapping[str, Any]]:
+        """Where they are."""
+        return self._places
+
     def start(self, places: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Start all ranks anew, elsewhere or in other numbers where places are given."""
         self.close()

@@ -26,6 +26,8 @@ OFFLOADS: tuple[Offload, ...] = ("none", "optimiser", "all", "host")
 everything; everything, and the optimiser steps on the host."""
 HOST_USABLE = 0.8
 Mode = Literal["generate", "score", "update"]
+Load = tuple[dict[Mode, dict[Part, int]], dict[Part, int]]
+"""What a role has when it works, by mode, and when it rests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,9 @@ class Use:
 
     active: Mapping[Mode, Mapping[Part, int]]
     idle: Mapping[Part, int]
+    """While engines work on the same device."""
+    ready: Mapping[Part, int]
+    """While another role works that is no engine: they come back together."""
     moved: int = 0
     """Bytes that go to the host and come back when others take over."""
     host: int = 0
@@ -115,7 +120,8 @@ def held(
     for role in group.roles:
         busy = role == phase.role or (role == "actor_infer" and len(group.roles) == 1)
         mode: Mode = "generate" if role == "actor_infer" else phase.mode
-        for part, size in (uses[role].active[mode] if busy else uses[role].idle).items():
+        rests = uses[role].idle if phase.mode == "generate" else uses[role].ready
+        for part, size in (uses[role].active[mode] if busy else rests).items():
             yield role, part, size
         if role == "actor_infer" and (busy or offload == "none"):
             yield role, "kv_cache", kv
@@ -128,9 +134,7 @@ class Estimator:
         self.job = job
         self.phases = phases(job)
         self.models = job.models()
-        self._loads: dict[
-            tuple[Role, int, Sharding], tuple[dict[Mode, dict[Part, int]], dict[Part, int]]
-        ] = {}
+        self._loads: dict[tuple[Role, int, Sharding], Load] = {}
 
     def estimate(
         self, arrangement: Arrangement, paces: Mapping[Role, Pace], sharding: Sharding, offload: Offload
@@ -156,14 +160,15 @@ class Estimator:
             active = {
                 mode: {p: s for p, s in parts.items() if p != "optimiser"} for mode, parts in active.items()
             }
-        elif "update" in active and (not shared or offload == "none"):
+        elif "update" in active:
             active = {**active, "score": {**active["score"], "optimiser": idle["optimiser"]}}
         moving: tuple[Part, ...] = ()
         if shared and offload != "none":
             moving = ("optimiser",) if offload == "optimiser" else ("weights", "optimiser")
         stays = {p: s for p, s in idle.items() if p not in moving and not (host_step and p == "optimiser")}
         moved = sum(s for p, s in idle.items() if p in moving and not (host_step and p == "optimiser"))
-        return Use(active, stays, moved, moved + (idle["optimiser"] if host_step else 0))
+        ready = {p: s for p, s in idle.items() if not (host_step and p == "optimiser")}
+        return Use(active, stays, ready, moved, moved + (idle["optimiser"] if host_step else 0))
 
     def _engine(self, at: Arrangement, offload: Offload) -> Use:
         shape, size = self.job.actor, at.tensor_parallel
@@ -172,21 +177,18 @@ class Estimator:
             "weights": weights,
             "activations": memory.engine_workspace(shape, self.job, size),
         }
-        sleeps = offload in ("all", "host") and "actor_infer" in at.shared
         # The engine's weights need no copy: the next ones come from training.
-        return Use({"generate": active}, {} if sleeps else {"weights": weights})
+        sleeps = offload in ("all", "host") and "actor_infer" in at.shared
+        rests: dict[Part, int] = {} if sleeps else {"weights": weights}
+        return Use({"generate": active}, rests, rests)
 
-    def _load(
-        self, role: Role, ranks: int, sharding: Sharding
-    ) -> tuple[dict[Mode, dict[Part, int]], dict[Part, int]]:
+    def _load(self, role: Role, ranks: int, sharding: Sharding) -> Load:
         key = (role, ranks, sharding)
         if key not in self._loads:
             self._loads[key] = self._fresh_load(role, ranks, sharding)
         return self._loads[key]
 
-    def _fresh_load(
-        self, role: Role, ranks: int, sharding: Sharding
-    ) -> tuple[dict[Mode, dict[Part, int]], dict[Part, int]]:
+    def _fresh_load(self, role: Role, ranks: int, sharding: Sharding) -> Load:
         job, shape = self.job, self.models[role]
         writes = role in ("actor_train", "reference")
         score: dict[Part, int] = {

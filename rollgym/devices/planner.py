@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rollgym.devices.arrange import Arrangement, Numbers, Site, arrangements
 from rollgym.devices.detail import DetailedPlan, DeviceMemory
@@ -20,7 +21,7 @@ AS_GOOD = 1.02
 
 def make_plan(cluster: Cluster, job: Job, wishes: DeviceWishes | None = None) -> DetailedPlan:
     """Place a run's models on a cluster. `UsageError` with numbers where they cannot fit."""
-    wishes = wishes or DeviceWishes()
+    wishes = replace(wishes or DeviceWishes(), when_lost="replan")  # no matter of where anything is
     site = Site(cluster)
     tried = list(candidates(site, job, wishes))
     fitting = [one for one in tried if one.shortage is None]
@@ -86,13 +87,14 @@ def _shardings(at: Arrangement) -> tuple[Sharding, ...]:
 
 
 def _offloads(at: Arrangement, wishes: DeviceWishes) -> tuple[Offload, ...]:
-    if at.site.cluster.nodes[at.site.node_of[at.sets["actor_train"][0]]].kind == "cpu":
+    on_processors = at.site.cluster.nodes[at.site.node_of[at.sets["actor_train"][0]]].kind == "cpu"
+    if wishes.offload == "none" or (on_processors and wishes.offload == "auto"):
         return ("none",)  # a slot's memory is the host's
-    if wishes.offload == "none":
-        return ("none",)
-    if wishes.offload == "optimiser":
-        return ("none", "optimiser")
-    return OFFLOADS if at.shared else ("none", "host")
+    if not at.shared:
+        return ("none",) if on_processors or wishes.offload == "optimiser" else ("none", "host")
+    if wishes.offload == "all":
+        return ("all",) if on_processors else ("all", "host")
+    return OFFLOADS if wishes.offload == "auto" else ("optimiser",)
 
 
 def _plan(site: Site, best: Estimate) -> Plan:

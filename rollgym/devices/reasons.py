@@ -23,7 +23,7 @@ def reasons(best: Estimate, job: Job, wishes: DeviceWishes) -> Iterator[Reason]:
         "tensor_parallel", str(size), _pinned(_engines(best, job), wishes.tensor_parallel is not None)
     )
     yield Reason("sharding", ZERO[best.sharding], _training(best))
-    yield Reason("offload", best.offload, _pinned(_offload(best), wishes.offload == "none"))
+    yield Reason("offload", best.offload, _pinned(_offload(best), wishes.offload != "auto"))
     for role in ("actor_train", "actor_infer", "critic", "reference", "reward"):
         if text := getattr(wishes, role):
             yield Reason(role, text, "as it was wished.")

@@ -80,7 +80,10 @@ class DeviceWishes:
     tensor_parallel: int | None = None
     """Devices that hold one copy of the policy together when it generates."""
     offload: Literal["auto", "none", "optimiser", "all"] = "auto"
-    """What may be kept in the host's memory while it is not needed."""
+    """What leaves a device that training and generating share while the other has it: nothing; the optimiser
+    and the KV cache; everything. ``auto``: as little as lets the run fit."""
+    when_lost: Literal["replan", "wait"] = "replan"
+    """After the learner lost a node: go on with what is left, or wait until there is as much as before."""
 
     def __post_init__(self) -> None:
         if self.tensor_parallel is not None and self.tensor_parallel < 1:

@@ -21,6 +21,8 @@ __all__ = ["ReplicaEngine", "gather"]
 FIRST_TRY = 1.0
 LONGEST_TRY = 30.0
 """Seconds until a lost replica is tried again, doubled each time."""
+POLL = 0.05
+"""Seconds between two looks for one that is found again, where all are lost."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,9 +44,11 @@ class _Replica:
 class ReplicaEngine:
     """An `Engine` over several that have the same model and the same weights."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Engine], *, patience: float = 0.0) -> None:
+        """Over these engines; ``patience``: seconds to wait for one to be found again where all are lost."""
         if not engines:
             raise UsageError("A replica engine needs at least one engine.")
+        self._patience = patience
         self._replicas = [_Replica(engine, number) for number, engine in enumerate(engines)]
         self._homes: dict[str, _Replica] = {}
         self._version = engines[0].version
@@ -78,6 +82,7 @@ class ReplicaEngine:
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Draw one reply, where the session is at home."""
+        await self._some()
         replica = self._place(request.session)
         replica.in_flight += 1
         try:
@@ -95,6 +100,7 @@ class ReplicaEngine:
     async def update_weights(self, version: int, weights: WeightSource) -> None:
         """Give all replicas new weights, also suspended ones and those that were lost and found again."""
         weights = await asyncio.to_thread(gather, weights)
+        await self._some(weights=True)
         back = [one for one in self._replicas if one.lost and one.search is not None and one.search.done()]
         await self._each(lambda one: one.engine.update_weights(version, weights), also=back)
         self._version = version
@@ -104,11 +110,14 @@ class ReplicaEngine:
         if mismatch := self._mismatch():
             raise AgentError(f"The replicas have weights of different versions: {mismatch}.")
 
-    async def suspend(self, number: int) -> None:
-        """Pause one replica: sessions at home there wait, new ones go elsewhere."""
+    async def suspend(self, number: int, *, release: bool = False) -> None:
+        """Pause one replica: sessions at home there wait, new ones go elsewhere.
+
+        ``release``: it also gives up its memory.
+        """
         replica = self._replicas[number]
         replica.suspended = True
-        await self._guarded(replica, lambda one: one.engine.pause())
+        await self._guarded(replica, lambda one: _release(one.engine) if release else one.engine.pause())
 
     async def restore(self, number: int) -> None:
         """Let a suspended replica go on."""
@@ -116,9 +125,25 @@ class ReplicaEngine:
         await self._guarded(replica, lambda one: one.engine.resume())
         replica.suspended = False
 
+    def rearrange(self, engines: Sequence[Engine]) -> None:
+        """Go on with these: ones that are new take part once they have weights; others are let go."""
+        known = {id(one.engine): one for one in self._replicas}
+        kept = []
+        for number, engine in enumerate(engines):
+            replica = known.pop(id(engine), None) or _new(engine)
+            replica.number, replica.suspended = number, False
+            kept.append(replica)
+        for gone in known.values():
+            self._leave_out(gone, "it is no longer part of this", search=False)
+        self._replicas = kept
+
     async def pause(self) -> None:
         """Generate nothing until `resume`; requests wait."""
         await self._each(lambda one: one.engine.pause())
+
+    async def release(self, *, weights: bool = True) -> None:
+        """Pause, and give up the memory of keys and values and, unless told otherwise, of the weights."""
+        await self._each(lambda one: _release(one.engine, weights=weights))
 
     async def resume(self) -> None:
         """Go on, except those that are suspended."""
@@ -159,11 +184,27 @@ class ReplicaEngine:
     def _alive(self) -> list[_Replica]:
         alive = [one for one in self._replicas if not one.lost]
         if not alive:
-            last = self._replicas[-1].lost
+            last = self._replicas[-1].lost if self._replicas else "others take their place"
             raise EngineLost(f"None of the {len(self._replicas)} replicas is left; the last said: {last}")
         return alive
 
-    def _leave_out(self, replica: _Replica, why: str) -> None:
+    async def _some(self, *, weights: bool = False) -> None:
+        """Where all are lost, wait for one that is looked for, as long as there is patience.
+
+        ``weights``: they are at hand, and one that is found again waits for nothing else.
+        """
+        until = asyncio.get_running_loop().time() + self._patience
+        while all(one.lost for one in self._replicas):
+            searches = [one.search for one in self._replicas if one.search is not None]
+            if weights and any(search.done() for search in searches):
+                return
+            if asyncio.get_running_loop().time() > until or (self._replicas and not searches):
+                return
+            await asyncio.sleep(POLL)
+
+    def _leave_out(self, replica: _Replica, why: str, *, search: bool = True) -> None:
+        if not search and replica.search is not None:
+            replica.search.cancel()
         if replica.lost:
             return
         replica.lost = why or "it gave no reason"
@@ -171,7 +212,7 @@ class ReplicaEngine:
             self._homes.pop(session, None)
         replica.sessions.clear()
         ready = getattr(replica.engine, "ready", None)
-        if ready is not None:
+        if ready is not None and search:
             replica.search = asyncio.create_task(self._find(replica, ready))
 
     async def _find(self, replica: _Replica, ready: Callable[[], Awaitable[None]]) -> None:
@@ -195,7 +236,8 @@ class ReplicaEngine:
 
     async def _each(self, do: Callable[[_Replica], Awaitable[Any]], *, also: Sequence[_Replica] = ()) -> None:
         """Do something with all that take part; at least one must be left afterwards."""
-        chosen = [*self._alive(), *also]
+        alive = [one for one in self._replicas if not one.lost] if also else self._alive()
+        chosen = [*alive, *also]
         results = await asyncio.gather(*(self._guarded(one, do) for one in chosen), return_exceptions=True)
         failed = {
             one.number: result
@@ -206,7 +248,8 @@ class ReplicaEngine:
             if len(failed) < len(chosen) and isinstance(error, RollgymError):
                 raise AgentError(f"Replica {number} alone failed: {one_line(error)}") from error
             raise error
-        self._alive()
+        if not also:
+            self._alive()
 
     def _mismatch(self) -> str:
         """The versions by replica, where they are not all that of this engine."""
@@ -218,6 +261,17 @@ class ReplicaEngine:
 
 async def _nothing() -> None:
     return
+
+
+def _new(engine: Engine) -> _Replica:
+    """One that waits for weights."""
+    return _Replica(engine, 0, lost="it has no weights yet", search=asyncio.create_task(_nothing()))
+
+
+async def _release(engine: Engine, *, weights: bool = True) -> None:
+    """Have an engine give up what it can; one that can give up nothing pauses."""
+    release = getattr(engine, "release", None)
+    await (engine.pause() if release is None else release(weights=weights))
 
 
 def gather(weights: WeightSource) -> WeightSource:

@@ -23,6 +23,7 @@ from torch import nn
 from rollgym.engines import BadRequest, GenerateRequest, Generation, WeightSource
 from rollgym.engines.embedded.batcher import LENGTH_GRAIN, Batcher
 from rollgym.engines.embedded.cache import round_up
+from rollgym.engines.embedded.memory import return_freed
 from rollgym.engines.embedded.model import Model, read_tensors
 from rollgym.engines.embedded.probe import make_exact
 from rollgym.engines.embedded.run import Run
@@ -34,6 +35,7 @@ __all__ = ["EngineStats", "TorchEngine"]
 _CACHE_TOKENS = 131_072
 _CHUNK_WORK = 1_000_000_000
 """Parameters times prompt tokens of a pass."""
+_GONE = "The engine has given up the memory of its weights: send new ones before it goes on."
 _HALF = "The engine's weights are half new and half old: an update failed. Send all of them again."
 _SMALL = 2_000_000
 """Below so many parameters, a second thread gains less than waiting for it costs on a busy machine."""
@@ -54,6 +56,10 @@ class EngineStats:
     sessions: int
     cached_tokens: int
     """Tokens that memory is held for; never more than ``cache_tokens``."""
+    cache_bytes: int
+    """Of their keys and values."""
+    weight_bytes: int
+    """Of the weights; 0 while their memory is given up."""
 
 
 class TorchEngine:
@@ -174,8 +180,19 @@ class TorchEngine:
         await self._worker.pause(True)
 
     async def resume(self) -> None:
-        """Go on."""
+        """Go on. Weights whose memory was given up must have come anew."""
+        if self._model.blocks.given_up:
+            raise AgentError(_GONE)
         await self._worker.pause(False)
+
+    async def release(self, *, weights: bool = True) -> int:
+        """Pause, and give up the memory of keys and values and, unless told otherwise, of the weights.
+
+        Replies under way keep their tokens and wait. New weights take their memory back as they come. Returns
+        the bytes that were given up.
+        """
+        await self._worker.pause(True)
+        return await self._worker.ask(lambda batcher: _release(batcher, weights))
 
     async def forget(self, session: str) -> None:
         """Drop what is kept for a session that has ended."""
@@ -255,4 +272,15 @@ def _stats(batcher: Batcher) -> EngineStats:
         waiting=len(batcher.waiting),
         sessions=len(batcher.sessions),
         cached_tokens=batcher.tokens,
+        cache_bytes=batcher.tokens * batcher.model.shape.token_bytes,
+        weight_bytes=batcher.model.blocks.held,
     )
+
+
+def _release(batcher: Batcher, weights: bool) -> int:
+    before = _stats(batcher)
+    batcher.empty_cache()
+    if weights:
+        batcher.model.blocks.give_up()
+    return_freed(batcher.model.device)
+    return before.cache_bytes + before.weight_bytes - batcher.model.blocks.held

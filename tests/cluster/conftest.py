@@ -29,9 +29,10 @@ class Nodes:
     def __init__(self, count: int, **resources: Any) -> None:
         from ray.cluster_utils import Cluster
 
-        size = {"num_cpus": 2, "object_store_memory": 200 * MEGABYTES, **resources}
-        self.cluster = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
-        self.others = [self.cluster.add_node(**size) for _ in range(count - 1)]
+        self.size = {"num_cpus": 2, "object_store_memory": 200 * MEGABYTES, **resources}
+        head = {**self.size, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.others = [self.cluster.add_node(**self.size) for _ in range(count - 1)]
 
     @property
     def address(self) -> str:
@@ -42,6 +43,10 @@ class Nodes:
         node = self.others.pop(number)
         self.cluster.remove_node(node, allow_graceful=False)
         return str(node.node_id)
+
+    def add(self) -> None:
+        """Another node comes; Ray allows this in the main thread only."""
+        self.others.append(self.cluster.add_node(**self.size))
 
     def stop(self) -> None:
         self.cluster.shutdown()

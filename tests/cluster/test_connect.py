@@ -51,6 +51,13 @@ def test_the_working_tree_goes_along_where_the_workers_have_another(
     assert any("runtime_resources" in folder for folder in found), found
 
 
+@pytest.mark.slow
+def test_a_ray_of_its_own_starts_beside_one_that_others_have_started(nodes: Any) -> None:
+    with connect(gpus=1, cpus=1) as connection:
+        assert connection.address != nodes.address
+        assert [(node.devices, node.cpus) for node in connection.cluster.nodes] == [(1, 1)]
+
+
 def test_other_versions_are_found_at_the_start_and_named(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     here = facts_here()
     for name, other in (("python", "3.9.1"), ("ray", "1.2.3")):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from rollgym.cluster.connect import Connection, connect
 from rollgym.cluster.engine import RemoteEngine
 from rollgym.cluster.errors import ActorLost
 from rollgym.cluster.tensors import SharedTensors
-from rollgym.engines import BadRequest, WeightSource
-from rollgym.errors import EngineLost, UsageError
+from rollgym.engines import BadRequest, GenerateRequest, Generation, WeightSource
+from rollgym.errors import EngineLost, RunError, UsageError
+from rollgym.trainer.learner.apart import LearnerApart, policy_settings
 from rollgym.trainer.learner.local import LocalLearner
+from rollgym.trainer.learner.parts import PARTS
 from rollgym.trainer.learner.remote import RemoteLearner
 from rollgym.trainer.learner.settings import LearnerSettings
 from rollgym.trainer.loss_settings import LossSettings
@@ -53,6 +56,7 @@ def test_a_remote_engine_says_token_for_token_what_a_local_one_says(here: Connec
             new, same = await engine.generate(requests[0]), await local.generate(requests[0])
             assert (new.token_ids, new.logprobs, new.version) == (same.token_ids, same.logprobs, 3)
             assert new.token_ids != ours[0].token_ids
+            await makes_room(engine, requests[0], new)
             await asks_for_too_much(engine)
             await stops_where_it_is_told_to(engine)
             await dies_and_comes_back(engine, new.token_ids)
@@ -63,6 +67,16 @@ def test_a_remote_engine_says_token_for_token_what_a_local_one_says(here: Connec
             await engine.generate(requests[0])
 
     asyncio.run(main())
+
+
+async def makes_room(engine: RemoteEngine, asked: GenerateRequest, expected: Generation) -> None:
+    """What it gives up comes back with new weights or, where none came, with the last."""
+    before = await engine.stats()
+    assert await engine.release() == before.weight_bytes + before.cache_bytes > 0
+    assert (await engine.stats()).weight_bytes == 0
+    await engine.resume()
+    assert (await engine.stats()).weight_bytes == before.weight_bytes
+    assert (await engine.generate(asked)).logprobs == expected.logprobs
 
 
 async def asks_for_too_much(engine: RemoteEngine) -> None:
@@ -165,6 +179,55 @@ def test_a_remote_learner_learns_what_a_local_one_learns(
     remote.export(out)
     assert (out / "model.safetensors").is_file()
     remote.close()
+
+
+def test_reference_and_critic_on_places_of_their_own_learn_the_same(
+    here: Connection, folder: Path, tmp_path: Path
+) -> None:
+    from rank_cases import batch_for
+
+    settings = replace(SETTINGS, critic="own", critic_rate=0.02, epochs=2, value_clip=0.3)
+    loss, place = LossSettings("ppo", kl_coef=0.05), {"num_cpus": 1}
+    common: dict[str, Any] = {"places": [place], "seed": 7}
+    local = LocalLearner(folder, settings, loss, seed=7)
+    policy = RemoteLearner("local", folder, policy_settings(settings), loss, keep_reference=False, **common)
+    reference = RemoteLearner(
+        "local", folder, policy_settings(settings), LossSettings("reinforce"), role="reference", **common
+    )
+    critic = RemoteLearner("local", folder, settings, loss, judges=True, role="critic", **common)
+    learner = LearnerApart(policy, reference, critic, leaves={"policy": ["optimiser"], "critic": PARTS})
+    assert learner.has_critic
+    for seed in range(2):
+        batch, same = batch_for(local, seed), batch_for(learner, seed)
+        assert set(batch.arrays) == set(same.arrays)
+        assert all(np.array_equal(batch.arrays[name], same.arrays[name]) for name in batch.arrays)
+        assert learner.update(same) == local.update(batch), "values, losses and norms alike"
+        held = learner.held()
+        assert learner.offload()["optimiser"] == held["optimiser"]
+        assert learner.held()["optimiser"] == 0
+        assert 0 < learner.held()["weights"] < held["weights"], "only the critic's left"
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    learner.save(saved)
+    expected = learner.values(batch)[0]
+    learner.update(batch_for(learner, 5))
+    assert not np.array_equal(learner.values(batch)[0], expected)
+    learner.load(saved)
+    assert np.array_equal(learner.values(batch)[0], expected)
+    weights = learner.weights().tensors or {}
+    assert all(weights[name].equal(tensor) for name, tensor in (local.weights().tensors or {}).items())
+    (saved / "critic" / "learner.safetensors").unlink()
+    (saved / "critic" / "optimiser.pt").unlink()
+    (saved / "critic").rmdir()
+    with pytest.raises(RunError, match="of a run whose critic was not elsewhere"):
+        learner.load(saved)
+    with learner.imitating(SETTINGS, LossSettings("reinforce", tis_cap=None), tmp_path / "between") as taught:
+        taught.update(batches(1)[0])
+    assert not learner.values(batch)[0].any(), "the critic begins anew, as a copy of what was learnt"
+    ray.kill(critic._worker.actors[0])
+    with pytest.raises(ActorLost, match="critic rank 0 is gone"):
+        learner.update(same)
+    learner.close()
 
 
 def test_wrong_places_are_refused(here: Connection, folder: Path) -> None:

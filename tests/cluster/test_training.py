@@ -10,6 +10,7 @@ import pytest
 from training import Story, fast_versions, write
 
 from rollgym.config import load
+from rollgym.trainer import loop
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.console import Console
 from rollgym.trainer.loop import train
@@ -18,7 +19,7 @@ from rollgym.trainer.setup import Parts, open_parts
 from rollgym.trainer.setup_ray import open_ray_parts
 
 ray: Any = pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 Open = Callable[[TrainConfig, Path], AbstractAsyncContextManager[Parts]]
 
 
@@ -32,10 +33,16 @@ def run_with(
 
     async def main() -> None:
         async with opened(config, run.folder) as parts:
-            beside = None if disturb is None else asyncio.create_task(disturb(parts, run))
-            await train(parts, run)
-            if beside is not None:
-                await beside
+            tasks = [asyncio.create_task(train(parts, run))]
+            if disturb is not None:
+                tasks.append(asyncio.create_task(disturb(parts, run)))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            failed = [task.exception() for task in tasks if task.done()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for error in filter(None, failed):
+                raise error
 
     try:
         asyncio.run(main())
@@ -72,6 +79,45 @@ def test_other_layouts_learn_the_same(
     assert Story.of(there).weights == here.weights
 
 
+@pytest.mark.parametrize("offload", ["optimiser", "all"])
+def test_a_shared_device_that_is_cleared_at_every_hand_over_learns_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload: str
+) -> None:
+    fast_versions(monkeypatch)
+    here = Story.of(run_with(open_parts, tmp_path / "here"))
+    seen: list[dict[str, float]] = []
+
+    async def note(parts: Parts, run: Run) -> None:
+        while run.progress.step < 3:
+            await asyncio.sleep(0.01)
+            seen.append(dict(parts.moved))
+
+    devices = {"layout": "colocated", "offload": offload}
+    there = run_with(open_ray_parts, tmp_path / "there", note, runtime="ray", gpus=1, devices=devices)
+    assert Story.of(there).weights == here.weights
+    assert max(one.get("handover_offloaded", 0) for one in seen) > 0
+    assert max(one.get("handover_released", 0) for one in seen) > 0
+
+
+def test_reference_and_critic_on_their_own_devices_learn_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast_versions(monkeypatch)
+    more: dict[str, Any] = {
+        "estimator": "gae",
+        "learner": {"critic": "own", "critic_rate": 0.001},
+        "loss": {"name": "ppo", "kl_coef": 0.01},
+        "stop": {"steps": 3},
+    }
+    here = Story.of(run_with(open_parts, tmp_path / "here", **more))
+    pins = {"actor_train": "gpu[0]", "actor_infer": "gpu[1]", "reference": "gpu[1]", "critic": "gpu[2]"}
+    devices = {"layout": "split", **pins}
+    there = run_with(open_ray_parts, tmp_path / "there", runtime="ray", gpus=3, devices=devices, **more)
+    assert Story.of(there).weights == here.weights
+    assert Story.of(there).evaluations == here.evaluations
+    assert (there / "checkpoints" / "step-00000002" / "critic").is_dir()
+
+
 def test_a_learner_that_is_killed_goes_on_from_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,14 +137,29 @@ def test_a_learner_that_is_killed_goes_on_from_the_last_checkpoint(
 def test_a_run_that_loses_a_node_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes_of: Callable[..., Any]
 ) -> None:
-    """Three nodes; the one with an engine and environments goes. No episode is lost or trained on twice."""
+    """Three nodes; the one with an engine and environments goes, and another comes, which the engine takes.
+
+    No episode is lost or trained on twice.
+    """
     fast_versions(monkeypatch)
     nodes = nodes_of(3, num_cpus=4, num_gpus=1)
+    back: list[int] = []
+    monkeypatch.setattr(loop, "reason_to_stop", lambda *_: "enough" if back else None)
 
     async def lose(parts: Parts, run: Run) -> None:
+        engine: Any = parts.engine
         while run.progress.step < 3:
             await asyncio.sleep(0.01)
-        nodes.lose()
+        await asyncio.to_thread(nodes.lose)
+        while not engine.lost:
+            await asyncio.sleep(0.01)
+        step = run.progress.step
+        while run.progress.step < step + 2:
+            await asyncio.sleep(0.01)
+        nodes.add()
+        while engine.lost:
+            await asyncio.sleep(0.01)
+        back.append(run.progress.step)
 
     folder = run_with(
         open_ray_parts,
@@ -109,12 +170,53 @@ def test_a_run_that_loses_a_node_is_completed(
         rollout={"groups": 4, "group_size": 4, "workers": 0, "refills": 16},
         devices={"layout": "split", "actor_train": "gpu[0]", "actor_infer": "gpu[1-2]"},
         evaluation={"every": 0, "episodes": 4},
-        stop={"steps": 10},
     )
     story = Story.of(folder)
     names = [one["spec"]["episode_id"] for one in story.episodes]
-    assert len(names) == 10 * 4 * 4
+    steps = len(story.metrics)
+    assert steps > back[0] - 1 >= 5
+    assert len(names) == steps * 4 * 4
     assert len(set(names)) == len(names)
     groups = [one["spec"]["group_id"] for one in story.episodes]
     assert all(groups.count(name) == 4 for name in set(groups))
-    assert [line["step"] for line in story.metrics] == list(range(1, 11))
+    assert [line["step"] for line in story.metrics] == list(range(1, steps + 1))
+
+
+def test_a_run_moves_to_what_is_left_and_back_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes_of: Callable[..., Any]
+) -> None:
+    """The node with a rank of the learner goes: one rank goes on alone, and two once a node has come."""
+    fast_versions(monkeypatch)
+    nodes = nodes_of(2, num_cpus=4, num_gpus=1)
+    worlds: list[int] = []
+    monkeypatch.setattr(loop, "reason_to_stop", lambda *_: "enough" if len(worlds) == 3 else None)
+
+    async def lose(parts: Parts, run: Run) -> None:
+        remote: Any = parts.learner
+        while run.progress.step < 3:
+            await asyncio.sleep(0.01)
+        worlds.append(remote.world)
+        await asyncio.to_thread(nodes.lose)
+        while remote.world != 1 or run.progress.step < 5:
+            await asyncio.sleep(0.01)
+        worlds.append(remote.world)
+        nodes.add()
+        while remote.world != 2:
+            await asyncio.sleep(0.01)
+        worlds.append(remote.world)
+
+    folder = run_with(
+        open_ray_parts,
+        tmp_path / "there",
+        lose,
+        runtime="ray",
+        address=nodes.address,
+        rollout={"groups": 2, "group_size": 4, "workers": 0, "refills": 16},
+        devices={"layout": "colocated"},
+        evaluation={"every": 0, "episodes": 4},
+    )
+    assert worlds == [2, 1, 2]
+    story = Story.of(folder)
+    names = [one["spec"]["episode_id"] for one in story.episodes]
+    assert len(set(names)) == len(names) == len(story.metrics) * 2 * 4
+    assert [line["step"] for line in story.metrics] == list(range(1, len(story.metrics) + 1))

@@ -1,12 +1,14 @@
 """Plans: they keep what they promise on any cluster, and say with numbers why there is none."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollgym.devices.detail import DetailedPlan
+from rollgym.devices.estimate import OFFLOADS
 from rollgym.devices.inventory import cpu_cluster, described
 from rollgym.devices.job import Job, Workload
 from rollgym.devices.planner import fits, make_plan
@@ -25,15 +27,20 @@ LONG = Workload(
     checkpointing=True,
 )
 GB = 10**9
-words = st.sampled_from(["0.5b", "1.5b", "7b", "14b", "30b-moe", "72b"])
+words = st.sampled_from(sorted(PRESETS))
 workloads = st.builds(
     Workload,
-    episodes=st.integers(1, 2048),
-    in_flight=st.integers(1, 2048),
-    context=st.sampled_from([512, 4096, 16384]),
-    micro_tokens=st.sampled_from([1024, 8192]),
+    episodes=st.integers(1, 20_000),
+    in_flight=st.integers(1, 20_000),
+    prompt_tokens=st.integers(1, 200_000),
+    reply_tokens=st.integers(1, 200_000),
+    context=st.integers(1, 131_072),
+    micro_tokens=st.integers(1, 65_536),
     checkpointing=st.booleans(),
-    staleness=st.integers(0, 2),
+    passes=st.integers(1, 4),
+    optimiser_steps=st.integers(1, 8),
+    rescore=st.booleans(),
+    staleness=st.integers(0, 4),
 )
 
 
@@ -45,19 +52,30 @@ def jobs(draw: st.DrawFn) -> Job:
         critic=draw(st.sampled_from([None, actor])),
         reference=draw(st.sampled_from([None, actor])),
         reward=draw(st.sampled_from([None, PRESETS["1.5b"]])),
-        lora_rank=draw(st.sampled_from([None, 16])),
+        lora_rank=draw(st.sampled_from([None, 1, 16, 256])),
+        precision=draw(st.sampled_from(["mixed", "float32"])),
         work=draw(workloads),
     )
 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
-    devices = draw(st.sampled_from([1, 2, 3, 4]))
-    nodes = []
-    for at in range(draw(st.integers(1, 5))):
-        memory = draw(st.sampled_from([24, 80, 141])) * GB
-        host = draw(st.sampled_from([0, 100, 2000])) * GB
-        nodes.append(Node(name=f"n{at}", devices=devices, memory=memory, host_memory=host, cpus=8))
+    """Nodes of different sizes, with and without devices, of both kinds."""
+    nodes = [
+        Node(
+            name=f"n{at}",
+            kind=draw(st.sampled_from(["gpu", "gpu", "gpu", "cpu"])),
+            devices=draw(st.integers(0 if at else 1, 9)),
+            memory=draw(st.integers(1, 200)) * GB,
+            host_memory=draw(st.integers(0, 4000)) * GB,
+            flops=draw(st.sampled_from([0.0, 1e12, 1e15])),
+            bandwidth=draw(st.sampled_from([0.0, 2e10, 3e12])),
+            link=draw(st.sampled_from([0.0, 1e10, 9e11])),
+            network=draw(st.sampled_from([0.0, 1e9, 5e10])),
+            cpus=draw(st.integers(0, 256)),
+        )
+        for at in range(draw(st.integers(1, 6)))
+    ]
     return Cluster(tuple(nodes))
 
 
@@ -70,9 +88,14 @@ def plan_or_none(cluster: Cluster, job: Job, wishes: DeviceWishes | None = None)
 
 
 @settings(max_examples=12, deadline=None)
-@given(clusters(), jobs(), st.sampled_from(["auto", "colocated", "split", "overlapping"]))
-def test_a_plan_keeps_to_the_cluster(cluster: Cluster, job: Job, layout: str) -> None:
-    found = plan_or_none(cluster, job, DeviceWishes(layout=layout))  # type: ignore[arg-type]
+@given(
+    clusters(),
+    jobs(),
+    st.sampled_from(["auto", "colocated", "split", "overlapping"]),
+    st.sampled_from(["auto", "none", "optimiser", "all"]),
+)
+def test_a_plan_keeps_to_the_cluster(cluster: Cluster, job: Job, layout: Any, offload: Any) -> None:
+    found = plan_or_none(cluster, job, DeviceWishes(layout=layout, offload=offload))
     if found is None:
         return
     every = set(cluster.devices)
@@ -84,6 +107,14 @@ def test_a_plan_keeps_to_the_cluster(cluster: Cluster, job: Job, layout: str) ->
         for device in use.devices:
             assert use.used <= use.limit < cluster.nodes[device.node].memory
     assert layout in ("auto", found.plan.layout)
+    allowed = {"none": ["none"], "optimiser": ["none", "optimiser"], "all": ["none", "all", "host"]}
+    assert found.offload in allowed.get(offload, OFFLOADS)
+    if found.offload in ("optimiser", "all"):
+        leaves = {one.offload for one in found.plan.placements.values()}
+        assert leaves != {()}, "something leaves"
+    assert found.seconds > 0
+    assert all(span.start <= span.end <= found.seconds * (1 + 1e-9) for span in found.timeline)
+    assert found.kv_tokens >= job.work.context
     assert bool(found.plan.sharing()) == (found.plan.layout != "split")
 
 
@@ -94,7 +125,8 @@ def test_pinned_roles_stay_where_they_were_pinned(cluster: Cluster, job: Job, da
     pins = {}
     for role in data.draw(st.sets(st.sampled_from(sorted(job.models())))):
         first = data.draw(st.integers(0, last))
-        pins[role] = f"gpu[{first}-{data.draw(st.integers(first, last))}]"
+        kind = cluster.nodes[cluster.devices[first].node].kind
+        pins[role] = f"{kind}[{first}-{data.draw(st.integers(first, last))}]"
     found = plan_or_none(cluster, job, DeviceWishes(**pins))
     if found is not None:
         for role, text in pins.items():
@@ -115,6 +147,27 @@ def test_two_slots_of_a_laptop() -> None:
     found = make_plan(cpu_cluster(2), Job(actor=small, precision="float32"))
     assert (found.plan.layout, found.offload) == ("colocated", "none"), "a slot's memory is the host's"
     assert found.plan.placements["actor_train"].data_parallel == 2
+
+
+def test_what_is_wished_to_leave_leaves() -> None:
+    job = Job(actor=PRESETS["7b"], critic=PRESETS["7b"], reference=PRESETS["7b"], work=LONG)
+    cluster = described(gpus=8, model="H100")
+    some = make_plan(cluster, job, DeviceWishes(layout="colocated", offload="optimiser")).plan.placements
+    every = make_plan(cluster, job, DeviceWishes(layout="colocated", offload="all")).plan.placements
+    assert {role: one.offload for role, one in some.items()} == {
+        "actor_train": ("optimiser",),
+        "actor_infer": ("kv_cache",),
+        "critic": ("optimiser",),
+        "reference": (),
+    }
+    assert every["actor_infer"].offload == ("weights", "kv_cache")
+    assert every["reference"].offload == ("weights",)
+    assert set(every["actor_train"].offload) >= {"weights", "optimiser"}
+    alone = make_plan(cluster, job, DeviceWishes(layout="split", offload="optimiser"))
+    assert alone.plan.placements["actor_infer"].offload == (), "nobody shares its devices"
+    small = replace(PRESETS["0.5b"], layers=2, hidden=128, vocab=512, inner=256, heads=2, head_dim=64)
+    slots = make_plan(cpu_cluster(1), Job(actor=small, precision="float32"), DeviceWishes(offload="all"))
+    assert slots.offload == "all", "also where a slot's memory is the host's, if it is asked for"
 
 
 def test_eight_h100_with_a_7b_actor_and_critic() -> None:

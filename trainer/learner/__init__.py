@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +43,12 @@ class Learner(Protocol):
 
     def weights(self) -> WeightSource:
         """The policy's weights, for an engine."""
+
+    def offload(self, parts: Sequence[str]) -> dict[str, int]:
+        """Move ``optimiser`` or ``weights`` to the host's memory; bytes by part. Computing reloads."""
+
+    def reload(self) -> dict[str, int]:
+        """Bring back what was moved; bytes by part."""
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on, into an existing folder."""

@@ -9,7 +9,24 @@ import torch
 from torch import Tensor
 
 from rollgym.errors import RunError
-from rollgym.trainer.learner.base import DIVERGED, BaseLearner, make_groups
+from rollgym.trainer.learner.base import BaseLearner
+
+DIVERGED = (
+    "The gradient is not finite: the loss diverged. Lower learner.learning_rate, or look at the rewards. "
+    "Nothing that was saved is affected."
+)
+
+
+def make_groups(learner: BaseLearner) -> list[dict[str, Any]]:
+    """Parameter groups: the policy's, then the critic's; each knows the rate that schedules scale."""
+    settings = learner.settings
+    rate = settings.learning_rate
+    of_critic = rate if settings.critic_rate is None else settings.critic_rate
+    trained = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
+    groups = [{"params": trained, "base": of_critic if learner.judges else rate}]
+    if learner.critic is not None:
+        groups.append({"params": list(learner.critic.parameters()), "base": of_critic})
+    return [{**group, "lr": group["base"]} for group in groups]
 
 
 def make_adam(learner: BaseLearner) -> torch.optim.AdamW:

@@ -19,9 +19,17 @@ from rollgym.trainer.batch import Batch, micro_batches, mini_batches
 from rollgym.trainer.kl import AdaptiveKL
 from rollgym.trainer.learner import Metrics
 from rollgym.trainer.learner.critic import Critic
+from rollgym.trainer.learner.host import Movable
 from rollgym.trainer.learner.lora import add_lora
 from rollgym.trainer.learner.nets import own_copy
-from rollgym.trainer.learner.objective import batch_weights, engine_gap, losses_of, teaching
+from rollgym.trainer.learner.objective import (
+    batch_weights,
+    critic_loss,
+    engine_gap,
+    losses_of,
+    shortest,
+    teaching,
+)
 from rollgym.trainer.learner.settings import LearnerSettings, rate_at
 from rollgym.trainer.loss_metrics import Metric, merge, summary
 from rollgym.trainer.losses import LossSettings
@@ -29,13 +37,8 @@ from rollgym.trainer.rows import FloatArray, Row
 from rollgym.trainer.scoring import Layout, Scores, packs, parts
 from rollgym.trainer.weighting import Mode
 
-DIVERGED = (
-    "The gradient is not finite: the loss diverged. Lower learner.learning_rate, or look at the rewards. "
-    "Nothing that was saved is affected."
-)
 
-
-class BaseLearner:
+class BaseLearner(Movable):
     """A learner but for its optimiser, and for where its weights are.
 
     Args:
@@ -48,6 +51,8 @@ class BaseLearner:
         kl_target: Adapt the loss's ``kl_coef`` so that the KL to the first policy stays near this.
         seed: Of how a batch is dealt into mini-batches.
         share: Train the very model that is given, not a copy.
+        judges: Train a critic of its own and nothing else; the policy is somebody else's.
+        keep_reference: Whether a KL penalty has this learner keep the first policy.
     """
 
     def __init__(
@@ -63,7 +68,10 @@ class BaseLearner:
         kl_target: float | None = None,
         seed: int = 0,
         share: bool = False,
+        judges: bool = False,
+        keep_reference: bool = True,
     ) -> None:
+        super().__init__()
         if temperature <= 0:
             raise UsageError("Training needs a temperature above 0: at 0 nothing is sampled.")
         self.settings = settings
@@ -80,10 +88,14 @@ class BaseLearner:
             torch.set_num_threads(settings.threads)
         plain: Any = model if share else own_copy(model, self.settings, self._device)
         self._layout: Layout = "packed" if settings.layout != "padded" and packs(plain) else "padded"
-        self._original: Any = copy.deepcopy(plain) if loss.kl_coef and settings.lora is None else None
-        self.critic = Critic.make(plain, settings)
+        self.judges, self._keeps = judges, keep_reference and not judges
+        first = self._keeps and loss.kl_coef and settings.lora is None
+        self._original: Any = copy.deepcopy(plain) if first else None
+        self.critic = None if judges else Critic.make(plain, settings)
         self.model: Any = plain if settings.lora is None else add_lora(plain, settings.lora)
-        if settings.gradient_checkpointing:
+        if judges:
+            self.model = Critic(plain, own=True)
+        elif settings.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
             for module in self.model.modules():
                 # transformers keeps everything otherwise; nothing else is in training mode, nor any dropout
@@ -92,7 +104,7 @@ class BaseLearner:
     @property
     def has_critic(self) -> bool:
         """Whether `values` can be asked."""
-        return self.critic is not None
+        return self.judges or self.critic is not None
 
     def logprobs(self, batch: Batch) -> FloatArray:
         """Log-probs of all action tokens under the weights as they are now."""
@@ -109,7 +121,8 @@ class BaseLearner:
 
     def set_reference(self, model: Path) -> None:
         """Take another policy as the reference: the one after a warm start, say."""
-        if self.loss.kl_coef:
+        self.reload()
+        if self._keeps and self.loss.kl_coef:
             self._original = own_copy(model, self.settings, self._device)
 
     def values(self, batch: Batch) -> tuple[FloatArray, list[float]]:
@@ -123,7 +136,7 @@ class BaseLearner:
         rows = [Row(np.append(ids, 0), np.array([len(ids)])) for ids in finals]
         with torch.no_grad(), self._precision():
             for part in self._split(list(map(len, finals)), padded=True):
-                values = self._values([rows[i] for i in part] or [min(rows, key=_length)])
+                values = self._values([rows[i] for i in part] or [min(rows, key=lambda row: len(row.inputs))])
                 if part:
                     found[[ends[i] for i in part]] = values.double().cpu().numpy()
         return before, self._join(found).tolist()
@@ -132,7 +145,8 @@ class BaseLearner:
         """Learn from a batch, in as many optimiser steps as it has mini-batches and epochs."""
         if not batch.tokens:
             raise UsageError("There is nothing to learn from: the batch has no action tokens.")
-        batch = self._with_old(batch)
+        self.reload()
+        batch = batch if self.judges else self._with_old(batch)
         seen: list[dict[str, Metric]] = []
         norms: list[float] = []
         first: Metrics = {}
@@ -147,7 +161,7 @@ class BaseLearner:
         metrics = summary(merged)
         for name in (name for name, metric in merged.items() if metric.kind == "sum"):
             metrics[name] /= len(norms)
-        metrics |= engine_gap(batch, first)
+        metrics |= {} if self.judges else engine_gap(batch, first)
         metrics["grad_norm"] = float(np.mean(norms))
         metrics["learning_rate"] = self._groups()[0]["lr"]
         return metrics
@@ -180,10 +194,6 @@ class BaseLearner:
     def _reference_logprobs(self, rows: Sequence[Row]) -> Tensor:
         raise NotImplementedError
 
-    def _begin(self) -> None:
-        """Forget the last gradient."""
-        raise NotImplementedError
-
     def _micro_batch(self, last: bool) -> AbstractContextManager[Any]:
         """What is around the forward and backward pass of a micro-batch."""
         return nullcontext()
@@ -204,8 +214,6 @@ class BaseLearner:
         """Numbers of all rows, from those that were computed here and zeros."""
         return found
 
-    # What they share.
-
     def _precision(self) -> torch.autocast:
         asked = self.settings.dtype or ("float32" if self._device.type == "cpu" else "bfloat16")
         return torch.autocast(self._device.type, torch.bfloat16, enabled=asked == "bfloat16")
@@ -214,14 +222,15 @@ class BaseLearner:
         return self._scores(rows, False)[0].logprobs
 
     def _body_states(self) -> Any:
-        return parts(self.model)[0]
+        return self.model.body if self.judges else parts(self.model)[0]
 
     def _pass(self, batch: Batch, compute: Callable[[Sequence[Row]], Tensor]) -> FloatArray:
         """Numbers for all action tokens, without gradients."""
+        self.reload()
         found = np.zeros(batch.tokens)
         with torch.no_grad(), self._precision():
             for part in self._parts(batch, range(len(batch.rows))):
-                values = compute([batch.rows[row] for row in part or _shortest(batch)])
+                values = compute([batch.rows[row] for row in part or shortest(batch)])
                 if part:
                     found[batch.flat(part)] = values.double().cpu().numpy()
         return self._join(found)
@@ -251,15 +260,23 @@ class BaseLearner:
         asked = self.critic is not None and "returns" in batch.arrays
         found = []
         for number, part in enumerate(chosen, start=1):
-            rows = part or _shortest(batch)
+            rows = part or shortest(batch)
             weight = weights if part else np.zeros(batch.tokens)
             with self._micro_batch(number == len(chosen)):
                 with self._precision():
-                    scores, values = self._scores([batch.rows[row] for row in rows], asked)
-                    losses, metrics = losses_of(batch, rows, weight, scores, values, self.loss, self.settings)
+                    losses, metrics = self._losses(batch, rows, weight, asked)
                 self._backward(losses)
             found.append(metrics)
         return found
+
+    def _losses(
+        self, batch: Batch, part: Sequence[int], weights: FloatArray, asked: bool
+    ) -> tuple[list[Tensor], dict[str, Metric]]:
+        rows = [batch.rows[row] for row in part]
+        if self.judges:
+            return critic_loss(batch, part, weights, self._values(rows), self.settings)
+        scores, values = self._scores(rows, asked)
+        return losses_of(batch, part, weights, scores, values, self.loss, self.settings)
 
     def _teaching(self, batch: Batch, rows: list[int]) -> list[int]:
         return teaching(batch, rows, self.loss)
@@ -268,9 +285,10 @@ class BaseLearner:
         return rate_at(self.settings, self.steps, self._total_steps)
 
     def _critic(self) -> Critic:
-        if self.critic is None:
+        found: Critic | None = self.model if self.judges else self.critic
+        if found is None:
             raise UsageError("There is no critic: set learner.critic to head or own.")
-        return self.critic
+        return found
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """Every parameter that is trained, by name, in the optimiser's order."""
@@ -278,22 +296,3 @@ class BaseLearner:
         if self.critic is not None:
             found |= {f"critic.{n}": p for n, p in self.critic.named_parameters()}
         return found
-
-
-def make_groups(learner: BaseLearner) -> list[dict[str, Any]]:
-    """Parameter groups for an optimiser: the policy's, and the critic's with its own rate."""
-    settings = learner.settings
-    rate = settings.learning_rate
-    groups = [{"params": [p for p in learner.model.parameters() if p.requires_grad], "base": rate}]
-    if learner.critic is not None:
-        own = settings.critic_rate
-        groups.append({"params": list(learner.critic.parameters()), "base": rate if own is None else own})
-    return [{**group, "lr": group["base"]} for group in groups]
-
-
-def _length(row: Row) -> int:
-    return len(row.inputs)
-
-
-def _shortest(batch: Batch) -> list[int]:
-    return [min(range(len(batch.rows)), key=lambda row: _length(batch.rows[row]))]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rollgym.trainer.learner.adam import clipped_step, make_adam
+from rollgym.trainer.learner.host import moments
 from rollgym.trainer.learner.nets import Wish
 from rollgym.trainer.learner.shards import Checkpoint, Fragment, adam_fragments, begin_moments, fill
 from rollgym.trainer.learner.spmd import RankLearner
@@ -44,6 +45,9 @@ class TorchRankLearner(RankLearner):
             together=self._judge is None,  # as in the local learner, or there is no critic at all
             clip=self._norm,
         )
+
+    def _part(self, part: str) -> list[Tensor]:
+        return moments(self._optimiser) if part == "optimiser" else self._parameters()
 
     def _parameter_steps(self) -> dict[str, int]:
         state = self._optimiser.state

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rollgym.trainer.learner.ddp import TorchRankLearner
@@ -54,6 +54,20 @@ class FsdpLearner(TorchRankLearner):
     def _full(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         return [cast(Any, parameter).full_tensor().detach() for parameter in parameters]
 
+    def _leave(self, part: str) -> int:
+        moved = super()._leave(part)
+        return self._point(part, moved)
+
+    def _return(self, part: str) -> int:
+        moved = super()._return(part)
+        return self._point(part, moved)
+
+    def _point(self, part: str, moved: int) -> int:
+        if part == "weights":
+            for net in (self._policy, self._judge, self._first):
+                point(net)
+        return moved
+
     def _owned(self) -> list[Fragment]:
         return adam_fragments(self._trained(), self._optimiser, _span, _local)
 
@@ -71,6 +85,16 @@ def shard(net: Any, offload: bool) -> Any:
             fully_shard(module, offload_policy=policy)
     # Otherwise the root stays whole after a pass without gradients.
     return fully_shard(net, reshard_after_forward=True, offload_policy=policy)
+
+
+@torch.no_grad()
+def point(net: nn.Module | None) -> None:
+    """Have a sharded net look where its parts are now, after they were moved."""
+    for module in () if net is None else net.modules():
+        if isinstance(module, FSDPModule):
+            for group in cast(Any, module)._get_fsdp_state()._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    parameter.reset_sharded_param()
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

@@ -57,6 +57,10 @@ def join_group(
             timeout=timedelta(seconds=timeout),
         )
     except (RuntimeError, ValueError) as error:
+        if "EADDRINUSE" in str(error) or "in use" in str(error):
+            raise RunError(
+                f"Port {port} of {address}, where rank 0 is to be met, is in use: give another (`free_port`)."
+            ) from error
         raise RunError(
             f"Rank {rank} of {world} did not meet the others at {address}:{port} within {timeout:g} s: "
             f"{one_line(error)}"

@@ -13,6 +13,7 @@ from rollgym.engines import WeightSource
 from rollgym.errors import RunError
 from rollgym.trainer.learner.adam import clipped_step, make_adam
 from rollgym.trainer.learner.base import BaseLearner
+from rollgym.trainer.learner.host import moments
 from rollgym.trainer.learner.lora import merged_weights
 from rollgym.trainer.learner.shards import (
     LOCAL_OPTIMISER,
@@ -52,6 +53,7 @@ class LocalLearner(BaseLearner):
         """Go on from what `save` wrote, or from the shards of other learners."""
         from safetensors.torch import load_file
 
+        self.reload()
         own = self._state()
         if has_shards(path):
             with open_checkpoint(path, {n: t.shape for n, t in own.items()}) as checkpoint:
@@ -105,6 +107,9 @@ class LocalLearner(BaseLearner):
             # A head pulls at the policy's own states: one gradient, one norm.
             together=self.critic is not None and self.critic.body is None,
         )
+
+    def _part(self, part: str) -> list[Tensor]:
+        return moments(self._optimiser) if part == "optimiser" else self._parameters()
 
     def _tensors(self) -> dict[str, Tensor]:
         if self.settings.lora is not None:

@@ -73,6 +73,24 @@ class CriticNet(nn.Module):
 
     def forward(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
         """The values before the action tokens."""
-        device = self.critic.head.weight.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self._bfloat16):
-            return (self.critic.before(rows, lambda: None, self._layout).clone(),)
+        return _values(self.critic, rows, self._layout, self._bfloat16)
+
+
+class JudgeNet(nn.Module):
+    """A critic in the place of a policy, where it is all that is trained."""
+
+    def __init__(self, judge: Critic, *, layout: Layout, bfloat16: bool) -> None:
+        super().__init__()
+        self.judge, self.critic = judge, None
+        self._layout: Layout = layout
+        self._bfloat16 = bfloat16
+        self.training = False
+
+    def forward(self, rows: Sequence[Row], wish: Wish) -> tuple[Tensor, ...]:
+        """The values before the action tokens: nothing else can be wished for."""
+        return _values(self.judge, rows, self._layout, self._bfloat16)
+
+
+def _values(critic: Critic, rows: Sequence[Row], layout: Layout, bfloat16: bool) -> tuple[Tensor, ...]:
+    with torch.autocast(critic.head.weight.device.type, torch.bfloat16, enabled=bfloat16):
+        return (critic.before(rows, lambda: None, layout).clone(),)

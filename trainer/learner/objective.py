@@ -37,6 +37,11 @@ def teaching(batch: Batch, rows: list[int], loss: LossSettings) -> list[int]:
     return [row for row in rows if np.any(advantages[starts[row] : starts[row + 1]])] or rows[:1]
 
 
+def shortest(batch: Batch) -> list[int]:
+    """The row that costs least."""
+    return [min(range(len(batch.rows)), key=lambda row: len(batch.rows[row].inputs))]
+
+
 def losses_of(
     batch: Batch,
     part: Sequence[int],
@@ -68,10 +73,20 @@ def losses_of(
     gap = (scores.logprobs.detach() - arrays["behaviour"]).abs()
     metrics |= {"logprob_gap": mean_of(gap, weight != 0), "logprob_gap_max": max_of(gap, weight != 0)}
     if values is not None:
-        worth = value_loss(values, arrays["values"], arrays["returns"], weight, settings.value_clip)
-        losses.append(settings.value_coef * worth.loss)
-        metrics |= worth.metrics
+        more, told = critic_loss(batch, part, weights, values, settings)
+        losses += more
+        metrics |= told
     return losses, metrics
+
+
+def critic_loss(
+    batch: Batch, part: Sequence[int], weights: FloatArray, values: Tensor, settings: LearnerSettings
+) -> tuple[list[Tensor], dict[str, Metric]]:
+    """The critic's loss on some rows of a batch, with metrics."""
+    at = batch.flat(part)
+    old, returns = (_tensor(batch.arrays[name][at], values.device) for name in ("values", "returns"))
+    worth = value_loss(values, old, returns, _tensor(weights[at], values.device), settings.value_clip)
+    return [settings.value_coef * worth.loss], dict(worth.metrics)
 
 
 def engine_gap(batch: Batch, first: Metrics) -> Metrics:

@@ -13,10 +13,12 @@ from typing import Any
 
 from rollgym.cluster.errors import need_ray
 from rollgym.cluster.workers import ParallelWorker
+from rollgym.devices.types import Role
 from rollgym.engines import WeightSource
 from rollgym.errors import UsageError
 from rollgym.trainer.batch import Batch
 from rollgym.trainer.learner import Metrics
+from rollgym.trainer.learner.parts import PARTS
 from rollgym.trainer.learner.settings import LearnerSettings
 from rollgym.trainer.loss_settings import LossSettings
 from rollgym.trainer.rows import FloatArray
@@ -28,8 +30,8 @@ LOCAL = "local"
 class LearnerRank:
     """What runs in the actor of one rank."""
 
-    def __init__(self, rank: int, world: int, strategy: str, settings: LearnerSettings) -> None:
-        self._rank, self._world, self._strategy = rank, world, strategy
+    def __init__(self, rank: int, world: int, settings: LearnerSettings) -> None:
+        self._rank, self._world = rank, world
         if settings.threads is not None:
             import torch
 
@@ -50,18 +52,17 @@ class LearnerRank:
         join_group(self._rank, self._world, address, port)
 
     def make(
-        self, model: Path, settings: LearnerSettings, loss: LossSettings, options: dict[str, Any]
+        self, strategy: Any, model: Path, settings: LearnerSettings, loss: LossSettings, options: Any
     ) -> None:
         """Make this rank's learner, in place of the one there was."""
         self._learner = None
-        if self._strategy == LOCAL:
+        if strategy == LOCAL:
             from rollgym.trainer.learner.local import LocalLearner
 
             self._learner = LocalLearner(model, settings, loss, **options)
             return
         from rollgym.trainer.learner.ranks import make_rank_learner
 
-        strategy: Any = self._strategy
         self._learner = make_rank_learner(
             strategy, model, settings, loss, rank=self._rank, world=self._world, **options
         )
@@ -70,6 +71,10 @@ class LearnerRank:
         """Call the learner. All ranks compute the whole result; one tells it."""
         found = getattr(self._learner, name)(*args)
         return found if self._rank == 0 else None
+
+    def each(self, name: str, *args: Any) -> Any:
+        """Call the learner where every rank has an answer of its own."""
+        return getattr(self._learner, name)(*args)
 
     def share(self) -> WeightSource | None:
         """Store the weights; all ranks gather them, rank 0 has them."""
@@ -93,6 +98,7 @@ class RemoteLearner:
         settings: The optimiser, and how a batch is cut up.
         loss: The policy loss.
         places: Options for each rank's actor, such as `Seat.options`.
+        role: What its ranks are called in messages.
         options: What `LocalLearner` takes besides; of ranks also ``offload`` and ``bucket_bytes``.
     """
 
@@ -104,18 +110,17 @@ class RemoteLearner:
         loss: LossSettings,
         *,
         places: Sequence[Mapping[str, Any]],
+        role: Role = "actor_train",
         **options: Any,
     ) -> None:
-        if strategy == LOCAL and len(places) != 1:
-            raise UsageError(
-                f"The strategy local is of one rank, not of {len(places)}: choose ddp or another."
-            )
+        _check(strategy, len(places))
         self.settings, self.loss = settings, loss
         self._strategy = strategy
         self._made = (model.absolute(), settings, loss, options)
         self._reference: Path | None = None
+        self._coef: float | None = None
         self._moves = 0
-        self._worker = ParallelWorker("actor_train", LearnerRank, places, strategy, settings)
+        self._worker = ParallelWorker(role, LearnerRank, places, settings)
         try:
             self._assemble()
         except BaseException:
@@ -150,10 +155,12 @@ class RemoteLearner:
     def adapt_kl(self, metrics: Metrics) -> float:
         """Change the weight of the KL penalty by what an update saw, and return it."""
         coef: float = self._do("adapt_kl", metrics)
+        self._coef = coef
         return coef
 
     def set_kl(self, coef: float) -> None:
         """Go on with this weight of the KL penalty."""
+        self._coef = coef
         self._do("set_kl", coef)
 
     def values(self, batch: Batch) -> tuple[FloatArray, list[float]]:
@@ -171,6 +178,18 @@ class RemoteLearner:
         shared: WeightSource = self._worker.call("share")[0]
         return shared
 
+    def offload(self, parts: Sequence[str] = PARTS) -> dict[str, int]:
+        """Have all ranks move these parts to their hosts' memory; bytes by part, of all together."""
+        return summed(self._worker.call("each", "offload", tuple(parts)))
+
+    def reload(self) -> dict[str, int]:
+        """Have all ranks bring back what was moved; bytes by part, of all together."""
+        return summed(self._worker.call("each", "reload"))
+
+    def held(self) -> dict[str, int]:
+        """Bytes of each part on the devices of all ranks."""
+        return summed(self._worker.call("each", "held"))
+
     def save(self, path: Path) -> None:
         """Write everything needed to go on, into an existing folder that all nodes see."""
         self._do("save", path.absolute())
@@ -183,21 +202,38 @@ class RemoteLearner:
         """Write the policy as a model folder in Hugging Face format."""
         self._do("export", path.absolute())
 
-    def restart(self, path: Path | None = None, places: Sequence[Mapping[str, Any]] | None = None) -> None:
+    def restart(
+        self,
+        path: Path | None = None,
+        places: Sequence[Mapping[str, Any]] | None = None,
+        strategy: str | None = None,
+        **options: Any,
+    ) -> None:
         """Start all ranks anew and go on from a checkpoint.
 
         Args:
             path: What `save` wrote; without one, from the beginning.
             places: Where the ranks are now, if not where they were; there may be fewer or more of them.
+            strategy: Another one.
+            options: Those that change, of the ones it was made with; ``None`` leaves one out.
         """
-        if places and self._strategy == LOCAL and len(places) != 1:
-            places = places[:1]
+        _check(strategy or self._strategy, len(places or self._worker.places))
+        self._strategy = strategy or self._strategy
+        merged = {**self._made[3], **options}
+        self._made = (*self._made[:3], {name: one for name, one in merged.items() if one is not None})
         self._worker.start(places)
         self._assemble()
         if self._reference is not None:
             self._do("set_reference", self._reference)
+        if self._coef is not None:
+            self._do("set_kl", self._coef)
         if path is not None:
             self.load(path)
+
+    def begin_with(self, model: Path) -> None:
+        """Begin again, with the weights in a folder that all nodes can read."""
+        self._made = (model.absolute(), *self._made[1:])
+        self._worker.call("make", self._strategy, *self._made)
 
     @contextlib.contextmanager
     def imitating(
@@ -216,6 +252,11 @@ class RemoteLearner:
         begun = self._begin(folder, *self._made[1:])
         self._made = (begun, *self._made[1:])
 
+    @property
+    def model(self) -> Path:
+        """The folder that it began with."""
+        return self._made[0]
+
     def close(self) -> None:
         """End all ranks."""
         self._worker.close()
@@ -229,13 +270,24 @@ class RemoteLearner:
         place = folder.absolute() / str(self._moves)
         place.mkdir(parents=True, exist_ok=True)
         self.export(place)
-        self._worker.call("make", place, settings, loss, options)
+        self._worker.call("make", self._strategy, place, settings, loss, options)
         return place
 
     def _assemble(self) -> None:
         if self._strategy != LOCAL:
             self._worker.call("join", *self._worker.call_one(0, "meeting"))
-        self._worker.call("make", *self._made)
+        self._worker.call("make", self._strategy, *self._made)
 
     def _do(self, name: str, *args: Any) -> Any:
         return self._worker.call("do", name, *args)[0]
+
+
+def _check(strategy: str, ranks: int) -> None:
+    if strategy == LOCAL and ranks != 1:
+        raise UsageError(f"The strategy local is of one rank, not of {ranks}: choose ddp or another.")
+
+
+def summed(found: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Bytes by part, of all together."""
+    names = {name: None for one in found for name in one}
+    return {name: sum(one.get(name, 0) for one in found) for name in names}

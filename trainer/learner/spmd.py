@@ -23,7 +23,8 @@ from rollgym.trainer.learner import Metrics
 from rollgym.trainer.learner.base import BaseLearner
 from rollgym.trainer.learner.buckets import Bucket, in_buckets, pieces_of, write_model
 from rollgym.trainer.learner.group import Group
-from rollgym.trainer.learner.nets import CriticNet, PolicyNet, Wish
+from rollgym.trainer.learner.nets import CriticNet, JudgeNet, PolicyNet, Wish
+from rollgym.trainer.learner.parts import PARTS
 from rollgym.trainer.learner.shards import (
     Checkpoint,
     Fragment,
@@ -56,8 +57,10 @@ class RankLearner(BaseLearner):
         self._group, self._bucket_bytes, self._offload = group, bucket_bytes, offload
         own = self.critic is not None and self.critic.body is not None
         common: dict[str, Any] = {"layout": self._layout, "bfloat16": super()._precision()._enabled}
-        self._policy = PolicyNet(
-            self.model, None if own else self.critic, temperature=self._temperature, **common
+        self._policy: PolicyNet | JudgeNet = (
+            JudgeNet(self.model, **common)
+            if self.judges
+            else PolicyNet(self.model, None if own else self.critic, temperature=self._temperature, **common)
         )
         self._judge = CriticNet(self.critic, **common) if self.critic is not None and own else None
         self._first: PolicyNet | None = None
@@ -116,6 +119,7 @@ class RankLearner(BaseLearner):
 
     def load(self, path: Path) -> None:
         """Go on from what any learner saved, in whatever number of parts."""
+        self.reload()
         with self._together("load"), ExitStack() as stack:
             with self._all_or_none():
                 checkpoint = stack.enter_context(open_checkpoint(path, self._shapes()))
@@ -123,6 +127,12 @@ class RankLearner(BaseLearner):
                 self._restore(checkpoint)
             self._settle()
             self.steps = checkpoint.steps
+
+    def offload(self, parts: Sequence[str] = PARTS) -> dict[str, int]:
+        """Move these parts to the host's memory, as far as they are not there; bytes of this rank by part."""
+        with self._together("make room"):
+            # What the strategy keeps there anyway has nowhere to go.
+            return {} if self._offload else super().offload(parts)
 
     def export(self, path: Path) -> None:
         """Write the policy as a model folder, without a tokenizer, from rank 0."""
@@ -251,6 +261,9 @@ class RankLearner(BaseLearner):
         return pieces_of(self.model, lambda p: torch.Size(self._shape(p)).numel())
 
     def _buckets(self, most: int) -> Iterator[Bucket]:
+        away = self.away if "weights" in self.away else ()
+        if away:  # what is gathered is gathered on the devices
+            self.reload()
         for pieces in in_buckets(self._pieces(), most):
             with self._together("gather weights"), torch.no_grad():
                 every = [parameter for piece in pieces for parameter in piece.parameters]
@@ -261,3 +274,5 @@ class RankLearner(BaseLearner):
                     if self.rank == 0:
                         bucket.append((piece.name, piece.merge(tensors)))
             yield bucket
+        if away:
+            self.offload(away)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from rollgym.errors import MissingExtra, RunError
-from rollgym.trainer.learner.base import DIVERGED, make_groups
-from rollgym.trainer.learner.fsdp import shard
+from rollgym.errors import RunError
+from rollgym.trainer.learner.adam import DIVERGED, make_groups
+from rollgym.trainer.learner.fsdp import point, shard
+from rollgym.trainer.learner.host import moments, move, size
 from rollgym.trainer.learner.nets import PolicyNet, Wish
 from rollgym.trainer.learner.shards import MOMENTS, Checkpoint, Fragment, fill
 from rollgym.trainer.learner.spmd import RankLearner
+from rollgym.trainer.learner.zero_start import import_deepspeed, start_deepspeed
 from rollgym.trainer.rows import Row
 
 REDUCE_BUCKET = 500_000_000
@@ -27,11 +26,13 @@ class ZeroLearner(RankLearner):
     """A rank with DeepSpeed engines: one for the policy, and one for a critic that is a model of its own."""
 
     stage: ClassVar[int]
+    states: ClassVar[dict[str, tuple[str, ...]]]
+    """What DeepSpeed moves to the host by itself, by part."""
 
     def _assemble(self) -> None:
-        deepspeed = _deepspeed(self._device)
+        deepspeed = start_deepspeed(self._device)
         groups = make_groups(self)
-        self._width = int(self.model.get_input_embeddings().weight.shape[-1])
+        self._width = int(self._body_states().get_input_embeddings().weight.shape[-1])
         own = self._judge is not None
         self._engines = [self._engine(deepspeed, self._policy, groups[:1] if own else groups)]
         if self._judge is not None:
@@ -106,6 +107,28 @@ class ZeroLearner(RankLearner):
             norms.append(float(engine.get_global_grad_norm()))
         return norms[0]
 
+    def _leave(self, part: str) -> int:
+        moved = size(self._part(part))
+        kinds: Any = import_module("deepspeed.runtime.zero.offload_config")
+        include = [kinds.OffloadStateTypeEnum(name) for name in self.states[part]]
+        for engine in self._engines:
+            engine.offload_states(include=include, pin_memory=self._device.type == "cuda")
+        self._move_others(part, torch.device("cpu"))
+        return moved
+
+    def _return(self, part: str) -> int:
+        for engine in self._engines:
+            if engine.optimizer.offloaded_states:
+                engine.reload_states()
+        self._move_others(part, self._device)
+        return size(self._part(part))
+
+    def _move_others(self, part: str, to: torch.device) -> None:
+        """Move what DeepSpeed does not move."""
+        if part == "weights" and self._original is not None:
+            move(self._original.parameters(), to)
+            point(self._first)
+
     def _named(self) -> Iterator[tuple[str, nn.Parameter, Any]]:
         """Every parameter that is trained, with the ZeRO optimiser that has it."""
         own = self._judge is not None
@@ -141,22 +164,37 @@ class ZeroLearner(RankLearner):
 class _Zero12Learner(ZeroLearner):
     """Whole weights on every rank; master weights and moments of a stretch of them all."""
 
+    states: ClassVar[dict[str, tuple[str, ...]]] = {
+        "optimiser": ("hp_params", "optim_states", "lp_grads"),
+        "weights": ("lp_params",),
+    }
+
+    def _assemble(self) -> None:
+        super()._assemble()
+        # Which stretches are this rank's; DeepSpeed forgets it while weights are away.
+        mapped = ((name, getattr(one, "_hp_mapping", None)) for name, one, _ in self._named())
+        self._mapped = {name: _stretch(mapping) for name, mapping in mapped if mapping is not None}
+
+    def _part(self, part: str) -> list[Tensor]:
+        every = [engine.optimizer for engine in self._engines]
+        if part == "weights":
+            return [flat for one in every for flat in one.bit16_groups_flat]
+        return [t for one in every for t in (*self._flats(one), *moments(one.optimizer))]
+
     def _flats(self, optimiser: Any) -> list[Tensor]:
         found: list[Tensor] = optimiser.single_partition_of_fp32_groups
         return found
 
     def _owned(self) -> list[Fragment]:
         found = []
-        for name, parameter, optimiser in self._named():
-            mapping = getattr(parameter, "_hp_mapping", None)
-            if mapping is None:  # another rank has all of it
+        for name, _, optimiser in self._named():
+            if name not in self._mapped:  # another rank has all of it
                 continue
-            flat = self._flats(optimiser)[mapping.param_group_index]
+            group, at, count, start = self._mapped[name]
+            flat = self._flats(optimiser)[group]
             held = {"weight": flat.detach(), **optimiser.optimizer.state.get(flat, {})}
-            at, size = mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel
-            tensors = {key: held[key][at : at + size] for key in ("weight", *MOMENTS) if key in held}
-            start = mapping.lp_fragment_address.start
-            found.append(Fragment(name, start, start + size, tensors))
+            tensors = {key: held[key][at : at + count] for key in ("weight", *MOMENTS) if key in held}
+            found.append(Fragment(name, start, start + count, tensors))
         return found
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -186,6 +224,21 @@ class Zero3Learner(ZeroLearner):
 
     strategy = "zero3"
     stage = 3
+    states: ClassVar[dict[str, tuple[str, ...]]] = {
+        "optimiser": (),  # it would move those of its own Adam only
+        "weights": ("lp_params", "lp_grads", "contiguous_grad_buffer"),
+    }
+
+    def _part(self, part: str) -> list[Tensor]:
+        every = [engine.optimizer for engine in self._engines]
+        if part == "weights":
+            return [one.lp_param_buffer for one in every]
+        return [t for one in every for t in (*self._flats(one), *moments(one.optimizer))]
+
+    def _move_others(self, part: str, to: torch.device) -> None:
+        super()._move_others(part, to)
+        if part == "optimiser":
+            move(self._part(part), to)
 
     def _spread(self, net: PolicyNet) -> PolicyNet:
         found: PolicyNet = shard(net, self._offload)
@@ -213,8 +266,8 @@ class Zero3Learner(ZeroLearner):
             group, at, _ = optimiser.grad_position[optimiser.get_param_id(parameter)]
             flat = self._flats(optimiser)[group]
             held = {"weight": flat.detach(), **optimiser.optimizer.state.get(flat, {})}
-            size = stop - start
-            tensors = {key: held[key][at : at + size] for key in ("weight", *MOMENTS) if key in held}
+            keys = [key for key in ("weight", *MOMENTS) if key in held]
+            tensors = {key: held[key][at : at + stop - start] for key in keys}
             found.append(Fragment(name, start, stop, tensors))
         return found
 
@@ -227,6 +280,12 @@ class Zero3Learner(ZeroLearner):
             _publish(engine.optimizer)
 
 
+def _stretch(mapping: Any) -> tuple[int, int, int, int]:
+    """Of a parameter: its group, where it is in the group's stretch, how long, and where it begins itself."""
+    address = mapping.hp_fragment_address
+    return mapping.param_group_index, address.start, address.numel, mapping.lp_fragment_address.start
+
+
 @torch.no_grad()
 def _publish(optimiser: Any) -> None:
     """Have the parts that are computed with say what the master weights say."""
@@ -235,27 +294,3 @@ def _publish(optimiser: Any) -> None:
         optimiser._reassign_or_swap_out_partitioned_parameters(number)
     if kept := optimiser.persistent_parameters:
         kept[0].all_gather(kept)
-
-
-def import_deepspeed() -> Any:
-    """DeepSpeed itself, or a sentence about how to get it."""
-    try:
-        deepspeed: Any = import_module("deepspeed")
-    except ImportError as error:
-        raise MissingExtra("DeepSpeed ZeRO", "distributed") from error
-    return deepspeed
-
-
-def _deepspeed(device: torch.device) -> Any:
-    """DeepSpeed in this process's group, without a launcher."""
-    if device.type == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ.update(LOCAL_RANK=str(device.index or 0), LOCAL_SIZE=str(dist.get_world_size()))
-    deepspeed = import_deepspeed()
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # It is built with a compiler, for more than a minute, and only inference uses it.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(
-        dist_backend=dist.get_backend(), auto_mpi_discovery=False, dist_init_required=False, verbose=False
-    )
-    return deepspeed

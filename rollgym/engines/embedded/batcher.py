@@ -106,6 +106,11 @@ class Batcher:
             run.cached = 0
         self.arena = Arena(self.model.shape, self.arena.slots, self.arena.length)
 
+    def empty_cache(self) -> None:
+        """Hold no memory for keys and values; what runs is computed anew when it goes on."""
+        self.drop_computed()
+        self.arena = Arena(self.model.shape)
+
     def fail(self, error: BaseException, runs: Iterable[Run]) -> None:
         """End these replies with an error; nothing of them is kept."""
         for run in list(runs):

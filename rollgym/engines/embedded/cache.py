@@ -44,6 +44,11 @@ class KVShape:
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def token_bytes(self) -> int:
+        """Of one token."""
+        return 2 * self.layers * self.heads * self.dim * self.dtype.itemsize
+
 
 class Arena:
     """Keys and values of the running replies: ``data[layer, key or value, slot, head, position]``."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rollgym.engines.embedded.attention import Rule, Span, lay_out
 from rollgym.engines.embedded.cache import Arena, KVShape, round_up
 from rollgym.engines.embedded.decoder import LeanDecoder, is_lean
+from rollgym.engines.embedded.memory import Blocks
 from rollgym.engines.embedded.modules import ModuleDecoder
 from rollgym.errors import UsageError, one_line
 
@@ -37,6 +38,7 @@ class Model:
     ) -> None:
         module: Any = copy.deepcopy(source) if isinstance(source, nn.Module) else read_module(source)
         self.module: Any = module.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        _own(self.module)
         self.device = device
         self.context = _context(self.module.config, context)
         self.parameters: int = sum(p.numel() for p in self.module.parameters())
@@ -53,6 +55,8 @@ class Model:
         """True where one row is computed at a time."""
         self.lean = False
         self._decoder = self._choose()
+        self.blocks = Blocks(self.module.parameters())
+        """Where the weights are."""
 
     @torch.inference_mode()
     def run(self, spans: Sequence[Span], arena: Arena, wanted: Sequence[int]) -> Tensor:
@@ -92,6 +96,8 @@ class Model:
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Any]) -> None:
         """Overwrite the weights in place. A second name of tied weights is not needed, and not read."""
+        if self.blocks.given_up:
+            self.blocks.take_back()
         for name, own in [*self.module.named_parameters(), *self.module.named_buffers()]:
             if name in tensors:
                 own.copy_(tensors[name])
@@ -134,6 +140,13 @@ class Model:
     @property
     def _name(self) -> str:
         return type(self.module).__name__
+
+
+def _own(module: nn.Module) -> None:
+    """Have all weights in memory that can be given up, not in a file that is mapped into it."""
+    for parameter in module.parameters():
+        if not parameter.untyped_storage().resizable():
+            parameter.data = parameter.data.clone()
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -78,7 +78,7 @@ class SglangEngine:
         self._held = False
         """Whether `pause` was called."""
         self._kept: WeightSource | None = None
-        """The last weights, for a server that has to be started again."""
+        """The last weights, for a server that is started again or has given up their memory."""
         self._deaths = 0
         self._seen = 0
         self._reviving: asyncio.Task[None] | None = None
@@ -121,7 +121,7 @@ class SglangEngine:
         if type(version) is not int or not 0 <= version < 10**18:
             raise UsageError(f"The version of weights is a whole number from 0 on, not {version!r}.")
         source = self._sender.check(self._fleet, await asyncio.to_thread(gather, weights))
-        kept = None if self.server is None else await asyncio.to_thread(keep, source)
+        kept = await asyncio.to_thread(keep, source)
         async with self._lock:
             await self._surely(lambda: self._swap(version, source))
             self._kept = kept
@@ -133,32 +133,32 @@ class SglangEngine:
             await self._surely(lambda: self._halt(self._mode))
 
     async def resume(self) -> None:
-        """Go on."""
+        """Go on; memory that was given up is taken back first, with the last weights."""
         async with self._lock:
             self._held = False
-            await self._surely(self._go_on)
+            await self._surely(self._take_up)
+
+    async def release(self, *, weights: bool = True) -> int:
+        """Pause, and give up memory: the cache's and, unless told otherwise, the weights'.
+
+        New weights take theirs back as they come. Returns bytes in other engines; a server says none: 0.
+        """
+        await self.release_memory(TAGS if weights else ("kv_cache",))
+        return 0
 
     async def release_memory(self, tags: Sequence[str] = TAGS) -> None:
-        """Pause, and give up the memory of ``kv_cache``, ``weights`` or both, for something else to use."""
+        """Pause, and give up the memory of ``kv_cache``, ``weights`` or both."""
         async with self._lock:
             self._held = True
-
-            async def release() -> None:
-                await self._halt("abort")
-                await self._fleet.release(tags)
-
-            await self._surely(release)
+            await self._surely(lambda: self._give_up(tags))
 
     async def resume_memory(self, tags: Sequence[str] = TAGS) -> None:
-        """Take memory back; what was never given up is left alone. `resume` then goes on."""
+        """Take memory back early; what was never given up is left alone. `resume` then goes on."""
         async with self._lock:
             await self._surely(lambda: self._fleet.take_back(tags))
 
     async def ready(self) -> None:
-        """Find a server again that was lost, or raise: one of ours is started again if need be.
-
-        One that somebody else started again has the weights it was started with: update them.
-        """
+        """Find a server again that was lost, or raise: ours is started again; another's wants new weights."""
         async with self._lock:
             if self.server is not None:
                 await self._surely(self._revive)
@@ -200,6 +200,18 @@ class SglangEngine:
             await self._desk.interrupt()
         await self._fleet.pause(mode)
 
+    async def _give_up(self, tags: Sequence[str]) -> None:
+        await self._halt("abort")
+        await self._fleet.release(tags)
+
+    async def _take_up(self) -> None:
+        """Take memory back and go on. What was in it is gone, unless weights came meanwhile."""
+        await self._fleet.take_back(TAGS)
+        if any(worker.state.empty for worker in self._fleet.workers):
+            last = self._kept or WeightSource(path=self.model.path.absolute())
+            await self._sender.send(self._fleet, self.version, last)
+        await self._go_on()
+
     async def _go_on(self) -> None:
         await self._fleet.go_on()
         self._desk.gate.set()
@@ -209,6 +221,7 @@ class SglangEngine:
         """Change the weights of paused servers, and go on unless `pause` was called before."""
         if not self._held:
             await self._halt(self._mode)
+        await self._fleet.take_back(["weights"])
         await self._sender.send(self._fleet, version, source)
         self._desk.history.append(version)
         if not self._held:

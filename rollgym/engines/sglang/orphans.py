@@ -1,13 +1,17 @@
 """Processes of servers, found in /proc by session, so that none outlives whoever started it.
 
-Every server is noted in a file with its owner. Whoever starts a server next ends those whose owner is gone. A
-process number may be used again, so a process is known by its number and the moment it was started.
+Each server has a guard: a process that waits until its owner is gone, however that ended, and then ends the
+server. Besides, every server is noted in a file with its owner, and whoever starts one next ends those whose
+owner is gone. A process number may be used again, so a process is known by its number and the moment it was
+started.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -38,6 +42,32 @@ def signal_all(leader: int, began: str, number: Signals) -> None:
     for pid in members(leader, began):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def guard(pid: int, began: str) -> int:
+    """Have a server ended when this process is gone; returns what to close once it has been stopped."""
+    hears, held = os.pipe()
+    try:
+        command = [sys.executable, "-E", "-S", __file__, str(pid), began]
+        subprocess.run(command, stdin=hears, stdout=subprocess.DEVNULL, check=True, start_new_session=True)
+    except BaseException:
+        os.close(held)
+        raise
+    finally:
+        os.close(hears)
+    return held
+
+
+def _watch(pid: int, began: str) -> None:
+    """Be a guard. A child of a child, so that whoever ends an owner's children leaves it alone."""
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (1, 2):
+        os.dup2(null, number)
+    while os.read(0, 1):
+        pass
+    signal_all(pid, began, SIGKILL)
 
 
 def note(pid: int, began: str) -> None:
@@ -96,3 +126,7 @@ def _stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     return text[text.rindex(")") + 2 :].split()
+
+
+if __name__ == "__main__":
+    _watch(int(sys.argv[1]), sys.argv[2])

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from rollgym.engines.sglang.client import transport
-from rollgym.engines.sglang.orphans import clean_up, forget, members, note, signal_all, started
+from rollgym.engines.sglang.orphans import clean_up, forget, guard, members, note, signal_all, started
 from rollgym.errors import EngineLost, UsageError
 
 STOP_SECONDS = 15.0
@@ -50,7 +50,7 @@ class ServerOptions:
     max_running: int | None = None
     context_length: int | None = None
     memory_saver: bool = False
-    """Needed for `release_memory` to free anything."""
+    """Needed for `release` to free anything; without an accelerator there is none."""
     host: str = "127.0.0.1"
     port: int | None = None
     """Default: one that is free."""
@@ -84,7 +84,7 @@ class ServerOptions:
             "--context-length": self.context_length,
         }
         flags = [str(word) for name, value in words.items() if value is not None for word in (name, value)]
-        more = [*(_CPU if cpu else ()), *(["--enable-memory-saver"] if self.memory_saver else [])]
+        more = [*(_CPU if cpu else ()), *(["--enable-memory-saver"] if self.memory_saver and not cpu else [])]
         return [self.python, "-m", "sglang.launch_server", *flags, *more, *self.extra]
 
     def environment(self) -> dict[str, str]:
@@ -111,6 +111,7 @@ class Server:
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._began = ""
+        self._guard: int | None = None
         self._closed = False
         self._log = Path(tempfile.mkdtemp(prefix="rollgym-sglang-")) / "server.log"
         atexit.register(self.stop)
@@ -175,14 +176,12 @@ class Server:
         if process is None:
             return
         forget(process.pid)
-        for number, seconds in ((SIGTERM, STOP_SECONDS), (SIGKILL, STOP_SECONDS)):
-            signal_all(process.pid, self._began, number)
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                process.poll()
-                if process.returncode is not None and not members(process.pid, self._began):
-                    return
-                time.sleep(0.05)
+        held, self._guard = self._guard, None
+        try:
+            self._end(process)
+        finally:
+            if held is not None:
+                os.close(held)
 
     def close(self) -> None:
         """Stop for good, and remove the log."""
@@ -192,6 +191,16 @@ class Server:
         with suppress(OSError):
             self._log.unlink(missing_ok=True)
             self._log.parent.rmdir()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        for number, seconds in ((SIGTERM, STOP_SECONDS), (SIGKILL, STOP_SECONDS)):
+            signal_all(process.pid, self._began, number)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                process.poll()
+                if process.returncode is not None and not members(process.pid, self._began):
+                    return
+                time.sleep(0.05)
 
     def _launch(self) -> None:
         options = self.options
@@ -214,6 +223,7 @@ class Server:
         self.starts += 1
         self._began = started(self._process.pid)
         note(self._process.pid, self._began)
+        self._guard = guard(self._process.pid, self._began)
 
     def _wait(self) -> None:
         until = time.monotonic() + self.options.start_seconds

@@ -35,6 +35,8 @@ class ServerState:
     """Whether its cache may hold what older weights computed."""
     whole: bool = True
     """False where an update ended halfway: its weights are of two versions."""
+    empty: bool = False
+    """Whether the memory of its weights was given up and taken back, and nothing was written there since."""
 
     def pause(self, mode: Mode) -> bool:
         """Whether to send a pause."""
@@ -60,11 +62,13 @@ class ServerState:
             raise AgentError(
                 "The server's weights are of two versions, as an update failed halfway: update again."
             )
+        if self.empty:
+            raise AgentError("The server's weights went with their memory: call resume, or update them.")
 
     def _has_memory(self) -> None:
         if self.released:
             gone = " and ".join(sorted(self.released))
-            raise AgentError(f"The server has given up its memory ({gone}): call resume_memory first.")
+            raise AgentError(f"The server has given up its memory ({gone}): call resume first.")
 
     def release(self, tags: Iterable[str], *, live: int) -> list[str]:
         """Which memory to give up now. Only an idle, paused server may."""
@@ -80,6 +84,7 @@ class ServerState:
         wanted = _known(tags)
         asked = [tag for tag in reversed(TAGS) if tag in wanted and tag in self.released]
         self.released.difference_update(asked)
+        self.empty = self.empty or "weights" in asked
         return asked
 
     def begin_update(self, *, tensors: bool) -> bool:
@@ -96,6 +101,10 @@ class ServerState:
         """Whether to send the end of a session."""
         ended, self.session = self.session, False
         return ended
+
+    def written(self) -> None:
+        """It has all of one version's weights now."""
+        self.whole, self.empty = True, False
 
     def flush(self) -> bool:
         """Whether an update may flush the cache now; where it may not, the cache is stale from now on."""

@@ -250,7 +250,7 @@ async def _whole(fleet: Fleet, update: Awaitable[None], begun: Any) -> None:
             worker.state.whole = worker.state.whole and not begun()
         raise
     for worker in fleet.workers:
-        worker.state.whole = True
+        worker.state.written()
 
 
 def _flushed(fleet: Fleet) -> None:

@@ -31,6 +31,7 @@ OLDER = {
     "llguidance": ["llguidance>=0.7.11,<0.8", "outlines==0.1.11"],
 }
 """What 0.5.9 wants instead."""
+ROUTER = "sglang-router==0.3.2"
 DONE = "sglang-version.txt"
 
 
@@ -44,7 +45,7 @@ def requirements(version: str) -> list[str]:
 def make(folder: Path, version: str) -> None:
     """Make the environment, unless it is there."""
     done = folder / DONE
-    if done.is_file() and done.read_text(encoding="utf-8") == version:
+    if done.is_file() and done.read_text(encoding="utf-8") == f"{version} {ROUTER}":
         print(f"{folder} has SGLang {version} already")
         return
     # Not compiled now, everything would be compiled again by every process that starts.
@@ -54,11 +55,12 @@ def make(folder: Path, version: str) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, env=env)
     subprocess.run([*pip, *requirements(version)], check=True, env=env)
     # The newest torchvision that can be imported without its compiled part.
-    subprocess.run([*pip, "--no-deps", f"sglang=={version}", "torchvision==0.16.2"], check=True, env=env)
+    words = [f"sglang=={version}", "torchvision==0.16.2", ROUTER]
+    subprocess.run([*pip, "--no-deps", *words], check=True, env=env)
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     found = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
     shutil.copy2(Path(__file__).parent / "stand_in" / "sgl_kernel.py", found.stdout.strip())
-    done.write_text(version, encoding="utf-8")
+    done.write_text(f"{version} {ROUTER}", encoding="utf-8")
     print(f"{folder} has SGLang {version} now")
 
 

@@ -168,3 +168,24 @@ def test_where_one_of_several_fails_none_is_left(folder: Path, tmp_path: Path) -
         start_all(servers)
     assert not any(server.alive for server in servers)
     assert servers[0].pid is None
+
+
+OWNER = """
+import importlib.util, os, signal, subprocess
+spec = importlib.util.spec_from_file_location("orphans", {file!r})
+orphans = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(orphans)
+server = subprocess.Popen(["sleep", "600"], start_new_session=True)
+orphans.guard(server.pid, orphans.started(server.pid))
+print(server.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_server_ends_with_its_owner_though_that_was_killed() -> None:
+    command = [sys.executable, "-S", "-c", OWNER.format(file=orphans.__file__)]
+    owner = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    assert owner.returncode == -9
+    server = int(owner.stdout)
+    while orphans.started(server):
+        time.sleep(0.02)

@@ -20,6 +20,7 @@ class Fragile:
         self.released: set[str] = set()
         self.group: str | None = None
         self.session = False
+        self.empty = False
         self.live = 0
         """Replies it holds: running, or waiting where they were retracted."""
 
@@ -42,6 +43,12 @@ class Fragile:
         assert tags, "no tags means all of them"
         for tag in tags:
             self.released.remove(tag)
+        self.empty = self.empty or "weights" in tags
+
+    def generate(self) -> None:
+        assert not self.empty, "generates with whatever was in the memory"
+        assert not self.released
+        self.live += self.paused is None
 
     def update(self, *, tensors: bool, flush: bool, group: str | None = None) -> None:
         assert "weights" not in self.released, "writes into memory it has not"
@@ -52,6 +59,7 @@ class Fragile:
             assert "kv_cache" not in self.released
         if group is not None:
             assert group == self.group, "asserts that it is in the group"
+        self.empty = False
 
 
 VERSIONS = [(0, 5, 9), (0, 5, 18), (0, 5, 20), (0, 5, 21), (0, 5, 22), (0, 5, 23)]
@@ -73,7 +81,7 @@ def send(state: ServerState, server: Fragile, call: str, what: Any) -> None:
     """What the engine does for a call: it asks the state, and sends what that says."""
     if call == "arrive":
         state.may_generate()
-        server.live += state.paused is None
+        server.generate()
     elif call == "pause" and state.pause(what):
         server.pause(what)
     elif call == "resume" and state.resume():
@@ -92,6 +100,7 @@ def send(state: ServerState, server: Fragile, call: str, what: Any) -> None:
         server.update(tensors=tensors, flush=state.flush(), group=group)
         if state.end_update():
             server.session = False
+        state.written()
     elif call == "join":
         state.join(what)
         server.group = what
@@ -112,6 +121,7 @@ def test_no_order_of_calls_ends_a_server(version: Any, calls: list[tuple[str, An
         assert state.released == server.released
         assert state.group == server.group
         assert state.session == server.session
+        assert state.empty == server.empty
 
 
 def test_a_cache_that_could_not_be_flushed_is_stale_until_it_is() -> None:

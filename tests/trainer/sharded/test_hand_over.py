@@ -130,6 +130,17 @@ def test_ranks_that_nobody_joins_are_given_up() -> None:
         join_group(1, 2, "127.0.0.1", free_port(), timeout=1)
 
 
+def test_a_port_in_use_is_one_sentence() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(
+            RunError, match=rf"^Port {port} of 127\.0\.0\.1, where .*, is in use: give another"
+        ):
+            join_group(0, 1, "127.0.0.1", port, timeout=5)
+
+
 def test_mistakes_are_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, loss = LearnerSettings(device="cpu"), LossSettings("grpo")
     place: dict[str, Any] = {"rank": 0, "world": 1}

@@ -1,0 +1,214 @@
+"""What a plan says a run holds in each phase, against the resident memory of a process that does the same.
+
+    python benchmarks/plan_memory.py [--quick] [--layers 8] [--hidden 512] [--context 512] [--episodes 12]
+
+One process is both engine and learner, as on a single shared slot; what it holds before any model is made is
+taken off. The greatest resident memory of each phase is compared with the plan's figure for that phase, with
+nothing offloaded and then with everything that can leave. On a processor what leaves the learner stays in
+the same memory: what was moved is taken off, as it would be on a host. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+MIB = 2**20
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * PAGE
+
+
+class Peaks:
+    """The greatest resident memory of each phase, beyond what there was before."""
+
+    def __init__(self) -> None:
+        self.base = resident()
+        self.host = 0
+        """Bytes that would be on a host now, if this were a device."""
+        self.found: dict[str, int] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Watch while the block lasts."""
+        done = threading.Event()
+        most = [resident()]
+
+        def watch() -> None:
+            while not done.wait(0.002):
+                most[0] = max(most[0], resident())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+            self.found[name] = max(most[0], resident()) - self.base - self.host
+
+
+def make_model(args: argparse.Namespace) -> Any:
+    """A Llama with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=args.hidden,
+        intermediate_size=args.hidden * 43 // 16,
+        num_hidden_layers=args.layers,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=args.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def planned(config: dict[str, Any], args: argparse.Namespace, offload: Any) -> dict[str, int]:
+    """Bytes by phase."""
+    from rollgym.devices.inventory import cpu_cluster
+    from rollgym.devices.job import Job, Workload
+    from rollgym.devices.models import read_config
+    from rollgym.devices.planner import make_plan
+    from rollgym.devices.types import DeviceWishes
+
+    half = args.context // 2
+    work = Workload(
+        episodes=args.episodes,
+        in_flight=args.episodes,
+        prompt_tokens=half,
+        reply_tokens=half,
+        context=args.context,
+        micro_tokens=args.micro,
+    )
+    job = Job(actor=read_config(config), precision="float32", work=work)
+    found = make_plan(cpu_cluster(1), job, DeviceWishes(offload=offload))
+    return {one.phase: one.used for one in found.memory}
+
+
+def measure(args: argparse.Namespace, offload: str) -> dict[str, Any]:
+    """Do once what a step does, and see what it takes."""
+    import numpy as np
+    import torch
+
+    from rollgym.engines import GenerateRequest, Sampling
+    from rollgym.engines.embedded.memory import return_freed
+    from rollgym.engines.torch import TorchEngine
+    from rollgym.trainer.batch import make_batch
+    from rollgym.trainer.handover import Handover
+    from rollgym.trainer.learner.local import LocalLearner
+    from rollgym.trainer.learner.settings import LearnerSettings
+    from rollgym.trainer.loss_settings import LossSettings
+    from rollgym.trainer.rows import Row, TokenEpisode
+    from rollgym.trainer.setup import LEAVES
+
+    torch.set_num_threads(1)
+    config = make_model(args).config.to_dict()  # also has everything imported that is imported late
+    return_freed(torch.device("cpu"))
+    peaks = Peaks()
+    half = args.context // 2
+    rng = np.random.default_rng(0)
+    prompts = [tuple(int(n) for n in rng.integers(0, 8192, half)) for _ in range(args.episodes)]
+
+    async def compute(work: Any, *given: Any) -> Any:
+        return await asyncio.to_thread(work, *given)
+
+    async def main() -> None:
+        model = make_model(args)
+        settings = LearnerSettings(micro_tokens=args.micro, threads=1, device="cpu", learning_rate=1e-5)
+        learner = LocalLearner(model, settings, LossSettings("reinforce", tis_cap=None), share=True)
+        engine = TorchEngine(model, device="cpu", threads=1, cache_tokens=args.episodes * args.context)
+        leaves, releases = LEAVES.get(offload, ((), ()))
+        turns = Handover(engine, [0], learner, compute, leaves=leaves, releases=releases)
+        for turn in range(2):  # a learner has its whole state only after its first update
+            sampling = [Sampling(max_tokens=half, seed=n) for n in range(args.episodes)]
+            asked = [
+                GenerateRequest(request_id=str(n), prompt_ids=ids, sampling=sampling[n], session=str(n))
+                for n, ids in enumerate(prompts)
+            ]
+            with peaks.phase("generate"):
+                said = await asyncio.gather(*(engine.generate(one) for one in asked))
+            episodes = [
+                TokenEpisode(
+                    name=str(n),
+                    rows=(Row(np.array(ids + one.token_ids), np.arange(half, half + len(one.token_ids))),),
+                    behaviour=np.array(one.logprobs),
+                    per_turn=np.array([len(one.token_ids)]),
+                    final=None,
+                )
+                for n, (ids, one) in enumerate(zip(prompts, said, strict=True))
+            ]
+            batch = make_batch(episodes, advantages=[rng.normal(size=one.count) for one in episodes])
+            async with turns.training():
+                peaks.host = 0
+                return_freed(torch.device("cpu"))
+                with peaks.phase("score actor"):
+                    old = await compute(learner.logprobs, batch)
+                return_freed(torch.device("cpu"))
+                with peaks.phase("update actor"):
+                    await compute(learner.update, batch.having(old=old))
+            async with turns.renewing():
+                await engine.update_weights(turn, learner.weights())
+            peaks.host = int(turns.moved.get("handover_offloaded", 0))
+            return_freed(torch.device("cpu"))
+        await engine.close()
+
+    asyncio.run(main())
+    return {"measured": peaks.found, "planned": planned(config, args, offload)}
+
+
+def main() -> None:
+    """Print a table, one process for each way."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (
+        ("layers", 8),
+        ("hidden", 512),
+        ("context", 512),
+        ("episodes", 12),
+        ("micro", 1024),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--only", choices=["none", "optimiser", "all"])
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    if args.quick:
+        args.layers, args.hidden, args.context, args.episodes = 2, 256, 128, 4
+    if args.only:
+        print(json.dumps(measure(args, args.only)))
+        return
+    print("| offload | phase | planned | measured | error |\n|---|---|---|---|---|")
+    errors: dict[str, float] = {}
+    for offload in ("none", "all"):
+        began = time.perf_counter()
+        words = [sys.executable, __file__, *sys.argv[1:], "--only", offload]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        for phase, said in found["planned"].items():
+            seen = found["measured"][phase]
+            error = 100 * (said - seen) / seen
+            errors[f"{offload} {phase}"] = round(error, 1)
+            print(f"| {offload} | {phase} | {said / MIB:.0f} MiB | {seen / MIB:.0f} MiB | {error:+.0f} % |")
+        print(f"{offload}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    print(json.dumps({"errors": errors, "worst_error": max(map(abs, errors.values()))}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Memory that is given up for a learner and taken back: what a server is told, and that it has weights."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_server import Scripted, model_folder, scripted
+
+from rollgym.engines import GenerateRequest, Sampling, WeightSource
+from rollgym.engines.replicas import ReplicaEngine
+from rollgym.engines.sglang import SglangEngine
+from rollgym.errors import AgentError
+
+CONTROL = (
+    "/pause_generation",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/update_weights_from_disk",
+    "/flush_cache",
+    "/continue_generation",
+    "/generate",
+)
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    with scripted() as script:
+        yield script
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "model")
+
+
+def told(server: Scripted) -> list[str]:
+    """What was asked of the server, in order; memory with its tags, weights with their version."""
+    found = []
+    for path, body in server.seen:
+        if path in CONTROL:
+            word = path[1:].removesuffix("_occupation")
+            more = (body or {}).get("tags") or (body or {}).get("weight_version") or ""
+            found.append(f"{word} {' '.join(more) if isinstance(more, list) else more}".strip())
+    return found
+
+
+def ask(name: str = "r") -> GenerateRequest:
+    return GenerateRequest(request_id=name, prompt_ids=(3, 4), sampling=Sampling(max_tokens=4), session=name)
+
+
+def test_what_was_given_up_comes_back_with_the_last_weights(server: Scripted, folder: Path) -> None:
+    async def main() -> None:
+        engine = SglangEngine(server.url, folder)
+        await engine.release()
+        await engine.release()
+        waiting = asyncio.create_task(engine.generate(ask()))
+        await engine.resume()
+        assert (await waiting).version == 0
+        await engine.close()
+
+    asyncio.run(main())
+    assert told(server) == [
+        "pause_generation",
+        "release_memory kv_cache weights",
+        "resume_memory weights kv_cache",
+        "update_weights_from_disk 0",
+        "continue_generation",
+        "generate",
+    ]
+
+
+def test_weights_that_come_meanwhile_are_written_once(
+    server: Scripted, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        engine = SglangEngine(server.url, folder)
+        monkeypatch.setattr(engine._sender, "check", lambda fleet, source: source)
+        await engine.release()
+        await engine.update_weights(1, WeightSource(path=folder))
+        waiting = asyncio.create_task(engine.generate(ask()))
+        await engine.resume()
+        assert (await waiting).version == 1
+        await engine.close()
+
+    asyncio.run(main())
+    # The cache is taken back last, and emptied: the update could not do so.
+    assert told(server) == [
+        "pause_generation",
+        "release_memory kv_cache weights",
+        "resume_memory weights",
+        "update_weights_from_disk 1",
+        "resume_memory kv_cache",
+        "flush_cache",
+        "continue_generation",
+        "generate",
+    ]
+
+
+def test_a_server_that_refuses_to_give_up_memory_is_told_nothing_more(server: Scripted, folder: Path) -> None:
+    server.scripts["/release_memory_occupation"] = lambda body: (400, b"no memory saver")
+
+    async def main() -> None:
+        engine = SglangEngine(server.url, folder)
+        with pytest.raises(AgentError, match="answered 400: no memory saver"):
+            await engine.release()
+        await engine.resume()
+        assert (await engine.generate(ask())).version == 0
+        await engine.close()
+
+    asyncio.run(main())
+    assert not server.asked("/resume_memory_occupation")
+
+
+def test_taken_back_by_hand_it_says_what_is_missing(server: Scripted, folder: Path) -> None:
+    async def main() -> None:
+        engine = SglangEngine(server.url, folder)
+        await engine.release_memory(["weights"])
+        await engine.resume_memory(["weights"])
+        engine._desk.gate.set()
+        with pytest.raises(AgentError, match="weights went with their memory"):
+            await engine.generate(ask())
+        await engine.resume()
+        assert (await engine.generate(ask())).version == 0
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_of_several_one_gives_up_its_memory_and_the_others_play_on(server: Scripted, folder: Path) -> None:
+    async def main(other: Scripted) -> None:
+        engine = ReplicaEngine([SglangEngine(one.url, folder) for one in (server, other)])
+        await engine.suspend(0, release=True)
+        await asyncio.gather(*(engine.generate(ask(f"s{number}")) for number in range(4)))
+        assert (len(server.asked("/generate")), len(other.asked("/generate"))) == (0, 4)
+        await engine.restore(0)
+        await engine.release()
+        await engine.resume()
+        made: list[Any] = await asyncio.gather(*(engine.generate(ask(f"t{number}")) for number in range(4)))
+        assert len(made) == 4
+        await engine.close()
+
+    with scripted() as other:
+        asyncio.run(main(other))
+        assert [word for word in told(server) if "memory" in word] == [
+            "release_memory kv_cache weights",
+            "resume_memory weights kv_cache",
+        ] * 2
+        assert [word for word in told(other) if "memory" in word] == [
+            "release_memory kv_cache weights",
+            "resume_memory weights kv_cache",
+        ]
+    assert len(server.asked("/generate")) > 0

@@ -1,0 +1,115 @@
+"""A whole training run on real SGLang servers in Ray actors; one server is killed on the way.
+
+Run by `make test-sglang`; skipped without ROLLGYM_TEST_SGLANG.
+"""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_server import program
+from training import fast_versions, lines, write
+
+from rollgym.config import find_config, load
+from rollgym.engines.sglang import ServerOptions, orphans
+from rollgym.trainer import setup_ray
+from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.console import Console
+from rollgym.trainer.loop import train
+from rollgym.trainer.run import Run
+from rollgym.trainer.setup import Parts
+
+ray: Any = pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3000),
+    pytest.mark.skipif(
+        "start_sglang" not in vars(setup_ray), reason="runs on Ray start their servers beside the driver"
+    ),
+]
+
+
+def test_a_run_puts_a_server_on_each_device_that_generates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripted servers: what they say is nonsense, and it is trained on all the same."""
+    fast_versions(monkeypatch)
+    log = tmp_path / "started"
+    config = load(
+        TrainConfig,
+        write(
+            tmp_path,
+            runtime="ray",
+            gpus=3,
+            engine={"kind": "sglang", "python": program(tmp_path / "py", log), "threads": None},
+            devices={"layout": "split", "actor_train": "gpu[0]", "actor_infer": "gpu[1-2]"},
+            evaluation={"every": 0, "episodes": 2},
+            stop={"steps": 2},
+        ),
+        ["name=small"],
+    )
+    run = Run(config, tmp_path / "run", Console(plain=True))
+
+    async def main() -> None:
+        async with setup_ray.open_ray_parts(config, run.folder) as parts:
+            engines: Any = parts.engine
+            assert [type(one).__name__ for one in engines.engines] == ["SglangActor"] * 2
+            await train(parts, run)
+            assert engines.version == 2
+
+    try:
+        asyncio.run(main())
+    finally:
+        run.close()
+    pids = [int(line.split()[0]) for line in log.read_text(encoding="utf-8").splitlines()]
+    assert len(pids) == 2
+    assert not any(orphans.started(pid) for pid in pids)
+    assert len(lines(run.folder / "metrics.jsonl")) == 2
+
+
+def test_the_bandit_is_learnt_on_two_servers_in_actors(
+    real_options: ServerOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if real_options.env:
+        pytest.skip("the server's own environment cannot be named in a configuration")
+    fast_versions(monkeypatch)
+    settings = [
+        "runtime=ray", "gpus=3", "engine.kind=sglang", f"engine.python={real_options.python}",
+        "devices.layout=split", "devices.actor_train=gpu[0]", "devices.actor_infer=gpu[1-2]",
+        "rollout.refills=32", "tracking.tensorboard=false",
+    ]  # fmt: skip
+    config = load(TrainConfig, find_config("bandit-grpo"), settings)
+    run = Run(config, tmp_path / "run", Console(plain=True))
+    pids: list[int] = []
+
+    async def disturb(parts: Parts) -> None:
+        """Kill a server in the middle of a step."""
+        first, second = (engine for engine in parts.engine.engines)  # type: ignore[attr-defined]
+        pids.extend([await one._line.actor.server_pid.remote() for one in (first, second)])
+        while run.progress.step < 5:
+            await asyncio.sleep(0.05)
+        os.kill(pids[0], signal.SIGKILL)
+
+    async def main() -> None:
+        async with setup_ray.open_ray_parts(config, run.folder) as parts:
+            beside = asyncio.create_task(disturb(parts))
+            await train(parts, run)
+            await beside
+            engines: Any = parts.engine
+            pids.extend([await one._line.actor.server_pid.remote() for one in engines.engines if one._line])
+
+    try:
+        asyncio.run(main())
+    finally:
+        run.close()
+    assert len(set(pids)) >= 3, "the killed one was started again"
+    assert not any(orphans.started(pid) for pid in pids), "they end with the run"
+    steps = lines(run.folder / "metrics.jsonl")
+    assert len(steps) == 30
+    before, *_, after = lines(run.folder / "evaluations.jsonl")
+    print(f"success {before['success_rate']:.3f} before, {after['success_rate']:.3f} after")
+    assert after["success_rate"] > before["success_rate"] + 0.2
+    assert after["success_rate"] > 0.75

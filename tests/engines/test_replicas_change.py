@@ -1,0 +1,108 @@
+"""Replicas that come and go: new ones wait for weights, and where all are lost there is patience."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from torch_models import make_model, request
+
+from rollgym.engines import GenerateRequest, Generation, WeightSource
+from rollgym.engines.replicas import ReplicaEngine
+from rollgym.engines.torch import TorchEngine
+from rollgym.errors import EngineLost
+
+MODEL = make_model()
+
+
+class Mortal(TorchEngine):
+    """A real engine that can be lost, and found again."""
+
+    def __init__(self) -> None:
+        super().__init__(MODEL, threads=1)
+        self.dead = False
+        self.found = asyncio.Event()
+        self.asked = 0
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        if self.dead:
+            raise EngineLost("it is dead")
+        self.asked += 1
+        return await super().generate(request)
+
+    async def ready(self) -> None:
+        await self.found.wait()
+        self.dead = False
+
+
+def run(work: Any) -> None:
+    asyncio.run(asyncio.wait_for(work, 120))
+
+
+def weights() -> WeightSource:
+    return WeightSource(tensors=dict(make_model(seed=1).named_parameters()))
+
+
+def test_engines_that_come_take_part_with_the_next_weights_and_those_that_go_are_not_asked() -> None:
+    async def play() -> None:
+        first, second, third = (Mortal() for _ in range(3))
+        engine = ReplicaEngine([first, second])
+        await engine.generate(request("a", [1, 2], "a"))
+        engine.rearrange([second, third])
+        assert engine.engines == (second, third)
+        assert engine.lost == {1: "it has no weights yet"}
+        for name in "bcd":
+            await engine.generate(request(name, [1, 2], name))
+        assert (first.asked, second.asked, third.asked) == (1, 3, 0)
+        await engine.update_weights(1, weights())
+        assert not engine.lost
+        await asyncio.gather(*(engine.generate(request(name, [1, 2], name)) for name in "efgh"))
+        assert (first.asked, third.asked > 0) == (1, True)
+        assert (first.version, third.version) == (0, 1)
+        await engine.close()
+        await first.close()
+
+    run(play())
+
+
+def test_whoever_asks_while_all_are_rearranged_waits() -> None:
+    async def play() -> None:
+        first, second = Mortal(), Mortal()
+        engine = ReplicaEngine([first], patience=100)
+        engine.rearrange(())
+        waiting = asyncio.create_task(engine.generate(request("a", [1, 2], "a")))
+        await asyncio.sleep(0)
+        engine.rearrange([second])
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await engine.update_weights(4, weights())
+        assert (await waiting).version == 4
+        await engine.close()
+        await first.close()
+        hasty = ReplicaEngine([Mortal()])
+        [old] = hasty.engines
+        hasty.rearrange(())
+        with pytest.raises(EngineLost, match="others take their place"):
+            await hasty.generate(request("a", [1, 2], "a"))
+        await old.close()
+
+    run(play())
+
+
+def test_a_lost_one_is_waited_for_where_there_is_no_other() -> None:
+    async def play() -> None:
+        only = Mortal()
+        engine = ReplicaEngine([only], patience=100)
+        only.dead = True
+        with pytest.raises(EngineLost, match="it is dead"):
+            await engine.generate(request("a", [1, 2], "a"))
+        waiting = asyncio.create_task(engine.generate(request("b", [1, 2], "b")))
+        renewed = asyncio.create_task(engine.update_weights(1, weights()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        only.found.set()
+        await renewed
+        assert len((await waiting).token_ids) == 12
+        assert engine.version == only.version == 1
+        await engine.close()
+
+    run(play())

@@ -1,0 +1,97 @@
+"""A policy is trained behind a program that knows nothing but its address, and learns."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import Story, fast_versions, lines
+
+from rollgym.config import find_config, load
+from rollgym.errors import UsageError
+from rollgym.trainer.command import run_training
+from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.console import Console
+from rollgym.trainer.loop import train
+from rollgym.trainer.program import playing
+from rollgym.trainer.run import Run
+from rollgym.trainer.setup import open_parts
+
+PROGRAM = Path(__file__).parents[2] / "examples" / "blackbox_bandit.py"
+COMMAND = [sys.executable, "-I", "-S", str(PROGRAM)]
+
+
+def taught(folder: Path, *settings: str) -> Path:
+    """A policy that knows the form of an answer, and nothing more."""
+    settings = (*settings, "evaluation.episodes=4", "tracking.tensorboard=false")
+    run_training("bandit-grpo", settings, folder / "taught", imitate_only=True, plain=True)
+    return folder / "taught" / "final"
+
+
+def train_behind(folder: Path, model: Path, command: Any, *settings: str) -> Path:
+    """A run in which a program plays every episode."""
+    chosen = [f"model.path={model}", "warm_start=null", "tracking.tensorboard=false", *settings]
+    config = load(TrainConfig, find_config("bandit-grpo"), chosen)
+    run = Run(config, folder / "run", Console(plain=True))
+
+    async def main() -> None:
+        async with open_parts(config, run.folder) as parts, playing(parts, command, 120) as played:
+            await train(played, run)
+
+    try:
+        asyncio.run(main())
+    finally:
+        run.close()
+    return run.folder
+
+
+def test_two_steps_are_trained_on_what_a_program_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast_versions(monkeypatch)
+    model = taught(tmp_path, "warm_start.episodes=100")
+    folder = train_behind(
+        tmp_path, model, COMMAND, "rollout.groups=2", "rollout.group_size=4", "stop.steps=2",
+        "evaluation.every=0", "evaluation.episodes=3",
+    )  # fmt: skip
+    story = Story.of(folder)
+    assert [line["step"] for line in story.metrics] == [1, 2]
+    assert len(story.episodes) == 16
+    assert {turn["policy_version"] for one in story.episodes for turn in one["turns"]} == {0, 1}
+    for one in story.episodes:
+        (turn,) = one["turns"]
+        assert turn["observation"].startswith("Machines: ")
+        assert len(turn["action_ids"]) == len(turn["logprobs"]) > 0
+        assert one["outcome"] == "terminated"
+        assert one["success"] == (turn["action"].strip() == "Comet")
+        assert turn["reward"] in (0.0, 0.4, 1.0)
+    before = (model / "model.safetensors").read_bytes()
+    assert (folder / "final" / "model.safetensors").read_bytes() != before
+
+
+def test_a_program_is_not_imitated(tmp_path: Path) -> None:
+    config = load(TrainConfig, find_config("bandit-grpo"), [])
+
+    async def main() -> None:
+        parts: Any = type("Parts", (), {"config": config})()
+        async with playing(parts, COMMAND):
+            raise AssertionError
+
+    with pytest.raises(UsageError, match="leave warm_start out"):
+        asyncio.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_the_policy_behind_a_program_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast_versions(monkeypatch)
+    model = taught(tmp_path)
+    folder = train_behind(
+        tmp_path, model, COMMAND, "rollout.groups=8", "rollout.max_in_flight=16", "stop.steps=25",
+        "evaluation.every=0",
+    )  # fmt: skip
+    before, *_, after = lines(folder / "evaluations.jsonl")
+    print(f"success {before['success_rate']:.3f} before, {after['success_rate']:.3f} after")
+    assert after["success_rate"] > before["success_rate"] + 0.2
+    assert after["success_rate"] > 0.75

@@ -1,0 +1,52 @@
+"""A learner that makes room between updates learns bit for bit what one learns that keeps everything."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_cases import Ranks, make_any, train_any
+
+from rollgym.errors import UsageError
+
+rare = [pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1")]
+every = pytest.mark.parametrize("strategy", ["fsdp2", "zero2", "zero3", *rare])
+CASE: dict[str, Any] = {"loss": "ppo", "critic": "own", "kl_coef": 0.1, "weight_decay": 0.01}
+
+
+def test_moving_changes_nothing_but_where_things_are(tmp_path: Path) -> None:
+    plain, moved = (make_any("local", **CASE) for _ in range(2))
+    for seed in range(3):
+        assert train_any(moved, [seed]) == train_any(plain, [seed])
+        held = moved.held()
+        assert held["optimiser"] == 2 * sum(p.nbytes for p in moved._trained().values())
+        assert moved.offload(["optimiser"]) == {"optimiser": held["optimiser"]}
+        assert moved.held() == {"optimiser": 0, "weights": held["weights"]}
+        assert moved.offload() == {"weights": held["weights"]}, "only what has not left"
+        assert moved.held() == {"optimiser": 0, "weights": 0}
+        assert all(parameter.grad is None for parameter in moved.model.parameters())
+        moved.save(tmp_path)
+        assert moved.away == ("optimiser", "weights"), "it is saved from where it is"
+        if seed == 1:
+            assert moved.reload() == held  # else the next update does so
+            assert moved.held() == held
+    again = make_any("local", **CASE)
+    again.load(tmp_path)
+    moved.load(tmp_path)
+    assert train_any(again, [7]) == train_any(moved, [7]) == train_any(plain, [7])
+    with pytest.raises(UsageError, match="no part gradients"):
+        plain.offload(["gradients"])
+
+
+@every
+def test_ranks_that_make_room_learn_the_same(pair: Ranks, strategy: str, tmp_path: Path) -> None:
+    pair("make", "plain", strategy, **CASE)
+    pair("make", "it", strategy, **CASE)
+    expected = pair("train", "plain", range(3))
+    assert pair("train_making_room", "it", range(3), tmp_path) == expected
+    found, last = pair("weights", "it")[0], pair("weights", "plain")[0]
+    assert all(np.array_equal(found[name], last[name]) for name in last)
+    pair("make", "again", strategy, **CASE)
+    pair("load", "again", tmp_path)
+    assert pair("train", "again", [5]) == pair("train", "plain", [5]), "saved while it was away"
+    pair("drop")
