@@ -24,6 +24,8 @@ KEYS = {
     "async_training": {"ratio"},
     "cluster_scaling": {"efficiency", "overhead_ms"},
     "weight_sync": {"strategies"},
+    "plan_memory": {"worst_error"},
+    "smollm_step": {"ratio", "peak_gb"},
 }
 FLAGS = {"train_step": ["--no-peer"]}
 """The peer would be installed first."""

@@ -10,90 +10,119 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
+from doc_blocks import PAGES, ROOT, blocks, command_names, commands, in_small, parse
 
-from rollgym.cli import app
-
-ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-RUN = ["README.md", "docs/index.md", "docs/evaluate.md", "docs/write_an_environment.md"]
-BLOCK = re.compile(r"(<!--[^\n]*-->\n)?```(\w+)\n(.*?)```", re.DOTALL)
+RUN = ["README.md", "docs/index.md", "docs/evaluate.md", "docs/write_an_environment.md", "docs/replay.md"]
+"""Pages whose commands are run, in small; on all others they are parsed."""
+RUN_HOW_TO = sorted(f"docs/howto/{page.name}" for page in (ROOT / "docs" / "howto").glob("*.md"))
+RUN_SLOWLY = ["docs/bench.md", "docs/model.md", "docs/environments/webshop_agents.md"]
+RUN_SLOWLY += [
+    f"docs/environments/{name}.md"
+    for name in ("mastermind", "minesweeper", "sudoku", "tower_of_hanoi", "twenty_forty_eight", "webshop")
+]
+ON_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 Command = Callable[..., Any]
 
 
-def blocks(page: Path, language: str) -> list[tuple[str, str]]:
-    """(comment above, text) of a page's fenced blocks in one language."""
-    return [(c or "", text) for c, kind, text in BLOCK.findall(page.read_text()) if kind == language]
-
-
-def commands(page: Path) -> list[tuple[str, list[str]]]:
-    """(comment above, words) of every command a page shows."""
-    found = []
-    for comment, text in blocks(page, "sh"):
-        for line in text.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words and words[0] in ("rollgym", "cd"):
-                found.append((comment, words))
-    return found
-
-
-def parse(words: list[str]) -> None:
-    """Raise where a command or an option does not exist."""
-    known: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    assert words[0] in known, f"there is no command {words[0]}"
-    command, rest = known[words[0]], list(words[1:])
-    while hasattr(command, "commands") and rest:
-        command = command.commands[rest.pop(0)]
-    command.make_context(words[0], rest)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_shown_exists_with_its_options(page: Path) -> None:
+@ON_PAGES
+def test_every_command_shown_exists_with_its_options_and_names(page: Path) -> None:
     for _, words in commands(page):
         if words[0] == "rollgym" and "|" not in words:
-            parse(words[1:])
+            try:
+                parse(words[1:])
+            except Exception as error:
+                raise AssertionError(f"{shlex.join(words)}: {error}") from error
 
 
-@pytest.mark.parametrize("page", RUN)
-def test_the_main_pages_can_be_followed(
+def test_a_wrong_command_is_found() -> None:
+    for wrong in (
+        "evaluate rollgym/Sokoban-v0",
+        "eval rollgym/Sokoban-v0 --agents random",
+        "eval rollgym/Sokobann-v0 --agent random",
+        "eval rollgym/Sokoban-v0 --agent rnd",
+        "bench run smoky --agent random",
+        "train sokoban",
+        "train sokoban-grpo steps=10",
+        "config",
+    ):
+        with pytest.raises(Exception, match=r"\w"):
+            parse(wrong.split())
+    parse(["train", "sokoban-grpo", "stop.steps=10", "--out", "runs/x"])
+
+
+@pytest.mark.parametrize("page", [*RUN, *RUN_HOW_TO])
+def test_pages_can_be_followed(rollgym_command: Command, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    follow(page, rollgym_command, monkeypatch, ("parsed only", "slow"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("page", [*RUN, *RUN_HOW_TO, *RUN_SLOWLY])
+def test_pages_can_be_followed_to_the_end(
     rollgym_command: Command, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
-    shown = commands(ROOT / page)
-    assert shown
-    for comment, words in shown:
-        if "parsed only" in comment:
+    follow(page, rollgym_command, monkeypatch, ("parsed only",))
+
+
+def follow(page: str, run: Command, monkeypatch: pytest.MonkeyPatch, leave_out: tuple[str, ...]) -> None:
+    """Do what a page says, from top to bottom, in small."""
+    monkeypatch.setenv("COLUMNS", "100")
+    for note, words in commands(ROOT / page):
+        if note.startswith(leave_out) or "|" in words:
             continue
         if words[0] == "cd":
             monkeypatch.chdir(words[1])
             monkeypatch.syspath_prepend(words[1])
             continue
         monkeypatch.setattr(sys, "stdin", io.StringIO("/quit\n"))
-        ran = rollgym_command(*words[1:])
+        ran = run(*in_small(words[1:]))
         assert ran.code == 0, f"{shlex.join(words)}\n{ran.out}\n{ran.err}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@ON_PAGES
 def test_python_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "docs"}
-    for comment, text in blocks(page, "python"):
-        if "not run" not in comment:
+    for block in blocks(page, "python"):
+        if not block.note.startswith("not run"):
             with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(text, str(page), "exec"), names)  # noqa: S102
+                exec(compile(block.text, str(page), "exec"), names)  # noqa: S102
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@ON_PAGES
+def test_what_is_not_run_says_why(page: Path) -> None:
+    for block in blocks(page, "python"):
+        assert re.match(r"(not run: \w.*)?$", block.note), block.note
+    for block in blocks(page, "sh"):
+        assert re.match(r"(parsed only: \w.*|slow(: \w.*)?)?$", block.note), block.note
+
+
+@ON_PAGES
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@ON_PAGES
+def test_commands_named_in_a_sentence_exist(page: Path) -> None:
+    for word in re.findall(r"`rollgym ([a-z]+)", page.read_text()):
+        assert word in command_names(), f"there is no command {word}"
+
+
 def test_every_environment_has_a_page() -> None:
+    from rollgym.registry import cards
+
     packages = {init.parent.name for init in (ROOT / "envs").glob("*/__init__.py")}
-    pages = {page.stem for page in (ROOT / "docs" / "environments").glob("*.md")}
-    further = {page for page in pages - packages if any(page.startswith(f"{name}_") for name in packages)}
-    assert packages == pages - further
+    pages = {page.stem: page.read_text() for page in (ROOT / "docs" / "environments").glob("*.md")}
+    further = {page for page in pages if any(page.startswith(f"{name}_") for name in packages)}
+    assert packages == set(pages) - further - {"index"}
+    for card in cards():
+        if card.env_id.startswith("rollgym/"):
+            assert any(f"`{card.env_id}`" in text for name, text in pages.items() if name != "index"), (
+                card.env_id
+            )
+            assert f"`{card.env_id}`" in pages["index"], card.env_id
 
 
 def test_no_machine_paths_in_the_tree() -> None:

@@ -7,6 +7,7 @@ A small policy is trained on FrozenLake for a few steps (some minutes), and agen
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from playwright.sync_api import sync_playwright
 
 from rollgym.envs.webshop.browser.find import find_chromium
 from rollgym.evaluate import Request, evaluate
+from rollgym.registry import make
 from rollgym.view import export
 
 IMAGES = Path(__file__).parent
 CONFIG = "frozen-lake-gigpo"
-SETTINGS = ["stop.steps=20", "evaluation.every=5", "evaluation.episodes=150"]
+SETTINGS = ["stop.steps=20", "evaluation.every=5", "evaluation.episodes=150", "tracking.tokens_every=1"]
 
 
 def main() -> None:
@@ -30,6 +32,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         shoot(make_pages(Path(place), args.run), args.out)
+    shoot_shop(args.out / "webshop.png")
 
 
 def make_pages(place: Path, run: Path | None) -> dict[str, Path]:
@@ -72,6 +75,22 @@ def shoot(pages: dict[str, Path], out: Path) -> None:
             tab.close()
             print(out / f"view-{name}.png")
         browser.close()
+
+
+def shoot_shop(file: Path) -> None:
+    """A product's page of the shop itself, in a browser, with an option chosen."""
+    env: Any = make("rollgym/WebShopBrowser-v0")
+    _, info = env.reset(seed=1, options={"task": 3, "split": "test"})
+    wanted = re.sub(r"[^a-z ]", "", info["instruction"].lower().partition(".")[0])
+    seen = env.step(f"type[e1][{wanted}]")[0]
+    first = re.search(r"(e[0-9]+). link ", seen)
+    seen = env.step(f"click[{first and first[1]}]")[0]
+    for option, name in re.findall(r"(e[0-9]+). radio \"([^\"]+)\"", seen):
+        if name.split()[-1] in wanted:
+            env.step(f"click[{option}]")
+    file.write_bytes(env.unwrapped.screenshot())
+    print(file)
+    env.close()
 
 
 def _open_longest(tab: Any) -> None:

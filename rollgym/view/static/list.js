@@ -7,7 +7,7 @@ function episodeList(state, open) {
   const spacer = h("div", { class: "spacer" });
   const box = h("div", { class: "rows", tabindex: "0", role: "listbox", "aria-label": "episodes" }, spacer);
   const count = h("span", { class: "count", role: "status" });
-  const text = h("input", { type: "search", placeholder: "id, environment, group, message", "aria-label": "search" });
+  const text = h("input", { type: "search", placeholder: "search", title: "in id, environment, group and message", "aria-label": "search" });
   const outcome = h("select", { "aria-label": "outcome" });
   const verdicts = h("select", { "aria-label": "success" },
     [["", "any verdict"], ["true", "success"], ["false", "no success"], ["null", "no verdict"]].map(([value, name]) => h("option", { value }, name)));
@@ -19,7 +19,7 @@ function episodeList(state, open) {
     return [
       ["success", "", "2.2em"], ["id", "episode", "minmax(6.5em, 2fr)"],
       new Set(state.rows.map((row) => row.env)).size > 1 && ["env", "environment", "minmax(6em, 1.2fr)"],
-      some((row) => row.step !== null) && ["step", "step", "2.8em"],
+      some((row) => row.step !== null) && ["step", "step", "3.4em"],
       ["total", "return", "4.2em"], ["turns", "turns", "3.4em"],
       some((row) => row.tokens) && ["tokens", "tokens", "4em"],
       ["seconds", "time", "4.6em"], ["outcome", "outcome", "6.2em"],

@@ -42,6 +42,9 @@ function lake(map, position) {
   return picture;
 }
 
+const PRICE = /^\$[\d.,]+( to \$[\d.,]+)?$/;
+const PRODUCT = /^b0[a-z0-9]{8}$/i;
+
 function shopPage(text, info) {
   const known = new Set((Array.isArray(info?.clickables) ? info.clickables : []).map((one) => String(one).toLowerCase()));
   const parts = String(text).split(" [SEP] ");
@@ -49,11 +52,14 @@ function shopPage(text, info) {
   return h(
     "div",
     { class: "shop" },
-    parts.map((part) => {
+    parts.map((part, place) => {
       const clickable = known.has(part.trim().toLowerCase());
-      const price = /^\$[\d.,]+( to \$[\d.,]+)?$/.test(part.trim());
+      const price = PRICE.test(part.trim());
       const made = h("span", { class: clickable ? "chip" : price ? "price" : "piece" }, shorten(part, FOLD));
-      return price ? [made, h("span", { class: "break" })] : made;
+      const line = () => h("span", { class: "break" });
+      // A product of a list begins a line of its own; the one before it ended with its price.
+      if (clickable && PRODUCT.test(part.trim()) && !PRICE.test((parts[place - 1] ?? "").trim())) return [line(), made];
+      return price ? [made, line()] : made;
     }),
   );
 }

@@ -18,7 +18,7 @@ function timelineView(data, open) {
   const offsets = [];
   for (let i = 0, heads = 0, first = 0; i < lanes.length; i += 1) {
     if (i === 0 || lanes[i - 1].role !== lanes[i].role) [heads, first] = [heads + 1, i];
-    offsets.push({ y: HEAD + i * LANE + heads * 20, named: (i - first) % named === 0, heads: i === first });
+    offsets.push({ y: HEAD + i * LANE + heads * 24, named: (i - first) % named === 0, heads: i === first });
   }
   let drawnWidth = 0;
 
@@ -53,7 +53,7 @@ function timelineView(data, open) {
       if (offsets[index].heads) {
         pen.fillStyle = ink;
         pen.font = "600 11px system-ui, sans-serif";
-        pen.fillText(ROLES[lane.role] ?? "", 2, y - 9);
+        pen.fillText(ROLES[lane.role] ?? "", 2, y - 13);
         pen.font = "11px system-ui, sans-serif";
       }
       pen.fillStyle = soft;
