@@ -11,7 +11,8 @@ from rollgym.sandbox import worker_files, worker_limits
 
 MOST_FILES = 20_000
 """More files than this are an attack on the kernel's memory."""
-CHECK_SECONDS = 0.05
+CHECK_SECONDS, SOON_SECONDS = 0.05, 0.01
+"""Between two looks at memory and time; sooner, where a quarter of the memory is in use."""
 TICK_MS, LONG_TICK_MS = 2, 25
 _SCRATCH = bytearray(1 << 16)
 
@@ -97,6 +98,7 @@ class Watch:
         self.work, self.scratch = config["work"], config["scratch"]
         self.taps = (Tap(out, 2 * limits["output_chars"]), Tap(err, 2 * limits["output_chars"]))
         self.started = self._checked = time.monotonic()
+        self._every = CHECK_SECONDS
         self._cpu_before = worker_limits.cpu_seconds(kept)
         self._tick = TICK_MS
         self._disk_due = 0.0
@@ -115,7 +117,7 @@ class Watch:
         poll.register(self.host, 0)
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
-        ready = [descriptor for descriptor, _ in poll.poll(min(left * 1000 + 1, self._tick))]
+        ready = [descriptor for descriptor, _ in poll.poll(min(left * 1000 + 1, self._tick, self._every * 1000))]
         if self.host in ready:
             raise HostGone
         # The faster it writes, the sooner we look again; a wake for each line would cost more than the code.
@@ -129,13 +131,15 @@ class Watch:
 
     def _broken(self) -> str | None:
         now = time.monotonic()
-        if now - self._checked < CHECK_SECONDS:
+        if now - self._checked < self._every:
             return None
         self._checked = now
         pids = worker_limits.family()
         most = self.limits["memory_mb"] * worker_limits.MB
-        if worker_limits.memory(pids, most) > most:
+        used = worker_limits.memory(pids, most)
+        if used > most:
             return "memory_limit"
+        self._every = SOON_SECONDS if 4 * used > most else CHECK_SECONDS
         if worker_limits.cpu_seconds(pids) - self._cpu_before > self.limits["cpu"]:
             return "cpu_limit"
         if now < self._disk_due:
