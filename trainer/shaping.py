@@ -90,8 +90,8 @@ def format_check(parser: str) -> FormatCheck:
     parse = make_parser(parser)
     if any(name == "listed" for name, _ in parse.forms):
         raise UsageError(
-            "format_penalty cannot go with the form 'listed': which actions were valid is not recorded with a "
-            "turn. Use another agent.parser, or no format_penalty."
+            "format_penalty cannot go with the form 'listed': which actions were valid is not recorded with "
+            "a turn. Use another agent.parser, or no format_penalty."
         )
 
     def missed(turn: Turn) -> bool:

@@ -117,7 +117,9 @@ class Watch:
         poll.register(self.host, 0)
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
-        ready = [descriptor for descriptor, _ in poll.poll(min(left * 1000 + 1, self._tick, self._every * 1000))]
+        ready = [
+            descriptor for descriptor, _ in poll.poll(min(left * 1000 + 1, self._tick, self._every * 1000))
+        ]
         if self.host in ready:
             raise HostGone
         # The faster it writes, the sooner we look again; a wake for each line would cost more than the code.
