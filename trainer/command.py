@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +86,20 @@ async def _train(config: TrainConfig, run: Run) -> None:
         ) from None
 
 
-def _parts(config: TrainConfig, folder: Path) -> AbstractAsyncContextManager[Parts]:
-    if config.runtime == "local":
-        return open_parts(config, folder)
-    from rollgym.trainer.setup_ray import open_ray_parts
+@asynccontextmanager
+async def _parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
+    async with AsyncExitStack() as stack:
+        if config.runtime == "local":
+            parts = await stack.enter_async_context(open_parts(config, folder))
+        else:
+            from rollgym.trainer.setup_ray import open_ray_parts
 
-    return open_ray_parts(config, folder)
+            parts = await stack.enter_async_context(open_ray_parts(config, folder))
+        if config.program is not None:
+            from rollgym.trainer.program import playing
+
+            parts = await stack.enter_async_context(playing(parts, config.program))
+        yield parts
 
 
 def _fresh(name: str | None, overrides: Sequence[str]) -> TrainConfig:

@@ -207,6 +207,9 @@ class TrainConfig(Settings):
     agent: Closed[LmOptions] = LmOptions(max_tokens=32)
     """How the model is asked, and how its replies are read."""
     engine: EngineChoice = EngineChoice()
+    program: str | None = None
+    """A program of one's own, with its arguments, that plays each episode in place of agent and environment:
+    it talks to the policy over an OpenAI-compatible endpoint (docs/serve.md)."""
     warm_start: WarmStart | None = None
     rollout: Rollout = Rollout()
     shaping: Closed[ShapingSettings] = ShapingSettings()
@@ -250,6 +253,11 @@ class TrainConfig(Settings):
             raise UsageError(
                 "Training needs agent.temperature > 0 and no top_p, top_k or min_p: the trainer could not "
                 "give tokens the probability they were drawn with."
+            )
+        if self.program is not None and self.warm_start is not None:
+            raise UsageError(
+                "A program cannot be imitated by a warm start: imitate in a run of its own "
+                "(`rollgym imitate`), name its folder final as model.path, and set warm_start to null."
             )
         if (self.weighting == "constant") != (self.constant is not None):
             raise UsageError("weighting 'constant' and the setting constant go together.")

@@ -1,9 +1,8 @@
 """A policy is trained behind a program that knows nothing but its address, and learns."""
 
-import asyncio
+import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from training import Story, fast_versions, lines
@@ -12,14 +11,9 @@ from rollgym.config import find_config, load
 from rollgym.errors import UsageError
 from rollgym.trainer.command import run_training
 from rollgym.trainer.config import TrainConfig
-from rollgym.trainer.console import Console
-from rollgym.trainer.loop import train
-from rollgym.trainer.program import playing
-from rollgym.trainer.run import Run
-from rollgym.trainer.setup import open_parts
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "blackbox_bandit.py"
-COMMAND = [sys.executable, "-I", "-S", str(PROGRAM)]
+COMMAND = shlex.join([sys.executable, "-I", "-S", str(PROGRAM)])
 
 
 def taught(folder: Path, *settings: str) -> Path:
@@ -29,21 +23,11 @@ def taught(folder: Path, *settings: str) -> Path:
     return folder / "taught" / "final"
 
 
-def train_behind(folder: Path, model: Path, command: Any, *settings: str) -> Path:
+def train_behind(folder: Path, model: Path, *settings: str) -> Path:
     """A run in which a program plays every episode."""
-    chosen = [f"model.path={model}", "warm_start=null", "tracking.tensorboard=false", *settings]
-    config = load(TrainConfig, find_config("bandit-grpo"), chosen)
-    run = Run(config, folder / "run", Console(plain=True))
-
-    async def main() -> None:
-        async with open_parts(config, run.folder) as parts, playing(parts, command, 120) as played:
-            await train(played, run)
-
-    try:
-        asyncio.run(main())
-    finally:
-        run.close()
-    return run.folder
+    chosen = [f"program={COMMAND}", f"model.path={model}", "warm_start=null", "tracking.tensorboard=false"]
+    run_training("bandit-grpo", [*chosen, *settings], folder / "run", plain=True)
+    return folder / "run"
 
 
 def test_two_steps_are_trained_on_what_a_program_asked(
@@ -52,7 +36,7 @@ def test_two_steps_are_trained_on_what_a_program_asked(
     fast_versions(monkeypatch)
     model = taught(tmp_path, "warm_start.episodes=100")
     folder = train_behind(
-        tmp_path, model, COMMAND, "rollout.groups=2", "rollout.group_size=4", "stop.steps=2",
+        tmp_path, model, "rollout.groups=2", "rollout.group_size=4", "stop.steps=2",
         "evaluation.every=0", "evaluation.episodes=3",
     )  # fmt: skip
     story = Story.of(folder)
@@ -70,16 +54,9 @@ def test_two_steps_are_trained_on_what_a_program_asked(
     assert (folder / "final" / "model.safetensors").read_bytes() != before
 
 
-def test_a_program_is_not_imitated(tmp_path: Path) -> None:
-    config = load(TrainConfig, find_config("bandit-grpo"), [])
-
-    async def main() -> None:
-        parts: Any = type("Parts", (), {"config": config})()
-        async with playing(parts, COMMAND):
-            raise AssertionError
-
-    with pytest.raises(UsageError, match="leave warm_start out"):
-        asyncio.run(main())
+def test_a_program_is_not_imitated() -> None:
+    with pytest.raises(UsageError, match="set warm_start to null"):
+        load(TrainConfig, find_config("bandit-grpo"), [f"program={COMMAND}"])
 
 
 @pytest.mark.slow
@@ -88,7 +65,7 @@ def test_the_policy_behind_a_program_learns(tmp_path: Path, monkeypatch: pytest.
     fast_versions(monkeypatch)
     model = taught(tmp_path)
     folder = train_behind(
-        tmp_path, model, COMMAND, "rollout.groups=8", "rollout.max_in_flight=16", "stop.steps=25",
+        tmp_path, model, "rollout.groups=8", "rollout.max_in_flight=16", "stop.steps=25",
         "evaluation.every=0",
     )  # fmt: skip
     before, *_, after = lines(folder / "evaluations.jsonl")
