@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_server import program
-from training import fast_versions, lines, write
+from training import fast_versions, lines
 
 from rollgym.config import find_config, load
 from rollgym.engines.sglang import ServerOptions, orphans
@@ -26,48 +25,7 @@ ray: Any = pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3000),
-    pytest.mark.skipif(
-        "start_sglang" not in vars(setup_ray), reason="runs on Ray start their servers beside the driver"
-    ),
 ]
-
-
-def test_a_run_puts_a_server_on_each_device_that_generates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Scripted servers: what they say is nonsense, and it is trained on all the same."""
-    fast_versions(monkeypatch)
-    log = tmp_path / "started"
-    config = load(
-        TrainConfig,
-        write(
-            tmp_path,
-            runtime="ray",
-            gpus=3,
-            engine={"kind": "sglang", "python": program(tmp_path / "py", log), "threads": None},
-            devices={"layout": "split", "actor_train": "gpu[0]", "actor_infer": "gpu[1-2]"},
-            evaluation={"every": 0, "episodes": 2},
-            stop={"steps": 2},
-        ),
-        ["name=small"],
-    )
-    run = Run(config, tmp_path / "run", Console(plain=True))
-
-    async def main() -> None:
-        async with setup_ray.open_ray_parts(config, run.folder) as parts:
-            engines: Any = parts.engine
-            assert [type(one).__name__ for one in engines.engines] == ["SglangActor"] * 2
-            await train(parts, run)
-            assert engines.version == 2
-
-    try:
-        asyncio.run(main())
-    finally:
-        run.close()
-    pids = [int(line.split()[0]) for line in log.read_text(encoding="utf-8").splitlines()]
-    assert len(pids) == 2
-    assert not any(orphans.started(pid) for pid in pids)
-    assert len(lines(run.folder / "metrics.jsonl")) == 2
 
 
 def test_the_bandit_is_learnt_on_two_servers_in_actors(
