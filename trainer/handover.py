@@ -100,7 +100,7 @@ class Handover:
                 await self._engine.pause()
             if self._releases:
                 with suppress(EngineLost):  # nothing to give up; others may be left
-                    self._add("released", await _release(engine, self._releases))
+                    self._add("released", await engine.release(weights="weights" in self._releases))
         self._spent(began)
 
     async def _leave(self, but: str = "") -> None:
@@ -122,12 +122,3 @@ class Handover:
     def _spent(self, began: float) -> None:
         if self._leaves or self._releases:
             self._add("seconds", time.perf_counter() - began)
-
-
-async def _release(engine: Any, what: Sequence[str]) -> int:
-    """Have an engine give up memory; bytes, where it knows."""
-    if hasattr(engine, "release_memory"):  # SGLang's
-        await engine.release_memory(what)
-        return 0
-    given: int = await engine.release(weights="weights" in what)
-    return given

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rollgym.cluster.errors import ActorLost, need_ray, why_lost
 from rollgym.cluster.mail import Line, Mailbox
@@ -49,6 +49,11 @@ class RemoteEngine:
     Where the actor dies, its replies under way fail with `EngineLost`, and a new actor with the last weights
     takes its place; what is asked meanwhile waits for it.
     """
+
+    host: ClassVar[type[EngineHost]] = EngineHost
+    """What runs in the actor."""
+    called: ClassVar[str] = "The engine"
+    """In sentences about it."""
 
     def __init__(
         self,
@@ -212,22 +217,20 @@ class RemoteEngine:
 
     async def _start(self) -> None:
         ray = need_ray()
-        actor = ray.remote(max_restarts=0)(EngineHost).options(**self._place)
+        actor = ray.remote(max_restarts=0)(self.host).options(**self._seat())
         actor = actor.remote(self._model, self._options)
-        needs = {"GPU": self._place.get("num_gpus", 0.0), "CPU": self._place.get("num_cpus", 0.0)}
         try:
-            started = actor.start.remote()
-            facts = await waiting(started, needs, "The engine", self._interval, self._say, self._patience)
+            self._context, self.vocabulary = await self._begin(actor)
         except ray.exceptions.RayTaskError as error:
             ray.kill(actor)
-            raise EngineLost(f"The engine could not be started: {one_line(error.cause or error)}") from error
+            why = one_line(error.cause or error)
+            raise EngineLost(f"{self.called} could not be started: {why}") from error
         except ray.exceptions.RayError as error:
-            raise EngineLost(f"The engine could not be started: {why_lost(error)}") from error
+            raise EngineLost(f"{self.called} could not be started: {why_lost(error)}") from error
         except BaseException:
             ray.kill(actor)
             raise
-        self._context, self.vocabulary = facts
-        line = Line(actor, _lost, self._on_loss)
+        line = Line(actor, self._lost, self._on_loss)
         try:
             self._released = False
             if self._weights is not None:
@@ -237,8 +240,25 @@ class RemoteEngine:
         except ActorLost as error:
             line.hang_up()
             ray.kill(actor)
-            raise EngineLost(f"The engine could not be started with its last weights. {error}") from error
+            raise EngineLost(f"{self.called} could not be started with its last weights. {error}") from error
         self._line = line
+
+    def _seat(self) -> dict[str, Any]:
+        """Options of the actor."""
+        return self._place
+
+    async def _begin(self, actor: Any) -> tuple[int, int]:
+        """Have a new actor start its engine; context length and vocabulary."""
+        facts: tuple[int, int] = await self._awaited(actor.start.remote())
+        return facts
+
+    async def _awaited(self, what: Awaitable[Any]) -> Any:
+        """What an actor answers that may have to wait for its devices first."""
+        needs = {"GPU": self._place.get("num_gpus", 0.0), "CPU": self._place.get("num_cpus", 0.0)}
+        return await waiting(what, needs, self.called, self._interval, self._say, self._patience)
+
+    def _lost(self, why: str) -> EngineLost:
+        return EngineLost(f"{self.called}'s actor is gone: {why}")
 
     async def _renew(self, line: Line) -> None:
         """Have an actor use the last weights again."""
@@ -253,10 +273,6 @@ class RemoteEngine:
             self._say(f"An engine actor is gone ({why}); another one starts.")
             self._starting = asyncio.get_running_loop().create_task(self._start())
             self._starting.add_done_callback(_seen)
-
-
-def _lost(why: str) -> EngineLost:
-    return EngineLost(f"The engine's actor is gone: {why}")
 
 
 def _seen(task: asyncio.Task[None]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
+from local_http import LocalServer
 
 from rollgym.agent import Agent, AgentSetup, Briefing, Move, make_agent
 from rollgym.types import EpisodeSpec
@@ -60,22 +60,8 @@ class FakeEndpoint:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 128
-
-            def handle_error(self, *args: Any) -> None:
-                pass  # a client that timed out has hung up
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+        served = LocalServer(Handler)
+        self.url, self.close = f"{served.url}/v1", served.close
 
     def agent(self, **options: Any) -> Any:
         """A chat agent of this endpoint that does not wait between attempts, but notes the waits."""

@@ -6,11 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from local_http import LocalServer
 
 from .conftest import SUITE, write_suite
 
@@ -47,25 +48,15 @@ class Endpoint:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *args: Any) -> None:
-                pass  # a client that timed out has hung up
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
-        self.thread.start()
+        served = LocalServer(Handler)
+        self.url, self.close = f"{served.url}/v1", served.close
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
     served = Endpoint()
     yield served
-    served.server.shutdown()
-    served.server.server_close()
-    served.thread.join()
+    served.close()
 
 
 def run(command: Command, endpoint: Endpoint, *more: object) -> Any:

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.cluster.engine import EngineHost, RemoteEngine
-from rollgym.cluster.errors import ActorLost, need_ray, why_lost
-from rollgym.cluster.mail import Line
-from rollgym.cluster.waiting import waiting
+from rollgym.cluster.errors import need_ray
 from rollgym.engines import Engine
 from rollgym.engines.replicas import ReplicaEngine
 from rollgym.engines.sglang.opening import launch
 from rollgym.engines.sglang.server import ServerOptions
-from rollgym.errors import EngineLost, RollgymError, UsageError
+from rollgym.errors import RollgymError, UsageError
 
 OTHERS = "others"
 """In a place: those of the further devices of a server that is spread over several."""
@@ -51,6 +49,9 @@ class SglangHost(EngineHost):
 class SglangActor(RemoteEngine):
     """An `Engine` that is an SGLang server in an actor's care; `start` makes one."""
 
+    host = SglangHost
+    called = "The SGLang server"
+
     async def ready(self) -> None:
         """Return when it can generate, with the weights it had; a dead server is started again for it."""
         await super().ready()
@@ -64,39 +65,23 @@ class SglangActor(RemoteEngine):
                 await line.ask(("close", ()))
         await super().close()
 
-    async def _start(self) -> None:
+    def _seat(self) -> dict[str, Any]:
+        return {name: value for name, value in self._place.items() if name != OTHERS}
+
+    async def _begin(self, actor: Any) -> tuple[int, int]:
         ray = need_ray()
-        place = dict(self._place)
-        others = [ray.remote(_device).options(**one).remote() for one in place.pop(OTHERS, ())]
-        actor = ray.remote(max_restarts=0)(SglangHost).options(**place).remote(self._model, self._options)
-        needs = {"GPU": place.get("num_gpus", 0.0), "CPU": place.get("num_cpus", 0.0)}
+        others = [ray.remote(_device).options(**one).remote() for one in self._place.get(OTHERS, ())]
+        # Only devices are waited for with patience: a server takes as long as it takes.
+        _, *found = await self._awaited(
+            asyncio.gather(*map(_awaited, (actor.__ray_ready__.remote(), *others)))
+        )
         try:
-            there = asyncio.gather(*map(_awaited, (actor.__ray_ready__.remote(), *others)))
-            _, *found = await waiting(
-                there, needs, "The SGLang server", self._interval, self._say, self._patience
-            )
-            self._context, self.vocabulary = await actor.start.remote(found)
+            facts: tuple[int, int] = await actor.start.remote(found)
         except ray.exceptions.RayTaskError as error:
-            ray.kill(actor)
             if isinstance(error.cause, UsageError):
                 raise error.cause from error
-            raise EngineLost(f"No SGLang server could be started: {error.cause or error}") from error
-        except ray.exceptions.RayError as error:
-            raise EngineLost(f"No SGLang server could be started: {why_lost(error)}") from error
-        except BaseException:
-            ray.kill(actor)
             raise
-        line = Line(actor, _lost, self._on_loss)
-        try:
-            if self._weights is not None:
-                await line.ask(("update_weights", (self._version, self._weights)))
-            if self._paused:
-                await line.ask(("pause", ()))
-        except ActorLost as error:
-            line.hang_up()
-            ray.kill(actor)
-            raise EngineLost(f"The SGLang server could not be given its last weights. {error}") from error
-        self._line = line
+        return facts
 
 
 def server_places(
@@ -167,7 +152,3 @@ def _visible(others: Sequence[tuple[str, list[str]]]) -> dict[str, str]:
 
 async def _awaited(reference: Any) -> Any:
     return await reference
-
-
-def _lost(why: str) -> EngineLost:
-    return EngineLost(f"The SGLang server's actor is gone: {why}")
