@@ -110,14 +110,11 @@ class ReplicaEngine:
         if mismatch := self._mismatch():
             raise AgentError(f"The replicas have weights of different versions: {mismatch}.")
 
-    async def suspend(self, number: int, *, release: bool = False) -> None:
-        """Pause one replica: sessions at home there wait, new ones go elsewhere.
-
-        ``release``: it also gives up its memory.
-        """
+    async def suspend(self, number: int) -> None:
+        """Pause one replica: sessions at home there wait, new ones go elsewhere."""
         replica = self._replicas[number]
         replica.suspended = True
-        await self._guarded(replica, lambda one: _release(one.engine) if release else one.engine.pause())
+        await self._guarded(replica, lambda one: one.engine.pause())
 
     async def restore(self, number: int) -> None:
         """Let a suspended replica go on."""

@@ -131,7 +131,8 @@ def test_taken_back_by_hand_it_says_what_is_missing(server: Scripted, folder: Pa
 def test_of_several_one_gives_up_its_memory_and_the_others_play_on(server: Scripted, folder: Path) -> None:
     async def main(other: Scripted) -> None:
         engine = ReplicaEngine([SglangEngine(one.url, folder) for one in (server, other)])
-        await engine.suspend(0, release=True)
+        await engine.suspend(0)
+        await engine.engines[0].release()  # as in a hand-over
         await asyncio.gather(*(engine.generate(ask(f"s{number}")) for number in range(4)))
         assert (len(server.asked("/generate")), len(other.asked("/generate"))) == (0, 4)
         await engine.restore(0)
