@@ -3,10 +3,11 @@
     python benchmarks/train_step.py [--quick] [--threads 1] [--rounds 5] [--no-peer] [--peer-venv FOLDER]
 
 Both train the same built-in model (a Llama of 0.5 million parameters, 400 words) in float32 with the same
-number of threads on the same 64 episodes (``--quick``: 32): a prompt of 64 tokens, then 1 to 15 turns of a
-short action, with observations between them. 13 % of the tokens are actions, and only these are in the loss.
-``even`` is the same with 8 turns in every episode, so that little padding is needed: the difference is what
-ragged episodes cost.
+number of threads on the same 64 episodes (``--quick``: 32), in groups of 8 with the same prompt of 64 tokens:
+1 to 15 turns of a short action, with observations between them. 13 % of the tokens are actions, and only
+these are in the loss. ``even`` is the same with 8 turns in every episode, so that little padding is needed:
+the difference is what ragged episodes cost. ``prompts`` is ``ragged`` with prompts of 256 tokens, which
+rollgym computes once for a group.
 
 In an update: forward and backward passes in micro-batches, clipping the gradient, AdamW, and the metrics that
 either reports. Not in it: generation, rewards, a reference model, old log-probs (both are given the same).
@@ -51,7 +52,7 @@ from rollgym.trainer.loss_settings import LossSettings
 from rollgym.trainer.model import SIZES
 from rollgym.trainer.rows import Row, TokenEpisode
 
-VOCABULARY, PROMPT, RATE = 400, 64, 1e-4
+VOCABULARY, GROUP, RATE = 400, 8, 1e-4
 SCALES = (1, 2, 4)
 PEER = Path(__file__).parent / "peers" / "trl_step.py"
 PEER_VENV = Path.home() / ".cache" / "rollgym" / "bench-trl"
@@ -59,18 +60,19 @@ TRL = "trl==1.16.0"
 Workload = dict[str, Any]
 
 
-def make_episodes(count: int, even: bool) -> Workload:
+def make_episodes(count: int, prompt: int, even: bool) -> Workload:
     """Tokens of many episodes end to end, which of them are actions, and an advantage for each episode."""
     ids, own = [], []
     for number in range(count):
         rng = derive_rng("train step benchmark", number)
-        mask = [0] * PROMPT
+        asked = derive_rng("train step benchmark prompt", number // GROUP).integers(2, VOCABULARY, prompt)
+        mask = [0] * prompt
         for turn in range(8 if even else int(rng.integers(1, 16))):
             mask += [0] * (int(rng.integers(16, 49)) if turn else 0) + [1] * int(rng.integers(2, 10))
         own.append(np.array(mask))
-        ids.append(rng.integers(2, VOCABULARY, len(mask)))
+        ids.append(np.concatenate([asked, rng.integers(2, VOCABULARY, len(mask) - prompt)]))
     return {
-        "prompt": PROMPT,
+        "prompt": prompt,
         "lengths": np.array(list(map(len, ids))),
         "ids": np.concatenate(ids),
         "own": np.concatenate(own),
@@ -129,11 +131,11 @@ def write_model(folder: Path) -> None:
     model(config).save_pretrained(folder)
 
 
-def write_workload(folder: Path, count: int, even: bool = False) -> Workload:
+def write_workload(folder: Path, count: int, prompt: int = 64, even: bool = False) -> Workload:
     """Model and episodes. Old log-probs are the model's own, a little off: some ratios are clipped."""
     folder.mkdir()
     write_model(folder / "model")
-    data = make_episodes(count, even)
+    data = make_episodes(count, prompt, even)
     own = np.flatnonzero(data["own"])
     old = np.zeros(len(data["ids"]))
     old[own] = make_learner(folder / "model", 8192, 1).logprobs(read_batch(data))
@@ -286,9 +288,9 @@ def compare(python: Path | None, root: Path, args: argparse.Namespace) -> dict[s
     """Both workloads by everybody: print a table, return what the report says."""
     report: dict[str, Any] = {}
     print(f"{'':8}{'':6}{'tokens':>9}{'padded':>9}{'seconds':>10}{'peak MB':>10}{'added MB':>10}{'ratio':>8}")
-    for workload, suffix in (("ragged", ""), ("even", "_even")):
+    for workload, prompt, suffix in (("ragged", 64, ""), ("even", 64, "_even"), ("prompts", 256, "_prompts")):
         folder = root / workload
-        lengths = write_workload(folder, args.episodes, workload == "even")["lengths"]
+        lengths = write_workload(folder, args.episodes, prompt, workload == "even")["lengths"]
         tokens, padded = int(lengths.sum()), int(lengths.max()) * len(lengths)
         commands = {"ours": ours(folder, args)} | ({"trl": trl(python, folder, args)} if python else {})
         found = contend(commands, folder, args)

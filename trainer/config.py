@@ -219,7 +219,7 @@ class TrainConfig(Settings):
     keep_environment_reward: bool = True
     """Whether the environment's own reward counts beside them."""
     estimator: str = "grpo"
-    """How advantages are estimated: grpo, dr_grpo, rloo, reinforce, reinforce_pp, gae or gigpo."""
+    """The way to advantages: grpo, dr_grpo, rloo, grpo_turns, gigpo, reinforce, reinforce_pp or gae."""
     credit: Closed[CreditSettings] = CreditSettings()
     """The estimator's settings."""
     loss: Closed[LossSettings] = LossSettings("grpo")
@@ -238,7 +238,7 @@ class TrainConfig(Settings):
 
     def check(self) -> None:
         """What single settings cannot know."""
-        find_estimator(self.estimator)
+        grouped = find_estimator(self.estimator).centred
         if any(env.split == self.evaluation.split for env in self.envs):
             raise UsageError(
                 f"evaluation.split is {self.evaluation.split!r}, and so is an environment's training split: "
@@ -261,7 +261,6 @@ class TrainConfig(Settings):
             )
         if (self.weighting == "constant") != (self.constant is not None):
             raise UsageError("weighting 'constant' and the setting constant go together.")
-        grouped = self.estimator in ("grpo", "dr_grpo", "rloo", "gigpo")
         if grouped and self.rollout.group_size < 2:
             raise UsageError(
                 f"estimator {self.estimator} compares the members of a group: rollout.group_size must be at "

@@ -127,6 +127,19 @@ def gae(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], list[
     return [advantages for advantages, _ in made], [returns for _, returns in made]
 
 
+@estimator("gamma", "divide_by", "whiten", "weigh", centred=True)
+def grpo_turns(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
+    """The return from each turn on, against what the episodes of its group have from a turn on."""
+    found = [_turn_returns(t, settings) for t in batch]
+    relative = [np.zeros_like(own) for own in found]
+    for members in _groups(batch):
+        mean, std = _moments([found[i] for i in members], "trajectory")
+        if std > settings.tolerance and sum(len(found[i]) > 0 for i in members) > 1:
+            for i in members:
+                relative[i] = (found[i] - mean) / (std if settings.divide_by == "std" else 1.0)
+    return [np.repeat(own, t.played) for t, own in zip(batch, relative, strict=True)], None
+
+
 @estimator("gamma", "step_weight", "divide_by", "whiten", "weigh", centred=True)
 def gigpo(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
     """GRPO's advantage, and a weighted one among all turns of the group that began in the same state."""
@@ -136,8 +149,7 @@ def gigpo(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], Non
         if len(t.states) != len(t.tokens):
             raise UsageError(f"gigpo needs the state before each turn, but {t} has none. Give states.")
         turns = np.flatnonzero(t.tokens).tolist()
-        returns = _accumulate(t.by_turn(), np.full(len(turns), settings.gamma))
-        for turn, step in zip(turns, returns, strict=True):
+        for turn, step in zip(turns, _turn_returns(t, settings), strict=True):
             alike.setdefault((t.group, t.states[turn]), []).append(len(steps))
             steps.append(step)
     episodes = _against_group(batch, settings, settings.divide_by)
@@ -177,6 +189,11 @@ def _gae(
 def _returns(t: Trajectory, settings: CreditSettings) -> FloatArray:
     """The discounted return from each action token on."""
     return _accumulate(t.by_token(), _per_token(t, settings.gamma, settings.discount), t.last)
+
+
+def _turn_returns(t: Trajectory, settings: CreditSettings) -> FloatArray:
+    """The discounted return from each turn on that has action tokens, without what a critic would add."""
+    return _accumulate(t.by_turn(), np.full(len(t.played), settings.gamma))
 
 
 def _accumulate(terms: FloatArray, decay: FloatArray, last: float = 0.0) -> FloatArray:

@@ -175,7 +175,7 @@ class CreditSettings:
     step_weight: float = 1.0
     """Weight of ``gigpo``'s comparison of equal states."""
     divide_by: Literal["std", "one"] = "std"
-    """What ``gigpo`` divides differences from the mean by."""
+    """What ``grpo_turns`` and ``gigpo`` divide differences from the mean by."""
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():

@@ -2,7 +2,7 @@
 
 The vocabulary is only computed where an action token is predicted, and nothing after the last one is read.
 Rows never see one another: padded, they lie side by side with the padding after them, where a causal model
-cannot look; packed, they lie end to end and attention is computed row by row.
+cannot look; packed, they lie end to end, and attention is computed row by row.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from rollgym.errors import UsageError
+from rollgym.trainer.attention import PACKED, UnlikePacked, attend, no_mask, paths_of, spare_last_layer
+from rollgym.trainer.packing import pack
 from rollgym.trainer.rows import IntArray, Row
 
 Layout = Literal["padded", "packed"]
-PACKED = "rollgym_packed"
-"""The name under which transformers knows the attention of packed rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,13 @@ def states(body: Any, rows: Sequence[Row], layout: Layout, device: torch.device)
     """[N, width]: the states of a transformer that predict the action tokens."""
     inputs = [row.inputs for row in rows]
     if layout == "packed":
-        ids = torch.from_numpy(np.concatenate(inputs)).to(device)
-        at = np.concatenate([np.arange(len(row)) for row in inputs])
-        first = np.cumsum([0, *map(len, inputs)])
-        spots = np.concatenate([row.places - 1 + start for row, start in zip(rows, first, strict=False)])
+        packing = pack(inputs)
+        spots = np.concatenate([path[row.places - 1] for row, path in zip(rows, packing.paths, strict=True)])
         found = body(
-            input_ids=ids[None],
-            position_ids=torch.from_numpy(at)[None].to(device),
+            input_ids=torch.from_numpy(packing.ids)[None].to(device),
+            position_ids=torch.from_numpy(packing.positions)[None].to(device),
             use_cache=False,
-            cu_seq_lens_q=tuple(first.tolist()),
+            cu_seq_lens_q=paths_of(packing, spots, device),
         )
     else:
         longest = max(map(len, inputs))
@@ -125,13 +123,16 @@ def allow_packing(model: Any) -> bool:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    AttentionInterface.register(PACKED, _packed_attention)
-    AttentionMaskInterface.register(PACKED, _no_mask)
+    if packs(model):
+        return True
+    AttentionInterface.register(PACKED, attend)
+    AttentionMaskInterface.register(PACKED, no_mask)
     usual = model.config._attn_implementation
     model.set_attn_implementation(PACKED)
     try:
         model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
-    except _UnlikePacked:
+        spare_last_layer(parts(model)[0])
+    except UnlikePacked:
         model.set_attn_implementation(usual)
     return packs(model)
 
@@ -139,29 +140,3 @@ def allow_packing(model: Any) -> bool:
 def packs(model: Any) -> bool:
     """Whether a model can be given packed rows."""
     return bool(parts(model)[0].config._attn_implementation == PACKED)
-
-
-class _UnlikePacked(Exception):
-    """Attention of another kind than packed rows get here."""
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
-def _packed_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Attention as transformers asks for it, ``[batch, head, token, dim]``, within each row."""
-    # A window, a cap on the logits, sinks: what is asked for in these words is not done here.
-    if any(kwargs.get(name) is not None for name in ("sliding_window", "softcap", "s_aux")):
-        raise _UnlikePacked
-    cuts: Sequence[int] = kwargs.get("cu_seq_lens_q") or (0, query.shape[2])
-    sizes = [last - first for first, last in zip(cuts, cuts[1:], strict=False)]
-    found = [
-        F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=kwargs.get("scaling"), enable_gqa=q.shape[1] != k.shape[1]
-        )
-        for q, k, v in zip(*(torch.split(x, sizes, 2) for x in (query, key, value)), strict=True)
-    ]
-    return torch.cat(found, 2).transpose(1, 2).contiguous(), None

@@ -12,7 +12,7 @@ from rollgym.errors import UnknownName, UsageError
 from rollgym.trainer.credit import ESTIMATORS, CreditSettings, Trajectory, find_estimator
 
 PAGE = Path(__file__).parents[2] / "docs" / "credit.md"
-RELATIVE = ["grpo", "dr_grpo", "rloo", "gigpo"]
+RELATIVE = ["grpo", "dr_grpo", "rloo", "grpo_turns", "gigpo"]
 
 
 def trajectory(rewards, tokens, *, group="g", terminated=True, **more):
@@ -67,7 +67,8 @@ def test_the_value_of_what_follows_counts_only_where_the_episode_was_cut_short(n
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("dr_grpo", 5.0), ("rloo", 10.0), ("grpo", 1.0), ("reinforce_pp", 1.0)]
+    ("name", "expected"),
+    [("dr_grpo", 5.0), ("rloo", 10.0), ("grpo", 1.0), ("grpo_turns", 1.0), ("reinforce_pp", 1.0)],
 )
 def test_an_episode_counts_once_however_long_it_is(name, expected):
     """Rule 11: of scores 10 in one turn and 0 in five turns, the baseline is 5, not 1.67."""
@@ -107,7 +108,7 @@ def test_a_group_of_one_has_no_advantage(name, whiten):
     assert made.metrics["groups_of_one"] == 0.5
 
 
-@pytest.mark.parametrize("name", RELATIVE)
+@pytest.mark.parametrize("name", [name for name in RELATIVE if name != "grpo_turns"])
 def test_rounding_is_no_variance(name):
     """Rule 12: 0.1 + 0.2 is not better than 0.3."""
     batch = [
@@ -118,6 +119,12 @@ def test_rounding_is_no_variance(name):
     made = credit(name, batch)
     assert not np.concatenate(made.advantages).any()
     assert made.metrics["groups_without_variance"] == 1.0
+
+
+def test_turns_with_equal_returns_have_no_variance():
+    """Rule 12: the same for comparisons by turn, whose returns differ by no more than rounding."""
+    batch = [trajectory([0, 0.1 + 0.2], [1, 1]), trajectory([0, 0.3], [1, 1])]
+    assert advantages("grpo_turns", batch) == [[0, 0], [0, 0]]
 
 
 def test_the_tolerance_decides_what_variance_is():
@@ -196,7 +203,7 @@ def test_a_setting_that_needs_another_is_refused_without_it():
 def test_no_two_names_are_one_estimator():
     """Rule 15: the names mean what they say."""
     found = [str(advantages(name, RICH)) for name in ESTIMATORS]
-    assert len(set(found)) == len(ESTIMATORS) == 7
+    assert len(set(found)) == len(ESTIMATORS) == 8
 
 
 # --- what is refused, and what comes with it ---

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollgym.trainer.credit import CreditSettings, Trajectory, find_estimator
 
-RELATIVE = ["grpo", "dr_grpo", "rloo", "gigpo"]
+RELATIVE = ["grpo", "dr_grpo", "rloo", "grpo_turns", "gigpo"]
 FEW = settings(max_examples=40, deadline=None)
 
 
@@ -231,6 +231,22 @@ def test_gae_over_turns_is_gae_over_turns_of_one_token(batch, gamma, lam):
 
 
 @FEW
+@given(batches, factors, st.sampled_from(["std", "one"]))
+def test_grpo_turns_compares_the_returns_of_all_turns_of_the_group(batch, gamma, divide_by):
+    returns = [plain_returns(replace(as_turns(t), terminated=True), gamma, "token") for t in batch]
+    expected = []
+    for t, own in zip(batch, returns, strict=True):
+        pairs = zip(batch, returns, strict=True)
+        group = [row for other, row in pairs if other.group == t.group and row]
+        weights = [1 / len(row) for row in group for _ in row]
+        mean, std = mean_std([r for row in group for r in row], weights) if group else (0.0, 0.0)
+        silent = len(group) < 2 or std <= 1e-6
+        divisor = std if divide_by == "std" and not silent else 1.0
+        expected.append(stretch(t, [0.0 if silent else (r - mean) / divisor for r in own]))
+    assert advantages("grpo_turns", batch, gamma=gamma, divide_by=divide_by) == near(expected)
+
+
+@FEW
 @given(batches, factors, st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from(["std", "one"]))
 def test_gigpo_adds_a_comparison_among_equal_states_of_the_group(batch, gamma, weight, divide_by):
     how = "grpo" if divide_by == "std" else "dr_grpo"
@@ -255,7 +271,7 @@ def test_gigpo_adds_a_comparison_among_equal_states_of_the_group(batch, gamma, w
 @FEW
 @given(
     batches,
-    st.sampled_from(["grpo", "rloo", "gigpo", "reinforce", "gae"]),
+    st.sampled_from(["grpo", "rloo", "grpo_turns", "gigpo", "reinforce", "gae"]),
     st.sampled_from(["batch", "tag"]),
     st.sampled_from(["trajectory", "token"]),
 )
@@ -277,6 +293,7 @@ EVERY = [
     ("gae", {"gamma": 0.9, "lam": 0.5}),
     ("gae", {"gamma": 0.9, "lam": 0.5, "level": "token"}),
     ("gae", {"gamma": 0.9, "lam": 0.5, "level": "token", "discount": "token", "whiten": "batch"}),
+    ("grpo_turns", {"gamma": 0.9}),
     ("gigpo", {"gamma": 0.9}),
 ]
 every = pytest.mark.parametrize(("name", "changes"), EVERY, ids=lambda x: str(x))

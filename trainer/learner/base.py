@@ -33,6 +33,7 @@ from rollgym.trainer.learner.objective import (
 from rollgym.trainer.learner.settings import LearnerSettings, rate_at
 from rollgym.trainer.loss_metrics import Metric, merge, summary
 from rollgym.trainer.losses import LossSettings
+from rollgym.trainer.packing import bundles
 from rollgym.trainer.rows import FloatArray, Row
 from rollgym.trainer.scoring import Layout, Scores, packs, parts
 from rollgym.trainer.weighting import Mode
@@ -236,14 +237,17 @@ class BaseLearner(Movable):
         return self._join(found)
 
     def _parts(self, batch: Batch, rows: Sequence[int]) -> Iterator[list[int]]:
-        """Micro-batches; rows that the model reads alike are in the same one, and count once."""
-        alike: dict[tuple[bytes, bytes], list[int]] = {}
-        for row in rows:
-            alike.setdefault(batch.rows[row].key, []).append(row)
-        sets = list(alike.values())
-        lengths = [len(batch.rows[members[0]].inputs) for members in sets]
-        for part in self._split(lengths, padded=self._layout == "padded"):
-            yield [row for i in part for row in sets[i]]
+        """Micro-batches; what the model reads alike is in the same one where it can be, and counts once."""
+        padded = self._layout == "padded"
+        chosen = [batch.rows[row] for row in rows]
+        # Padded rows lie side by side, so only whole rows can count once: no bundle has room for others.
+        sets = bundles(chosen, 0 if padded else self._room(sum(len(row.inputs) for row in chosen)))
+        for part in self._split([cost for _, cost in sets], padded=padded):
+            yield [rows[i] for number in part for i in sets[number][0]]
+
+    def _room(self, tokens: int) -> int:
+        """How much is kept together of a batch with so many tokens."""
+        return self.settings.micro_tokens
 
     def _with_old(self, batch: Batch) -> Batch:
         if "old" in batch.arrays:

@@ -226,6 +226,10 @@ class RankLearner(BaseLearner):
         mine, most = parts[self.rank], max(map(len, parts))
         return mine + [[] for _ in range(most - len(mine))]
 
+    def _room(self, tokens: int) -> int:
+        # No bundle may be more than half of a rank's share, or others would wait for that rank.
+        return min(super()._room(tokens), tokens // (2 * self.world))
+
     def _join(self, found: FloatArray) -> FloatArray:
         return self._group.sum(found)
 

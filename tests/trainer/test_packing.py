@@ -1,0 +1,183 @@
+"""Packed rows: what several begin with is read once, and that changes no number."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from learner_cases import (  # noqa: E402
+    VOCABULARY,
+    assert_same,
+    differ,
+    episode,
+    gradient,
+    make_learner,
+    shaken,
+    tiny,
+)
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+
+from rollgym.trainer.batch import Batch, make_batch  # noqa: E402
+from rollgym.trainer.losses import LossSettings  # noqa: E402
+from rollgym.trainer.packing import ATTENDED, LEAST_OVERLAP, LEAST_SAVED, bundles, pack  # noqa: E402
+from rollgym.trainer.rows import Row  # noqa: E402
+from rollgym.trainer.scoring import allow_packing, score  # noqa: E402
+
+FEW = settings(max_examples=60, deadline=None)
+token_lists = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=8)
+
+
+def gpt2() -> Any:
+    sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    return shaken(GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes, **ends)).eval())
+
+
+def qwen3() -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    config: Any = Qwen3Config(vocab_size=VOCABULARY, **sizes, **heads, bos_token_id=None, eos_token_id=None)
+    return shaken(Qwen3ForCausalLM(config).eval())
+
+
+def array(tokens: Any) -> Any:
+    return np.array(tokens, dtype=np.int64)
+
+
+@FEW
+@given(token_lists)
+def test_every_row_finds_its_own_tokens_along_its_path(lists: list[list[int]]) -> None:
+    packing = pack([array(tokens) for tokens in lists])
+    for tokens, path in zip(lists, packing.paths, strict=True):
+        assert packing.ids[path].tolist() == tokens
+        assert packing.positions[path].tolist() == list(range(len(tokens)))
+    beginnings = {tuple(tokens[:end]) for tokens in lists for end in range(1, len(tokens) + 1)}
+    total = sum(map(len, lists))
+    worth_it = total - len(beginnings) >= LEAST_SAVED * total
+    assert len(packing.ids) == (len(beginnings) if worth_it else total)
+
+
+@FEW
+@given(token_lists)
+def test_the_route_leads_through_rows_in_the_order_in_which_they_brought_tokens(
+    lists: list[list[int]],
+) -> None:
+    packing = pack([array(tokens) for tokens in lists])
+    route = np.arange(len(packing.ids)) if packing.route is None else packing.route
+    brought = [
+        row[known:]
+        for row, known in zip(
+            np.split(route, np.cumsum(packing.sizes)[:-1].astype(int)), packing.known, strict=True
+        )
+    ]
+    assert np.concatenate(brought).tolist() == list(range(len(packing.ids)))
+
+
+def family(count: int = 8, seed: int = 0) -> list[Row]:
+    """Rows that begin alike for 20 to 30 tokens and fork at different places; actions before and after."""
+    rng = np.random.default_rng(seed)
+    trunk = rng.integers(0, VOCABULARY, 30)
+    rows = []
+    for number in range(count):
+        fork = (30, 30, 20, 25)[number % 4]
+        ids = np.concatenate([trunk[:fork], rng.integers(0, VOCABULARY, 6 + number)])
+        rows.append(Row(ids, np.array([15, 16, fork + 2, len(ids) - 1])))
+    return rows
+
+
+def batch_of(rows: list[Row]) -> Batch:
+    rng = np.random.default_rng(1)
+    made = make_batch(
+        [episode([row], str(number)) for number, row in enumerate(rows)],
+        advantages=[rng.normal(size=len(row.places)) for row in rows],
+    )
+    return made.having(old=made.arrays["behaviour"] + rng.normal(0, 0.2, made.tokens))
+
+
+@pytest.mark.parametrize("make", [tiny, gpt2, qwen3])
+def test_rows_that_begin_alike_get_their_own_log_probs(make: Any) -> None:
+    rows, model = family(), make()
+    expected = score(model, rows, layout="padded")
+    assert allow_packing(model)
+    assert allow_packing(model), "and again, which changes nothing"
+    found = score(model, rows, layout="packed")
+    assert torch.allclose(found.logprobs, expected.logprobs, atol=1e-5, rtol=0)
+    assert torch.allclose(found.entropy, expected.entropy, atol=1e-5, rtol=0)
+    assert torch.allclose(found.hidden, expected.hidden, atol=1e-5, rtol=0)
+    ids = torch.arange(9)[None]
+    assert torch.allclose(model(input_ids=ids).logits, make()(input_ids=ids).logits, atol=1e-5, rtol=0)
+
+
+def test_the_last_layer_thinks_only_where_an_action_is_predicted() -> None:
+    rows, model = family(), tiny()
+    assert allow_packing(model)
+    seen: dict[int, int] = {}
+    for number, layer in enumerate(model.model.layers):
+        layer.mlp.up_proj.register_forward_hook(
+            lambda _, given, __, number=number: seen.update({number: given[0].shape[1]})
+        )
+    score(model, rows, layout="packed")
+    beginnings = {tuple(row.inputs[:end]) for row in rows for end in range(1, len(row.inputs) + 1)}
+    predicting = {tuple(row.inputs[:place]) for row in rows for place in row.places}
+    assert seen == {0: len(beginnings), 1: len(predicting)}
+
+
+@pytest.mark.parametrize("budget", [1, 60, 120, 10_000])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_rows_that_begin_alike_have_the_gradient_of_rows_apart(budget: int, checkpointing: bool) -> None:
+    """Rule 16, where one token's state is part of several rows."""
+    batch = batch_of(family())
+    loss = LossSettings("grpo", entropy_coef=0.1)
+    expected = gradient(batch, loss=loss, layout="padded")
+    how: dict[str, Any] = {"micro_tokens": budget, "gradient_checkpointing": checkpointing}
+    assert_same(gradient(batch, loss=loss, layout="packed", **how), expected)
+    assert differ(gradient(batch_of(family(seed=1)), loss=loss), expected) > 1e-3
+
+
+def test_what_rows_begin_with_goes_through_the_model_once() -> None:
+    rows, read = family(), []
+    learner = make_learner(layout="packed")
+    learner.model.model.embed_tokens.register_forward_hook(lambda _, given, __: read.append(given[0].numel()))
+    learner.update(batch_of(rows))
+    beginnings = {tuple(row.inputs[:end]) for row in rows for end in range(1, len(row.inputs) + 1)}
+    assert sum(read) == len(beginnings) < sum(len(row.inputs) for row in rows) / 2
+
+
+def row(*tokens: int) -> Row:
+    return Row(array([*tokens, 0]), array([len(tokens)]))
+
+
+@FEW
+@given(token_lists, st.integers(1, 40))
+def test_a_bundle_is_as_large_as_it_says_and_everybody_is_in_one(lists: list[list[int]], room: int) -> None:
+    rows = [row(*range(LEAST_OVERLAP), *tokens) for tokens in lists]
+    found = bundles(rows, LEAST_OVERLAP + room)
+    assert sorted(i for members, _ in found for i in members) == list(range(len(rows)))
+    for members, cost in found:
+        different = {rows[i].inputs.tobytes() for i in members}
+        assert cost <= LEAST_OVERLAP + room or len(different) == 1
+        paths = pack([rows[i].inputs for i in members])
+        read_elsewhere = sum(paths.sizes) - len(paths.ids)
+        assert cost <= len(paths.ids) + ATTENDED * read_elsewhere + 1
+
+
+def test_rows_that_differ_from_the_start_are_left_as_they_were() -> None:
+    rows = [row(3, 1), row(1, 2, 3), row(2), row(1, 2, 3)]
+    assert bundles(rows, 1000) == [([0], 2), ([1, 3], 3), ([2], 1)]
+    apart = pack([array([5, 6]), array([1]), array([4, 4, 4])])
+    assert apart.order == (0, 1, 2)
+    assert apart.route is None
+
+
+def test_rows_with_a_long_beginning_in_common_go_together_while_there_is_room() -> None:
+    trunk = list(range(LEAST_OVERLAP))
+    rows = [row(*trunk, 7), row(9, 9), row(*trunk, 8), row(*trunk, 6)]
+    more = round(LEAST_OVERLAP + 1 + 1 + ATTENDED * LEAST_OVERLAP)
+    assert bundles(rows, 1000) == [([0, 2, 3], more + round(1 + ATTENDED * LEAST_OVERLAP)), ([1], 2)]
+    assert bundles(rows, more) == [([0, 3], more), ([1], 2), ([2], LEAST_OVERLAP + 1)]
+    assert [members for members, _ in bundles(rows, 0)] == [[0], [1], [2], [3]]

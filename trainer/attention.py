@@ -1,0 +1,134 @@
+"""Packed rows in models of transformers: attention along each row's path, and a last layer with no idle work.
+
+The states of the last layer are read only where an action token is predicted; there alone it asks and thinks.
+Every token still has its keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rollgym.trainer.packing import Packing
+from rollgym.trainer.rows import IntArray
+
+PACKED = "rollgym_packed"
+"""The name under which transformers knows the attention of packed rows."""
+FEW = 0.5
+"""Above this share of wanted tokens, attention is as soon computed for all of them."""
+
+
+class UnlikePacked(Exception):
+    """Attention of another kind than packed rows get here."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Paths:
+    """A packing as a model needs it: it takes the place of the lengths of packed rows in transformers."""
+
+    sizes: list[int]
+    """How long the rows are."""
+    known: Sequence[int]
+    """How many first tokens of each row another row brought."""
+    route: Tensor | None = None
+    """The rows' tokens end to end; None where that is the tokens as they lie."""
+    wanted: Tensor | None = None
+    """The tokens whose last states are read; None for all."""
+    asking: Sequence[Tensor] | None = None
+    """Where these are in the row that brought them, if there are few."""
+
+
+def paths_of(packing: Packing, spots: IntArray, device: torch.device) -> Paths:
+    """Paths on a device, of which the states at ``spots`` will be read."""
+
+    def there(numbers: IntArray) -> Tensor:
+        return torch.from_numpy(numbers).to(device)
+
+    route = None if packing.route is None else there(packing.route)
+    wanted = np.unique(spots)
+    if len(wanted) > FEW * len(packing.ids):
+        # The MLP still skips the others: ranks that share parameters must do the same with every module.
+        return Paths(packing.sizes, packing.known, route, there(wanted))
+    brought = [size - known for size, known in zip(packing.sizes, packing.known, strict=True)]
+    cuts = np.searchsorted(wanted, np.cumsum(brought))
+    asking = [there(found) for found in np.split(packing.positions[wanted], cuts[:-1])]
+    return Paths(packing.sizes, packing.known, route, there(wanted), asking)
+
+
+def attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attention as transformers asks for it, ``[batch, head, token, dim]``, within each row."""
+    # A window, a cap on the logits, sinks: what is asked for in these words is not done here.
+    if any(kwargs.get(name) is not None for name in ("sliding_window", "softcap", "s_aux")):
+        raise UnlikePacked
+    paths: Paths = kwargs.get("cu_seq_lens_q") or Paths([query.shape[2]], [0])
+    how: Any = {"scale": kwargs.get("scaling"), "enable_gqa": query.shape[1] != key.shape[1]}
+    along: tuple[Tensor, ...] = (query, key, value)
+    if paths.route is not None:
+        along = tuple(x.transpose(1, 2).index_select(1, paths.route).transpose(1, 2) for x in along)
+    rows = list(zip(*(torch.split(x, paths.sizes, 2) for x in along), strict=True))
+    if paths.wanted is None or paths.asking is None or getattr(module, "layer_idx", None) != _last(module):
+        found = [
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, **how)[:, :, known:]
+            for (q, k, v), known in zip(rows, paths.known, strict=True)
+        ]
+        return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+    found = [
+        F.scaled_dot_product_attention(q.index_select(2, at), k, v, attn_mask=_until(at, k.shape[2]), **how)
+        for (q, k, v), at in zip(rows, paths.asking, strict=True)
+        if len(at)
+    ]
+    return _spread(torch.cat(found, 2).transpose(1, 2), paths.wanted, query.shape[2]), None
+
+
+def _last(module: Any) -> int:
+    return int(module.config.num_hidden_layers) - 1
+
+
+def _until(at: Tensor, size: int) -> Tensor | None:
+    """What tokens at these places of a row may look at; None where that is all of it."""
+    seen = torch.arange(size, device=at.device)[None] <= at[:, None]
+    return None if len(at) == 1 and bool(at[0] == size - 1) else seen
+
+
+def _spread(found: Tensor, wanted: Tensor, size: int) -> Tensor:
+    """``[batch, tokens, ...]`` with what was found where it was wanted, and 0 where nobody will look."""
+    whole = found.new_zeros(found.shape[0], size, *found.shape[2:])
+    return whole.index_copy(1, wanted, found)
+
+
+def no_mask(*args: Any, **kwargs: Any) -> None:
+    """The mask that `attend` needs: none."""
+
+
+def spare_last_layer(body: Any) -> None:
+    """Have the last layer's MLP see only the tokens whose states will be read, where it has one."""
+    layers = getattr(body, "layers", None) or getattr(body, "h", None)
+    if layers is not None and isinstance(getattr(layers[-1], "mlp", None), nn.Module):
+        layers[-1].register_forward_pre_hook(_note_wanted, with_kwargs=True)
+        layers[-1].mlp.register_forward_pre_hook(_choose_wanted)
+        layers[-1].mlp.register_forward_hook(_spread_wanted)
+
+
+def _note_wanted(layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    paths = kwargs.get("cu_seq_lens_q")
+    layer.mlp.rollgym_wanted = (
+        None if paths is None or paths.wanted is None else (paths.wanted, args[0].shape[1])
+    )
+
+
+def _choose_wanted(mlp: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    if mlp.rollgym_wanted is None:
+        return None
+    return (args[0].index_select(1, mlp.rollgym_wanted[0]), *args[1:])
+
+
+def _spread_wanted(mlp: Any, args: Any, found: Tensor) -> Tensor | None:
+    return None if mlp.rollgym_wanted is None else _spread(found, *mlp.rollgym_wanted)
