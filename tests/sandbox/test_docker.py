@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from attack_table import chosen, tried
 from attacks import Verdict
 from engine import Engine, running, why_not
+from soak import soak
 
 from rollgym.cli import main
 from rollgym.errors import UsageError, WorkerLost
@@ -83,6 +85,28 @@ def test_a_session_lasts_until_it_is_reset(sandbox: WorkerSandbox) -> None:
     assert "NameError" in sandbox.run("n").stderr
     with pytest.raises(FileNotFoundError, match="out"):
         sandbox.read("out.txt")
+
+
+@pytest.mark.parametrize(
+    "times", [50, pytest.param(5_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_many_executions_leave_nothing_in_the_container_nor_here(
+    lasting: WorkerSandbox, left_behind: Callable[[], Any], times: int
+) -> None:
+    before = left_behind(), containers()
+    with contextlib.closing(open_docker(SETTINGS)) as sandbox:
+        (own,) = containers() - before[1]
+        during = processes(own)
+        soak(sandbox, times)
+        assert len(processes(own)) == len(during)
+    assert (left_behind(), containers()) == before
+
+
+def processes(container: str) -> list[list[str]]:
+    """What runs in a container."""
+    with docker_engine.connected() as api:
+        found: list[list[str]] = api.top(container)["Processes"]
+        return found
 
 
 def test_large_bodies_pass_in_both_directions(sandbox: WorkerSandbox) -> None:

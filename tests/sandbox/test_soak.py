@@ -4,10 +4,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from soak import soak
 
 from rollgym.sandbox.client import WorkerSandbox
 from rollgym.sandbox.worker_limits import alive
@@ -35,15 +40,6 @@ def test_real_sandboxes_forget_and_end_with_the_process(open_or_skip: Callable[.
     assert not [pid for pid in pids if alive(pid)]
 
 
-SOAK: Mapping[int, str] = {
-    0: "print(sum(range(100)))",
-    1: "open('a', 'w').write('x'); import os; os.makedirs('b/c')",
-    2: "import os\nif not os.fork():\n  os.setsid()\n  while True: pass",
-    3: "1 / 0",
-    4: "import tempfile; tempfile.mkdtemp()",
-}
-
-
 @pytest.mark.parametrize("backend", ["namespaces", "landlock"])
 @pytest.mark.parametrize(
     "times", [100, pytest.param(5_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
@@ -55,14 +51,7 @@ def test_many_executions_leave_nothing_behind(
     sandbox = open_or_skip(backend)
     during = left_behind()
     descriptors = len(os.listdir("/proc/self/fd"))
-    for turn in range(times):
-        action = sandbox.run if turn % 7 == 6 else sandbox.exec
-        action(SOAK[turn % 5])
-        if turn % 50 == 49:
-            sandbox.reset()
-    ran = sandbox.exec("import os; print(os.listdir('.'), os.listdir(os.environ.get('TMPDIR', '/tmp')))")
-    assert ran.stdout == "[] []\n"
-    sandbox.reset()
+    soak(sandbox, times)
     assert left_behind() == during
     assert len(os.listdir("/proc/self/fd")) == descriptors
     sandbox.close()
