@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -130,13 +131,15 @@ def test_a_browser_that_does_not_answer_is_lost_and_ended(synthetic_folder: str)
 def test_a_browser_makes_way_for_a_new_one_after_many_episodes(
     synthetic_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollgym.envs.webshop.browser.host.LINGER", 0.0)
+    # The package also has a function of that name, which is what an import would give.
+    module = import_module("rollgym.envs.webshop.browser.host")
+    monkeypatch.setattr(module, "LINGER", 0.0)
     one, other = WebShopBrowserEnv(synthetic_folder), WebShopBrowserEnv(synthetic_folder)
     try:
         one.reset(seed=0)
         other.reset(seed=0)
         first = browsers()
-        monkeypatch.setattr("rollgym.envs.webshop.browser.host.MAX_TABS", 2)
+        monkeypatch.setattr(module, "MAX_TABS", 2)
         one.reset(seed=1)
         second = browsers() - first
         assert len(second) == 1
