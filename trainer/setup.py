@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,18 +95,20 @@ class Parts:
         """What was moved in the last hand-over, and how long that took."""
         return {} if self.turns is None else self.turns.moved
 
-    def imitating(self, rate: float, steps: int) -> AbstractContextManager[Learner]:
+    @contextmanager
+    def imitating(self, rate: float, steps: int) -> Iterator[Learner]:
         """A learner of the same policy that makes what it is shown likely, for as long as the block lasts."""
         settings, loss = imitation(self.config, rate)
         options: dict[str, Any] = {"temperature": self.config.agent.temperature, "total_steps": max(steps, 1)}
+        made: AbstractContextManager[Learner]
         if isinstance(self.learner, LocalLearner):
             self.learner.reload()
-            return nullcontext(LocalLearner(self.learner.model, settings, loss, share=True, **options))
-        remote: Any = self.learner
-        made: AbstractContextManager[Learner] = remote.imitating(
-            settings, loss, self.folder / IMITATED, **options
-        )
-        return made
+            made = nullcontext(LocalLearner(self.learner.model, settings, loss, share=True, **options))
+        else:
+            remote: Any = self.learner
+            made = remote.imitating(settings, loss, self.folder / IMITATED, **options)
+        with made as learner, nullcontext() if self.turns is None else self.turns.of(learner):
+            yield learner
 
     def export(self, folder: Path) -> None:
         """Write the policy as it is now as a model folder that any tool can load."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,20 +40,21 @@ async def warm_start(parts: Parts, run: Run, scheduler: Scheduler) -> None:
     batches = -(-len(tokens) // settings.batch)
     total = settings.epochs * batches
     parts_of = _parts(len(tokens), settings, config.seed)
-    losses: list[float] = []
+    number = 0
     with parts.imitating(settings.learning_rate, total) as learner:
-        for number, part in enumerate(parts_of, start=1):
-            batch = _batch([tokens[i] for i in part], [weights[i] for i in part])
-            losses.append((await parts.compute(learner.update, batch))["policy_loss"])
-            if number % (settings.check_every or batches) and number != total:
-                continue
+        while lessons := list(itertools.islice(parts_of, settings.check_every or batches)):
+            losses: list[float] = []
+            async with parts.handover():
+                for part in lessons:
+                    batch = _batch([tokens[i] for i in part], [weights[i] for i in part])
+                    losses.append((await parts.compute(learner.update, batch))["policy_loss"])
+            number += len(lessons)
             run.progress.version += 1
             async with scheduler.updating(run.progress.version):
                 await parts.renew(run.progress.version)
             success = await _succeeds(scheduler, check)
             note = f"imitation, batch {number} of {total}: loss {np.mean(losses):.3f}"
             run.console.note(note if success is None else f"{note}, success {success:.3f}")
-            losses = []
             if success is not None and success >= (settings.until_success or 0):
                 break
 

@@ -66,6 +66,28 @@ def test_a_run_that_makes_room_at_every_hand_over_learns_the_same(
     assert seen[1]["handover_reloaded"] == seen[0]["handover_offloaded"] == seen[2]["handover_reloaded"]
 
 
+@pytest.mark.parametrize("offload", ["optimiser", "all"])
+def test_engines_make_room_while_others_are_imitated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload: str
+) -> None:
+    fast_versions(monkeypatch)
+    seen: list[dict[str, float]] = []
+    lessons = {"agent": "lessons:Teacher", "episodes": 12, "epochs": 2, "batch": 4, "check_every": 2}
+    more = {"warm_start": lessons, "stop": {"steps": 1}}
+    plain = Story.of(run_with(tmp_path / "plain", [], **more))
+    moved = Story.of(run_with(tmp_path / "moved", seen, devices={"offload": offload}, **more))
+    assert moved.weights == plain.weights
+    assert len(seen) == 4, "three times on the way of six batches, and one step"
+    for step in seen:
+        # Of what is cached there is nothing where nothing was played in between.
+        assert step["handover_released"] > 0 or offload == "optimiser"
+        assert step["handover_offloaded"] > 0
+    left, back = seen[0]["handover_offloaded"], seen[1]["handover_reloaded"]
+    assert left == back == seen[2]["handover_reloaded"], "moments and all: what left came back"
+    # The learner proper has everything at its first step: what imitated gave back all that it had.
+    assert seen[3]["handover_reloaded"] == 0
+
+
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("offload", ["optimiser", "all"])
 def test_each_holds_its_memory_in_its_turn_only(offload: str, several: bool) -> None:
