@@ -261,3 +261,41 @@ def test_two_ranks_learn_what_one_learns_and_go_on_as_one(
     for name, tensor in (local.weights().tensors or {}).items():
         assert np.allclose(tensors[name].numpy(), tensor.numpy(), atol=1e-4), name
     remote.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2"])
+def test_policy_and_critic_of_two_ranks_each_learn_what_one_learner_learns(
+    here: Connection, folder: Path, tmp_path: Path, strategy: str
+) -> None:
+    from rank_cases import batch_for
+
+    settings = replace(SETTINGS, critic="own", critic_rate=0.02)
+    loss = LossSettings("ppo", kl_coef=0.05)
+    # Logical devices are shared out in halves: there are two, and four ranks.
+    common: dict[str, Any] = {"places": [{"num_cpus": 0.5, "num_gpus": 0.5}] * 2, "seed": 7}
+    local = LocalLearner(folder, settings, loss, seed=7)
+    policy = RemoteLearner(strategy, folder, policy_settings(settings), loss, **common)
+    critic = RemoteLearner(strategy, folder, settings, loss, judges=True, role="critic", **common)
+    learner = LearnerApart(policy, None, critic)
+    for seed in range(3):
+        batch, same = batch_for(local, seed), batch_for(learner, seed)
+        for name in batch.arrays:
+            assert np.allclose(batch.arrays[name], same.arrays[name], atol=1e-4), name
+        ours, theirs = learner.update(same), local.update(batch)
+        assert ours.keys() == theirs.keys()
+        for name in ("policy_loss", "value_loss"):
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-4)
+    expected = learner.values(batch)[0]
+    assert np.allclose(expected, local.values(batch)[0], atol=1e-3)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    learner.save(saved)
+    learner.update(batch_for(learner, 5))
+    assert not np.allclose(learner.values(batch)[0], expected, atol=1e-3)
+    learner.load(saved)
+    assert np.allclose(learner.values(batch)[0], expected, atol=1e-6)
+    ray.kill(critic._worker.actors[1])
+    with pytest.raises(ActorLost, match="critic rank 1 is gone"):
+        learner.update(same)
+    learner.close()
