@@ -39,9 +39,10 @@ class SokobanEnv(TextEnv):
 
     Reward: gym-sokoban's. Each action -0.1; +1 when a box comes onto a target and -1 when one leaves it;
     +10 when all are on targets. A turn's reward is the sum over its actions. A turn that is not understood
-    is one ``noop`` (-0.1), less ``invalid_penalty``. With ``progress_reward`` a turn also earns that much for
-    each move by which a solver's way to the end became shorter, and loses as much for each by which it became
-    longer (an unsolvable position counts as ``max_steps`` moves): a hint for training, not a score.
+    is one ``noop`` (-0.1), less ``invalid_penalty``; one that moved nothing costs ``bump_penalty`` more. With
+    ``progress_reward`` a turn also earns that much for each move by which a solver's way to the end became
+    shorter, and loses as much for each by which it became longer (an unsolvable position counts as
+    ``max_steps`` moves): a hint for training, not a score.
 
     Success: every box stands on a target.
 
@@ -70,6 +71,7 @@ class SokobanEnv(TextEnv):
         min_moves: int | None = None,
         max_moves: int | None = None,
         invalid_penalty: float = 0.0,
+        bump_penalty: float = 0.0,
         progress_reward: float = 0.0,
         end_when_lost: bool = False,
         tell_bumps: bool = False,
@@ -79,6 +81,7 @@ class SokobanEnv(TextEnv):
         check_choice("view", view, VIEWS)
         self._per_turn = check_whole("actions_per_turn", actions_per_turn)
         self._penalty = check_amount("invalid_penalty", invalid_penalty)
+        self._bump_penalty = check_amount("bump_penalty", bump_penalty)
         self._progress = check_amount("progress_reward", progress_reward)
         self._end_when_lost = bool(end_when_lost)
         self._tell_bumps = bool(tell_bumps)
@@ -90,7 +93,8 @@ class SokobanEnv(TextEnv):
         self._view, self._table = view, translation(vocabulary)
         self.palette = palette(vocabulary)
         self.instructions = _instructions(vocabulary, view, self._per_turn, self._max_steps)
-        self.reward_range = _reward_range(self._per_turn, self._penalty, self._progress, self._max_steps)
+        idle = min(STEP_REWARD - self._penalty, sum([STEP_REWARD] * self._per_turn) - self._bump_penalty)
+        self.reward_range = _reward_range(self._per_turn, idle, self._progress, self._max_steps)
         self._level = Level("#\n#")
         self._game = Game(self._level.text)
         self._moved = (False, False)
@@ -111,12 +115,16 @@ class SokobanEnv(TextEnv):
         if self._progress:
             before, self._left = self._left, self._moves_left()
             reward += self._progress * (before - self._left)
+        if codes is None:
+            reward -= self._penalty
+        elif not self._moved[0]:
+            reward -= self._bump_penalty
         solved = self._game.solved
         lost = self._end_when_lost and self._moved[1] and not solved and is_lost(self._game.text)
         note = self._note(codes, left_out)
         return Reply(
             f"{self._show()}\n{note}" if note else self._show(),
-            reward if codes is not None else reward - self._penalty,
+            reward,
             terminated=solved or lost,
             truncated=done and not solved and not lost,
             success=solved,
@@ -229,9 +237,9 @@ def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> 
     )
 
 
-def _reward_range(per_turn: int, penalty: float, progress: float, max_steps: int) -> tuple[float, float]:
+def _reward_range(per_turn: int, idle: float, progress: float, max_steps: int) -> tuple[float, float]:
     """Each action could lose a box; the last could solve the level after each other one placed a box."""
-    least = min(sum([STEP_REWARD - BOX_REWARD] * per_turn), STEP_REWARD - penalty)
+    least = min(sum([STEP_REWARD - BOX_REWARD] * per_turn), idle)
     most = sum([STEP_REWARD + BOX_REWARD] * (per_turn - 1)) + STEP_REWARD + BOX_REWARD + SOLVED_REWARD
     # No move brings the end nearer by more than itself; one push can make it as far as it counts. Where the
     # solver did not know for a while, what it finds later counts at once.

@@ -288,6 +288,17 @@ def test_progress_earns_what_a_solver_thinks_of_it(lane: Callable[..., SokobanEn
     assert env.step("Right")[1] == pytest.approx(10.9 + 3)
 
 
+def test_what_moves_nothing_costs_what_is_asked_for_it(lane: Callable[..., SokobanEnv]) -> None:
+    env = lane(bump_penalty=2, invalid_penalty=3)
+    assert env.step("Up")[1] == pytest.approx(-0.1 - 2)
+    assert env.step("noop")[1] == pytest.approx(-0.1 - 2)
+    assert env.step("fly")[1] == pytest.approx(-0.1 - 3), "one of the two, not both"
+    assert env.step("Right")[1] == pytest.approx(-0.1)
+    assert env.reward_range[0] == pytest.approx(-3.1)
+    assert lane(bump_penalty=2, actions_per_turn=3).reward_range[0] == pytest.approx(-3.3)
+    assert lane(bump_penalty=9, actions_per_turn=3).reward_range[0] == pytest.approx(-9.3)
+
+
 def test_a_lost_position_counts_as_the_most_steps_there_are(tmp_path: Path) -> None:
     (tmp_path / "levels.txt").write_text("#####\n#@  #\n# $.#\n#   #\n#####\n")
     env = SokobanEnv(levels=tmp_path / "levels.txt", progress_reward=1, max_steps=15)
@@ -387,6 +398,7 @@ def test_a_file_of_one_level_has_train_and_all(lane: Callable[..., SokobanEnv]) 
         ({"actions_per_turn": True}, "actions_per_turn must be a whole number"),
         ({"min_moves": 12}, "min_moves=12 is too much: max_moves or max_steps allows 10"),
         ({"invalid_penalty": -1}, "invalid_penalty must be a number, 0 or more, not -1"),
+        ({"bump_penalty": True}, "bump_penalty must be a number, 0 or more, not True"),
         ({"progress_reward": "much"}, "progress_reward must be a number, 0 or more, not 'much'"),
         ({"levels": "nowhere.txt"}, "nowhere.txt cannot be read"),
         ({"levels": "nowhere.txt", "boxes": 2}, "boxes is for levels made at random"),

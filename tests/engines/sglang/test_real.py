@@ -271,12 +271,15 @@ def test_killed_in_the_middle_it_comes_back_with_the_last_weights(
             parameter.add_(1.0)
 
     async def kill() -> None:
-        reply = asyncio.create_task(engine.generate(ask("lost", max_tokens=240)))
-        await asyncio.sleep(0.5)
+        # Many: a quick machine is done with a single one before it can be killed.
+        asked = [engine.generate(ask(f"lost {i}", max_tokens=240)) for i in range(64)]
+        replies = asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.sleep(0.2)
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
-        with pytest.raises(EngineLost):
-            await reply
+        ended = {type(one) for one in await replies}
+        assert EngineLost in ended
+        assert ended <= {EngineLost, Generation}
 
     run(kill())
     made = run(engine.generate(ask()))
