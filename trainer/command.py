@@ -10,7 +10,6 @@ from typing import Any
 
 from rollgym.config import diff, find_config, load
 from rollgym.errors import RunError, UsageError
-from rollgym.registry import import_module
 from rollgym.signals import when_asked_to_stop
 from rollgym.store import MANIFEST, SUMMARY, read_json
 from rollgym.trainer.config import TrainConfig
@@ -53,8 +52,6 @@ def run_training(
 
 def _check(config: TrainConfig) -> None:
     """Find out before anything is written that an environment, a split or a size is not to be had."""
-    for module in config.rollout.modules:
-        import_module(module, "rollout.modules")
     make_stream(config, config.envs, 0)
     for env in config.envs:
         held_out(config, env)

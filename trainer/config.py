@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rollgym.agents.lm_options import LmOptions
 from rollgym.config import Closed, Settings
 from rollgym.devices.types import DeviceWishes
 from rollgym.errors import UsageError
+from rollgym.registry import import_module
 from rollgym.rewards.settings import RewardSettings
 from rollgym.trainer.credit import find_estimator
 from rollgym.trainer.credit_types import CreditSettings
@@ -128,7 +129,15 @@ class Rollout(Settings):
     stall_seconds: float = Field(default=600.0, gt=0)
     """When nothing has moved for so long, the run ends with a report."""
     modules: list[str] = Field(default_factory=list)
-    """Modules to import first: they register environments."""
+    """Modules to import first: they register environments, estimators or losses."""
+
+    @field_validator("modules")
+    @classmethod
+    def _import(cls, modules: list[str]) -> list[str]:
+        # At once: what they register may be named further down.
+        for module in modules:
+            import_module(module, "rollout.modules")
+        return modules
 
 
 class Evaluation(Settings):

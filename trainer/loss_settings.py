@@ -7,7 +7,6 @@ would not read is refused, never ignored.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Literal
 
@@ -25,7 +24,7 @@ class LossSpec:
     clip: tuple[float, float] = (math.nan, math.nan)
 
 
-LOSS_SPECS: Mapping[str, LossSpec] = {
+LOSS_SPECS: dict[str, LossSpec] = {
     "ppo": LossSpec(_CLIP | {"dual_clip"}, (0.2, 0.2)),
     "grpo": LossSpec(_CLIP, (0.2, 0.2)),
     "gspo": LossSpec(_CLIP, (3e-4, 4e-4)),

@@ -12,7 +12,7 @@ policy as the update began (``old``), *current* is the one being changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -21,9 +21,19 @@ from torch import Tensor
 from rollgym.errors import UsageError
 from rollgym.trainer.kl import LOG_RATIO_LIMIT, bounded_exp, kl_per_token
 from rollgym.trainer.loss_metrics import Metric, max_of, mean_of, sum_of
-from rollgym.trainer.loss_settings import LossSettings
+from rollgym.trainer.loss_settings import LOSS_SPECS, LossSettings, LossSpec
 
-__all__ = ["POLICY_LOSSES", "LossResult", "LossSettings", "Tokens", "policy_loss", "value_loss"]
+__all__ = [
+    "LOSS_SPECS",
+    "POLICY_LOSSES",
+    "LossResult",
+    "LossSettings",
+    "PerToken",
+    "Tokens",
+    "policy_loss",
+    "register_loss",
+    "value_loss",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +89,7 @@ class LossResult:
 
 PerToken = tuple[Tensor, dict[str, Tensor]]
 """The loss of each token, and what to average over tokens for the log."""
+Rule = Callable[[Tokens, LossSettings], PerToken]
 
 
 def policy_loss(tokens: Tokens, settings: LossSettings) -> LossResult:
@@ -202,7 +213,7 @@ def _reinforce(tokens: Tokens, settings: LossSettings) -> PerToken:
     return -weight * tokens.advantages * tokens.logprobs, log
 
 
-POLICY_LOSSES: Mapping[str, Callable[[Tokens, LossSettings], PerToken]] = {
+POLICY_LOSSES: dict[str, Rule] = {
     "ppo": _token_clip,
     "grpo": _token_clip,  # one function: GRPO differs in its advantages, and has no dual clip
     "gspo": _gspo,
@@ -210,6 +221,35 @@ POLICY_LOSSES: Mapping[str, Callable[[Tokens, LossSettings], PerToken]] = {
     "topr": _topr,
     "reinforce": _reinforce,
 }
+
+
+def register_loss(*reads: str, clip: tuple[float, float] | None = None) -> Callable[[Rule], Rule]:
+    """Register a function as a policy loss under its own name.
+
+    Entropy bonus and KL term are added to it as to any other.
+
+    Args:
+        reads: The settings of `LossSettings` that it reads besides; others that are changed are refused.
+        clip: How far its ratio may go below and above 1 where nobody says; for a loss that reads the bounds.
+    """
+    unknown = set(reads) - {field.name for field in fields(LossSettings)}
+    if unknown:
+        raise UsageError(f"LossSettings has no {', '.join(sorted(unknown))} that a loss could read.")
+    bounds = {"clip_low", "clip_high"} & set(reads)
+    if bool(bounds) != (clip is not None):
+        raise UsageError(
+            "A loss that reads clip_low or clip_high says which are its own (clip=), and no other does."
+        )
+
+    def register(rule: Rule) -> Rule:
+        name = rule.__name__
+        if name in POLICY_LOSSES:
+            raise UsageError(f"There is a policy loss {name!r} already.")
+        POLICY_LOSSES[name] = rule
+        LOSS_SPECS[name] = LossSpec(frozenset(reads)) if clip is None else LossSpec(frozenset(reads), clip)
+        return rule
+
+    return register
 
 
 def value_loss(

@@ -68,6 +68,7 @@ def seating(config: TrainConfig, placed: Placed, name: str) -> dict[str, Any]:
         strategy = LOCAL if len(seats) == 1 else shared
     host = "step" in placement.offload and strategy not in (LOCAL, "ddp")
     found = {"strategy": strategy, "places": [seat.options() for seat in seats], "role": role}
+    found["modules"] = config.rollout.modules
     return {**found, "offload": True} if host else found
 
 

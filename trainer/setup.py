@@ -29,7 +29,6 @@ from rollgym.pool import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
 from rollgym.pretrained import model_folder
-from rollgym.registry import import_module
 from rollgym.rewards import Weighted
 from rollgym.rewards.settings import make_scorer
 from rollgym.scheduler.config import SchedulerConfig
@@ -142,8 +141,6 @@ def prepare_model(config: TrainConfig, folder: Path) -> Path:
 @asynccontextmanager
 async def open_parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
     """Everything, ready to use; closed again whatever happens."""
-    for module in config.rollout.modules:
-        import_module(module, "rollout.modules")
     with ThreadPoolExecutor(1, thread_name_prefix="rollgym-learner") as thread:
         loop = asyncio.get_running_loop()
         model = await loop.run_in_executor(thread, prepare_model, config, folder)

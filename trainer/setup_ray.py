@@ -20,7 +20,6 @@ from rollgym.devices.types import Plan
 from rollgym.engines import Engine
 from rollgym.engines.replicas import ReplicaEngine
 from rollgym.errors import EngineLost
-from rollgym.registry import import_module
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.handover import Handover
 from rollgym.trainer.ray_plan import LOOK, plan_again, plan_first
@@ -44,8 +43,6 @@ PATIENCE = 300.0
 @asynccontextmanager
 async def open_ray_parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
     """Everything, ready to use, on a cluster that is joined or started; closed again whatever happens."""
-    for module in config.rollout.modules:
-        import_module(module, "rollout.modules")
     folder = folder.absolute()
     # Counted so that every actor of a Ray of its own has one, however few there are.
     cpus = None if config.address is not None else max(os.cpu_count() or 1, (config.gpus or 0) + 2)

@@ -3,7 +3,9 @@
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,3 +111,67 @@ def test_settings_are_checked_without_torch() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module that registers a loss, as a user would have one."""
+    pytest.importorskip("torch")
+    from rollgym.trainer.losses import POLICY_LOSSES
+
+    (tmp_path / "own_losses_of_a_test.py").write_text(
+        "from rollgym.trainer.losses import register_loss\n"
+        "@register_loss('tis_cap')\n"
+        "def twice(tokens, settings):\n"
+        "    return -2 * tokens.advantages * tokens.logprobs, {}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own_losses_of_a_test"
+    sys.modules.pop("own_losses_of_a_test", None)
+    POLICY_LOSSES.pop("twice", None)
+    LOSS_SPECS.pop("twice", None)
+
+
+def test_a_loss_of_ones_own_is_chosen_by_name_and_reads_what_it_says(own_module: str) -> None:
+    import torch
+
+    from rollgym.config import load
+    from rollgym.trainer.config import TrainConfig
+    from rollgym.trainer.losses import Tokens, policy_loss
+
+    base = {"envs": [{"id": "rollgym/Bandit-v0"}]}
+    with pytest.raises(UsageError, match="no policy loss called 'twice'"):
+        load(TrainConfig, base, ["loss.name=twice"])
+    config = load(TrainConfig, base, [f"rollout.modules=[{own_module}]", "loss.name=twice"])
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    same = logprobs.detach()
+    tokens = Tokens(
+        logprobs=logprobs,
+        old=same,
+        behaviour=same,
+        advantages=torch.tensor([1.0, -1.0]),
+        weights=torch.tensor([0.25, 0.75]),
+        rows=torch.tensor([0, 1]),
+    )
+    policy_loss(tokens, config.loss).loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [-0.5, 1.5]
+    with pytest.raises(UsageError, match="'twice' does not read clip_low"):
+        LossSettings("twice", clip_low=0.1)
+
+
+def test_a_loss_that_cannot_be_registered_is_refused_in_words() -> None:
+    pytest.importorskip("torch")
+    from rollgym.trainer.losses import register_loss
+
+    def ppo(tokens: Any, settings: Any) -> Any:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match="a policy loss 'ppo' already"):
+        register_loss()(ppo)
+    with pytest.raises(UsageError, match="has no clips that a loss could read"):
+        register_loss("clips")
+    with pytest.raises(UsageError, match=r"says which are its own \(clip=\)"):
+        register_loss("clip_low")
+    with pytest.raises(UsageError, match="and no other does"):
+        register_loss("tis_cap", clip=(0.1, 0.1))

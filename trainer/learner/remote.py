@@ -16,6 +16,7 @@ from rollgym.cluster.workers import ParallelWorker
 from rollgym.devices.types import Role
 from rollgym.engines import WeightSource
 from rollgym.errors import UsageError
+from rollgym.registry import import_module
 from rollgym.trainer.batch import Batch
 from rollgym.trainer.learner import Metrics
 from rollgym.trainer.learner.parts import PARTS
@@ -30,8 +31,10 @@ LOCAL = "local"
 class LearnerRank:
     """What runs in the actor of one rank."""
 
-    def __init__(self, rank: int, world: int, settings: LearnerSettings) -> None:
+    def __init__(self, rank: int, world: int, settings: LearnerSettings, modules: Sequence[str] = ()) -> None:
         self._rank, self._world = rank, world
+        for module in modules:
+            import_module(module, "rollout.modules")
         if settings.threads is not None:
             import torch
 
@@ -99,6 +102,7 @@ class RemoteLearner:
         loss: The policy loss.
         places: Options for each rank's actor, such as `Seat.options`.
         role: What its ranks are called in messages.
+        modules: Imported by every rank first, such as one that registers the loss.
         options: What `LocalLearner` takes besides; of ranks also ``offload`` and ``bucket_bytes``.
     """
 
@@ -111,6 +115,7 @@ class RemoteLearner:
         *,
         places: Sequence[Mapping[str, Any]],
         role: Role = "actor_train",
+        modules: Sequence[str] = (),
         **options: Any,
     ) -> None:
         _check(strategy, len(places))
@@ -120,7 +125,7 @@ class RemoteLearner:
         self._reference: Path | None = None
         self._coef: float | None = None
         self._moves = 0
-        self._worker = ParallelWorker(role, LearnerRank, places, settings)
+        self._worker = ParallelWorker(role, LearnerRank, places, settings, tuple(modules))
         try:
             self._assemble()
         except BaseException:
