@@ -77,7 +77,8 @@ class Desk:
         self._interruptions += 1
         while self._live:
             await self.fleet.abort()
-            await asyncio.wait(self._live, timeout=_ABORT_SECONDS)
+            if self._live:  # they may all have ended in the meantime
+                await asyncio.wait(self._live, timeout=_ABORT_SECONDS)
 
     def hang_up(self) -> None:
         """Drop all calls that are out: nobody is there to answer."""

@@ -1,12 +1,13 @@
 """Memory that is given up for a learner and taken back: what a server is told, and that it has weights."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_server import Scripted, model_folder, scripted
+from scripted_server import Scripted, as_json, model_folder, reply, scripted
 
 from rollgym.engines import GenerateRequest, Sampling, WeightSource
 from rollgym.engines.replicas import ReplicaEngine
@@ -153,3 +154,35 @@ def test_of_several_one_gives_up_its_memory_and_the_others_play_on(server: Scrip
             "resume_memory weights kv_cache",
         ]
     assert len(server.asked("/generate")) > 0
+
+
+def test_replies_that_end_while_they_are_being_interrupted_disturb_nobody(
+    server: Scripted, folder: Path
+) -> None:
+    """An abort takes its time; what it was for has ended by itself when it comes back."""
+    begun, abort_came, replied = threading.Event(), threading.Event(), threading.Event()
+
+    def generate(body: Any) -> Any:
+        begun.set()
+        assert abort_came.wait(10)
+        return as_json(reply(body))
+
+    def abort(body: Any) -> Any:
+        abort_came.set()
+        assert replied.wait(10)
+        return as_json({"success": True})
+
+    server.scripts |= {"/generate": generate, "/abort_request": abort}
+
+    async def main() -> None:
+        engine = SglangEngine(server.url, folder)
+        asked = asyncio.create_task(engine.generate(ask()))
+        asked.add_done_callback(lambda _: replied.set())
+        await asyncio.to_thread(begun.wait, 10)
+        await engine.pause()
+        assert len((await asked).token_ids) == 4
+        await engine.resume()
+        await engine.close()
+
+    asyncio.run(main())
+    assert len(server.asked("/abort_request")) == 1
