@@ -1,0 +1,144 @@
+"""Evaluation beside training: its places, its version, and nobody's statistics."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from scenes import Scene, Timed, evaluation
+from virtual import run
+
+from rollgym.errors import RunError, UsageError
+from rollgym.scheduler.watchdog import Stalled
+
+
+def test_evaluation_is_no_part_of_training() -> None:
+    async def main() -> None:
+        scene = Scene(max_in_flight=4)
+        async with scene.scheduler as scheduler:
+            episodes = await scheduler.evaluate(evaluation("b", "a"))
+            assert [episode.spec.episode_id for episode in episodes] == ["eval-b", "eval-a"]
+            before = scheduler.metrics()
+            assert sum(before["outcomes"].values()) == len(scene.emitted)
+            assert not [e for e in scene.emitted if e.spec.episode_id.startswith("eval")]
+            again = await scheduler.evaluate(evaluation("b", "a"))
+            assert [e.turns[0].action for e in again] == [e.turns[0].action for e in episodes]
+            assert await scheduler.evaluate([]) == []
+            with pytest.raises(UsageError, match="holds an episode twice"):
+                await scheduler.evaluate(evaluation("a", "a"))
+
+    run(main)
+
+
+def test_evaluation_has_its_share_of_the_places_and_no_more() -> None:
+    async def main() -> None:
+        scene = Scene(max_in_flight=6, evaluation_share=0.5)
+        async with scene.scheduler as scheduler:
+            await scheduler.evaluate(evaluation(*"abcdefgh"))
+        playing: Counter[bool] = Counter()
+        most = 0
+        for event in scene.log.events:
+            if event["kind"] in ("started", "emitted"):
+                playing[event["episode"].startswith("eval")] += 1 if event["kind"] == "started" else -1
+                most = max(most, playing[True])
+        assert most == 3
+
+    run(main)
+
+
+def test_even_the_smallest_share_is_one_place() -> None:
+    async def main() -> None:
+        async with Scene(max_in_flight=1, evaluation_share=0.1).scheduler as scheduler:
+            assert len(await scheduler.evaluate(evaluation("a", "b"))) == 2
+
+    run(main)
+
+
+@pytest.mark.parametrize("halt", ["pause", "drain"])
+def test_evaluation_is_played_while_training_is_halted(halt: str) -> None:
+    async def main() -> None:
+        async with Scene().scheduler as scheduler:
+            await getattr(scheduler, halt)()
+            assert len(await scheduler.evaluate(evaluation("a", "b", "c"))) == 3
+
+    run(main)
+
+
+def test_weights_change_only_between_evaluations() -> None:
+    async def main() -> None:
+        scene = Scene()
+        async with scene.scheduler as scheduler:
+            first = asyncio.create_task(scheduler.evaluate(evaluation("a", "b", "c")))
+            await asyncio.sleep(1.0)
+            async with scheduler.updating(1):
+                assert first.done(), "the update waited"
+                second = asyncio.create_task(scheduler.evaluate(evaluation("a", "b", "c")))
+                await asyncio.sleep(100.0)
+                assert not [name for name in scene.kinds("started") if name.startswith("eval")][3:]
+                scene.world.version = 1
+            versions = [{t.policy_version for e in es for t in e.turns} for es in (await first, await second)]
+            assert versions == [{0}, {1}]
+            assert scheduler.board.version == 1
+
+    run(main)
+
+
+def test_an_evaluation_inside_an_update_would_wait_for_itself() -> None:
+    async def main() -> None:
+        async with Scene(stall_seconds=100.0).scheduler as scheduler:
+            async with scheduler.updating(1):
+                with pytest.raises(UsageError, match="would wait for itself"):
+                    await scheduler.evaluate(evaluation("x"))
+            assert len(await scheduler.evaluate(evaluation("x"))) == 1
+            with pytest.raises(Stalled, match=r"1 in evaluate\(\)"):
+                async with scheduler.updating(2):
+                    await asyncio.create_task(scheduler.evaluate(evaluation("x")))
+
+    run(main)
+
+
+def test_an_update_that_fails_changes_no_version() -> None:
+    async def main() -> None:
+        async with Scene().scheduler as scheduler:
+            with pytest.raises(ZeroDivisionError):
+                async with scheduler.updating(1):
+                    raise ZeroDivisionError
+            assert scheduler.board.version == 0
+            assert len(await scheduler.evaluate(evaluation("x"))) == 1
+
+    run(main)
+
+
+def test_an_evaluation_under_several_versions_is_an_error() -> None:
+    async def main() -> None:
+        scene = Scene(Timed(turns=3, early=0.0))
+        async with scene.scheduler as scheduler:
+            asyncio.get_running_loop().call_later(12.5, setattr, scene.world, "version", 1)
+            with pytest.raises(RunError, match="several versions"):
+                await scheduler.evaluate(evaluation("a", "b", "c", "d"))
+
+    run(main)
+
+
+def test_evaluations_at_once_are_played_one_after_another() -> None:
+    async def main() -> None:
+        async with Scene().scheduler as scheduler:
+            both = await asyncio.gather(*(scheduler.evaluate(evaluation("a", "b")) for _ in range(3)))
+            assert [len(episodes) for episodes in both] == [2, 2, 2]
+
+    run(main)
+
+
+def test_an_evaluation_that_is_called_off_leaves_nothing_to_the_next() -> None:
+    async def main() -> None:
+        scene = Scene(Timed(seconds={"eval-slow": 30.0}), max_in_flight=4)
+        async with scene.scheduler as scheduler:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(8.0):
+                    await scheduler.evaluate(evaluation("slow", "a", "b", "c"))
+            ends = [e for e in scene.log.events if e["kind"] == "emitted" and e["episode"] == "eval-slow"]
+            assert not ends, "it is being cancelled"
+            episodes = await scheduler.evaluate(evaluation("a", "slow"))
+            assert [e.outcome.value for e in episodes] == ["terminated", "terminated"]
+            assert "eval-c" not in scene.kinds("started")
+
+    run(main)
