@@ -1,6 +1,7 @@
 """Engine and learner in actors: the same tokens, the same weights, and what comes after a death."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -233,6 +234,16 @@ def test_reference_and_critic_on_places_of_their_own_learn_the_same(
 def test_wrong_places_are_refused(here: Connection, folder: Path) -> None:
     with pytest.raises(UsageError, match="of one rank, not of 2"):
         RemoteLearner("local", folder, SETTINGS, LOSS, places=[{}, {}])
+
+
+def test_every_rank_imports_what_registers_the_loss(here: Connection, folder: Path) -> None:
+    place = {"num_cpus": 1}
+    with pytest.raises(UsageError, match="there is no module of that name"):
+        RemoteLearner("local", folder, SETTINGS, LOSS, places=[place], modules=["no_such_losses"])
+    learner = RemoteLearner("local", folder, SETTINGS, LOSS, places=[place], modules=["this"])
+    known = learner._worker.actors[0].__ray_call__.remote(lambda rank: "this" in sys.modules)
+    assert ray.get(known)
+    learner.close()
 
 
 @pytest.mark.slow

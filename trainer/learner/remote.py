@@ -32,9 +32,7 @@ class LearnerRank:
     """What runs in the actor of one rank."""
 
     def __init__(self, rank: int, world: int, settings: LearnerSettings, modules: Sequence[str] = ()) -> None:
-        self._rank, self._world = rank, world
-        for module in modules:
-            import_module(module, "rollout.modules")
+        self._rank, self._world, self._modules = rank, world, modules
         if settings.threads is not None:
             import torch
 
@@ -58,6 +56,8 @@ class LearnerRank:
         self, strategy: Any, model: Path, settings: LearnerSettings, loss: LossSettings, options: Any
     ) -> None:
         """Make this rank's learner, in place of the one there was."""
+        for module in self._modules:
+            import_module(module, "rollout.modules")
         self._learner = None
         if strategy == LOCAL:
             from rollgym.trainer.learner.local import LocalLearner
