@@ -61,10 +61,16 @@ def saved_by_layer(shape: ModelShape, bytes_each: int) -> int:
     attention = (3 * q + 2 * kv) * c + 4 * shape.heads
     if shape.qk_norm:
         attention += (4 + c) * (q + kv)
+    return norms + attention + saved_by_mlp(shape, bytes_each)
+
+
+def saved_by_mlp(shape: ModelShape, bytes_each: int) -> int:
+    """Of that, what the MLP or the experts save."""
+    c = bytes_each
     if not shape.experts:
-        return norms + attention + 4 * shape.inner * c  # gate, its activation, up, their product
-    used = shape.experts_used * (4 * shape.expert_inner + 2 * h) * c + 4 * shape.shared_inner * c
-    return norms + attention + used + 2 * 4 * shape.experts
+        return 4 * shape.inner * c  # gate, its activation, up, their product
+    used = shape.experts_used * (4 * shape.expert_inner + 2 * shape.hidden) * c + 4 * shape.shared_inner * c
+    return used + 2 * 4 * shape.experts
 
 
 def saved_by_head(shape: ModelShape, tokens: int) -> int:
@@ -73,22 +79,39 @@ def saved_by_head(shape: ModelShape, tokens: int) -> int:
 
 
 def saved_activations(
-    shape: ModelShape, bytes_each: int, tokens: int, *, replies: int, checkpointing: bool
+    shape: ModelShape,
+    bytes_each: int,
+    tokens: int,
+    *,
+    replies: int,
+    checkpointing: bool,
+    vocabulary: bool = True,
 ) -> int:
-    """All that is saved for the backward pass over ``tokens``, of which ``replies`` are predicted."""
+    """All that is saved for the backward pass over ``tokens``, of which ``replies`` are predicted.
+
+    The last layer's MLP sees only those that predict. Without ``vocabulary`` it is values that they predict.
+    """
     layer = saved_by_layer(shape, bytes_each)
     last = (4 + 2 * bytes_each) * shape.hidden
     kept = shape.layers * shape.hidden * bytes_each if checkpointing else shape.layers * layer
-    return tokens * (kept + last) + saved_by_head(shape, replies)
+    spared = 0 if checkpointing else (tokens - replies) * saved_by_mlp(shape, bytes_each)
+    return tokens * (kept + last) - spared + (saved_by_head(shape, replies) if vocabulary else 0)
 
 
 def update_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
     """The most that activations take in an update: what is saved, and what exists only for a moment."""
     work, c = job.work, job.bytes_each
-    replies = round(work.longest * work.reply_share) if vocabulary else 0
-    saved = saved_activations(shape, c, work.longest, replies=replies, checkpointing=work.checkpointing)
+    replies = round(work.longest * work.reply_share)
+    saved = saved_activations(
+        shape,
+        c,
+        work.longest,
+        replies=replies,
+        checkpointing=work.checkpointing,
+        vocabulary=vocabulary,
+    )
     layer = saved_by_layer(shape, c) * work.longest
-    head = 2 * 4 * shape.vocab * replies  # logits and their gradient
+    head = 2 * 4 * shape.vocab * replies if vocabulary else 0  # logits and their gradient
     return saved + max(head, layer if work.checkpointing else layer // 2)
 
 
