@@ -20,7 +20,9 @@ def learning_curve(runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str =
         known = [line for line in lines if line.get("success_rate") is not None]
         colour = COLOURS[number % len(COLOURS)]
         parts += _curve(known, last, colour)
-        parts.append(_text(WIDTH - RIGHT - 4, TOP + 16 + 16 * number, label, colour=colour, anchor="end"))
+        # At the bottom: curves end at the top, where things go well.
+        y = HEIGHT - BOTTOM - 10 - 16 * (len(runs) - 1 - number)
+        parts.append(_text(WIDTH - RIGHT - 4, y, label, colour=colour, anchor="end"))
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
