@@ -23,7 +23,8 @@ class Batch:
 
     episodes: tuple[TokenEpisode, ...]
     arrays: dict[str, FloatArray]
-    """``behaviour``, ``advantages``; where there are any, ``returns``, ``values``, ``reference``, ``old``."""
+    """``behaviour``, ``advantages``; where there are any, ``returns``, ``values``, ``reference``, ``old``,
+    and ``staleness``: weight updates between the policy that sampled a token and this one."""
     rows: tuple[Row, ...] = field(init=False)
     owner: IntArray = field(init=False)
     """[rows] which episode a row is of."""

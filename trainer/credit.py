@@ -19,6 +19,7 @@ __all__ = ["ESTIMATORS", "Credit", "CreditSettings", "Estimator", "Trajectory", 
 
 Batch = Sequence[Trajectory]
 Rule = Callable[[Batch, CreditSettings], tuple[list[FloatArray], list[FloatArray] | None]]
+Describe = Callable[[Batch], dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Estimator:
     reads: tuple[str, ...]
     centred: bool
     """True where advantages are relative to a group: whitening then does not shift them, and 0 stays 0."""
+    describe: Describe | None = None
+    """Metrics of its own about a batch."""
 
     def __call__(self, trajectories: Batch, settings: CreditSettings | None = None) -> Credit:
         """Advantages of a batch. `UsageError` where a setting is given that would be ignored."""
@@ -40,7 +43,10 @@ class Estimator:
         advantages, returns = self.rule(trajectories, settings)
         pools = _pools(trajectories, settings.whiten)
         advantages = _whitened(advantages, pools, settings, centre=not self.centred)
-        return Credit(advantages, returns, _metrics(trajectories, settings, advantages))
+        metrics = _metrics(trajectories, settings, advantages)
+        if self.describe is not None:
+            metrics |= self.describe(trajectories)
+        return Credit(advantages, returns, metrics)
 
     def _check(self, settings: CreditSettings) -> None:
         reads = {*self.reads, "tolerance"}
@@ -48,6 +54,8 @@ class Estimator:
             reads.discard("weigh")
         if settings.level == "turn" and "level" in reads:
             reads.discard("discount")
+        if settings.divide_by == "one":
+            reads.discard("std_correction")
         changed = {f.name for f in dataclasses.fields(settings) if getattr(settings, f.name) != f.default}
         ignored = sorted(changed - reads)
         if ignored:
@@ -68,23 +76,26 @@ def find_estimator(name: str) -> Estimator:
     return ESTIMATORS[name]
 
 
-def estimator(*reads: str, centred: bool = False) -> Callable[[Rule], Estimator]:
+def estimator(
+    *reads: str, centred: bool = False, describe: Describe | None = None
+) -> Callable[[Rule], Estimator]:
     """Register a rule as an estimator under its own name.
 
     Args:
         reads: The settings it reads; others that are changed are refused.
         centred: Whether its advantages are relative to a group already.
+        describe: Metrics of its own about a batch.
     """
 
     def register(rule: Rule) -> Estimator:
         name = rule.__name__
-        ESTIMATORS[name] = Estimator(name, rule, reads, centred)
+        ESTIMATORS[name] = Estimator(name, rule, reads, centred, describe)
         return ESTIMATORS[name]
 
     return register
 
 
-@estimator("whiten", "weigh", centred=True)
+@estimator("whiten", "weigh", "std_correction", centred=True)
 def grpo(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
     """An episode's score less the mean of its group, divided by the group's standard deviation."""
     return _whole(batch, _against_group(batch, settings, "std")), None
@@ -127,31 +138,60 @@ def gae(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], list[
     return [advantages for advantages, _ in made], [returns for _, returns in made]
 
 
-@estimator("gamma", "divide_by", "whiten", "weigh", centred=True)
+@estimator("gamma", "divide_by", "std_correction", "whiten", "weigh", centred=True)
 def grpo_turns(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
     """The return from each turn on, against what the episodes of its group have from a turn on."""
     found = [_turn_returns(t, settings) for t in batch]
     relative = [np.zeros_like(own) for own in found]
     for members in _groups(batch):
         mean, std = _moments([found[i] for i in members], "trajectory")
-        if std > settings.tolerance and sum(len(found[i]) > 0 for i in members) > 1:
+        compared = sum(len(found[i]) > 0 for i in members)
+        if std > settings.tolerance and compared > 1:
+            scale = _corrected(std, compared, settings) if settings.divide_by == "std" else 1.0
             for i in members:
-                relative[i] = (found[i] - mean) / (std if settings.divide_by == "std" else 1.0)
+                relative[i] = (found[i] - mean) / scale
     return [np.repeat(own, t.played) for t, own in zip(batch, relative, strict=True)], None
 
 
-@estimator("gamma", "step_weight", "divide_by", "whiten", "weigh", centred=True)
-def gigpo(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
-    """GRPO's advantage, and a weighted one among all turns of the group that began in the same state."""
+def _equal_states(batch: Batch) -> dict[Hashable, list[int]]:
+    """Turns with action tokens, numbered through the batch, by their group and the state they began in."""
     alike: dict[Hashable, list[int]] = {}
-    steps: list[float] = []
+    number = 0
     for t in batch:
         if len(t.states) != len(t.tokens):
             raise UsageError(f"gigpo needs the state before each turn, but {t} has none. Give states.")
-        turns = np.flatnonzero(t.tokens).tolist()
-        for turn, step in zip(turns, _turn_returns(t, settings), strict=True):
-            alike.setdefault((t.group, t.states[turn]), []).append(len(steps))
-            steps.append(step)
+        for turn in np.flatnonzero(t.tokens).tolist():
+            alike.setdefault((t.group, t.states[turn]), []).append(number)
+            number += 1
+    return alike
+
+
+def _describe_states(batch: Batch) -> dict[str, float]:
+    """How often states met: without shared states ``gigpo`` is ``grpo``."""
+    sizes = np.array([len(turns) for turns in _equal_states(batch).values()])
+    shared = sizes > 1
+    turns = float(sizes.sum())
+    return {
+        "shared_state_frac": float(sizes[shared].sum()) / turns if turns else 0.0,
+        "shared_states": float(shared.sum()),
+        "turns_per_shared_state": float(sizes[shared].mean()) if shared.any() else 0.0,
+    }
+
+
+@estimator(
+    "gamma",
+    "step_weight",
+    "divide_by",
+    "std_correction",
+    "whiten",
+    "weigh",
+    centred=True,
+    describe=_describe_states,
+)
+def gigpo(batch: Batch, settings: CreditSettings) -> tuple[list[FloatArray], None]:
+    """GRPO's advantage, and a weighted one among all turns of the group that began in the same state."""
+    alike = _equal_states(batch)
+    steps = [step for t in batch for step in _turn_returns(t, settings)]
     episodes = _against_group(batch, settings, settings.divide_by)
     own = settings.step_weight * _relative(np.array(steps), alike.values(), settings, settings.divide_by)
     parts = np.split(own, np.cumsum([len(t.played) for t in batch])[:-1])
@@ -224,9 +264,15 @@ def _relative(
     for members in groups:
         own = scores[members]
         if not _flat(own, settings):
-            scale = {"std": own.std(), "one": 1.0, "others": (len(own) - 1) / len(own)}[divide_by]
+            std = _corrected(float(own.std()), len(own), settings)
+            scale = {"std": std, "one": 1.0, "others": (len(own) - 1) / len(own)}[divide_by]
             relative[members] = (own - own.mean()) / scale
     return relative
+
+
+def _corrected(std: float, count: int, settings: CreditSettings) -> float:
+    """A standard deviation over ``count`` members that divides by n - `std_correction` instead of n."""
+    return std * float(np.sqrt(count / (count - settings.std_correction)))
 
 
 def _flat(scores: FloatArray, settings: CreditSettings) -> bool:

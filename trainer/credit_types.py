@@ -150,6 +150,7 @@ _CHOICES = {
     "whiten": ("none", "batch", "tag"),
     "weigh": ("trajectory", "token"),
     "divide_by": ("std", "one"),
+    "std_correction": (0, 1),
 }
 
 
@@ -176,11 +177,15 @@ class CreditSettings:
     """Weight of ``gigpo``'s comparison of equal states."""
     divide_by: Literal["std", "one"] = "std"
     """What ``grpo_turns`` and ``gigpo`` divide differences from the mean by."""
+    std_correction: Literal[0, 1] = 0
+    """Degrees of freedom taken off a group's standard deviation, as in ``torch.std(correction=)``: 0 divides
+    by n, 1 by n - 1 as TRL and verl do. In a group of 8 that makes advantages 6 % smaller."""
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
-                raise UsageError(f"{name} must be {' or '.join(allowed)}, not {getattr(self, name)!r}.")
+                choices = " or ".join(map(str, allowed))
+                raise UsageError(f"{name} must be {choices}, not {getattr(self, name)!r}.")
         for name, most in (("gamma", 1.0), ("lam", 1.0), ("tolerance", LARGEST), ("step_weight", LARGEST)):
             if not 0 <= getattr(self, name) <= most:
                 raise UsageError(f"{name} must be from 0 to {most:g}, not {getattr(self, name)}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,9 +29,21 @@ class Experience:
 
 
 def make_experience(
-    groups: Sequence[Group], config: TrainConfig, learner: Learner, kl_coef: float
+    groups: Sequence[Group],
+    config: TrainConfig,
+    learner: Learner,
+    kl_coef: float,
+    version: int | None = None,
 ) -> Experience:
-    """Everything that an update needs to know about these groups."""
+    """Everything that an update needs to know about these groups.
+
+    Args:
+        groups: Finished groups of episodes.
+        config: The run's settings.
+        learner: Computes reference log-probs and values.
+        kl_coef: The KL coefficient as adapted so far.
+        version: The learner's policy version. Tokens of older versions are left out of ``logprob_gap``.
+    """
     parser = format_check(config.agent.parser) if config.shaping.format_penalty else None
     shaped = shape(groups, config.shaping, format_missed=parser)
     if not any(one.episode.turns for one in shaped):
@@ -53,8 +65,31 @@ def make_experience(
         arrays |= {"returns": np.concatenate(credit.returns), "values": values}
     if "reference" in extra:
         arrays["reference"] = extra["reference"]
+    staleness = token_staleness([one.episode for one in shaped], version)
+    if staleness.any():
+        arrays["staleness"] = staleness
     metrics = {f"credit_{name}": value for name, value in credit.metrics.items()}
     return Experience(batch.having(**arrays), metrics | describe([one.episode for one in shaped]))
+
+
+def zero_variance(group: Group, config: TrainConfig) -> bool:
+    """Whether a group teaches nothing: equal shaped returns, and no advantage where turns are compared.
+
+    The same rewards as in `make_experience`, but for a KL penalty, which needs the learner.
+    """
+    parser = format_check(config.agent.parser) if config.shaping.format_penalty else None
+    shaped = shape([group], replace(config.shaping, normalise="none"), format_missed=parser)
+    totals = [float(one.rewards.sum()) for one in shaped]
+    if max(totals) - min(totals) > config.rollout.equal_tolerance:
+        return False
+    estimator = find_estimator(config.estimator)
+    if not estimator.centred:
+        return True
+    # grpo_turns and gigpo compare turns as well: equal totals can still hold a signal.
+    tolerance = max(config.credit.tolerance, config.rollout.equal_tolerance)
+    credit = replace(config.credit, whiten="none", weigh="trajectory", tolerance=tolerance)
+    trajectories = [_trajectory(one, token_episode(one.episode), None, None, 0.0) for one in shaped]
+    return not any(advantages.any() for advantages in estimator(trajectories, credit).advantages)
 
 
 def describe(episodes: Sequence[Episode]) -> Metrics:
@@ -83,6 +118,16 @@ def token_values(learner: Learner, batch: Batch) -> list[dict[str, list[float]]]
 
 def _rounded(values: FloatArray) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
+
+
+def token_staleness(episodes: Sequence[Episode], version: int | None) -> FloatArray:
+    """For each action token, how many weight updates old the policy was that sampled it; 0 if unknown."""
+    ages: list[float] = []
+    for turn in (turn for episode in episodes for turn in episode.turns):
+        spans = turn.version_spans if version is not None else ()
+        for sampled_by, count in spans or ((version, len(turn.action_ids)),):
+            ages.extend([float((version or 0) - (sampled_by or 0))] * count)
+    return np.array(ages)
 
 
 def age(groups: Sequence[Group], version: int) -> Metrics:

@@ -62,7 +62,9 @@ async def train_step(parts: Parts, run: Run, scheduler: Scheduler) -> bool:
     watch.lap("generate")
     run.console.phase("train")
     async with parts.handover():
-        experience = await parts.compute(make_experience, groups, config, parts.learner, progress.kl_coef)
+        experience = await parts.compute(
+            make_experience, groups, config, parts.learner, progress.kl_coef, progress.version
+        )
         metrics = await parts.compute(parts.learner.update, experience.batch)
         tokens = await parts.compute(token_values, parts.learner, experience.batch) if run.tokens_due else ()
     progress.kl_coef = parts.learner.adapt_kl(metrics)

@@ -27,9 +27,9 @@ class LossSpec:
 LOSS_SPECS: dict[str, LossSpec] = {
     "ppo": LossSpec(_CLIP | {"dual_clip"}, (0.2, 0.2)),
     "grpo": LossSpec(_CLIP, (0.2, 0.2)),
-    "gspo": LossSpec(_CLIP, (3e-4, 4e-4)),
+    "gspo": LossSpec(_CLIP | {"ratio_level"}, (3e-4, 4e-4)),
     "cispo": LossSpec(_CLIP, (1.0, 4.0)),
-    "topr": LossSpec(frozenset({"topr_positive", "topr_negative"})),
+    "topr": LossSpec(frozenset({"topr_positive", "topr_negative", "ratio_level"})),
     "reinforce": LossSpec(frozenset({"tis_cap"})),
 }
 
@@ -50,6 +50,9 @@ class LossSettings:
     """Bounds of a row's ratio where the advantage is 0 or more."""
     topr_negative: tuple[float, float] = (0.0, 1.0)
     """Bounds of a row's ratio where the advantage is negative."""
+    ratio_level: Literal["row", "episode"] = "row"
+    """What ``gspo`` and ``topr`` take one ratio over. ``row``: a training row, which is the whole episode
+    unless the chat template rewrote its history. ``episode``: all rows of an episode together."""
     decoupled: bool = True
     """True: the ratio is to the proximal policy, and `tis_cap` corrects for the behaviour policy.
     False: the ratio is to the behaviour policy."""
@@ -109,6 +112,8 @@ class LossSettings:
             bounds = getattr(self, name)
             fine = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1]
             _require(fine, f"{name} must be two bounds, 0 <= low <= high", bounds)
+        levels = ("row", "episode")
+        _require(self.ratio_level in levels, "ratio_level must be 'row' or 'episode'", self.ratio_level)
         for name in ("entropy_coef", "kl_coef"):
             value = getattr(self, name)
             _require(0 <= value < math.inf, f"{name} must be 0 or more and finite", value)

@@ -50,7 +50,7 @@ class Tokens:
     weights: Tensor
     """From `rollgym.trainer.weighting`; 0 masks a token."""
     rows: Tensor
-    """int64: the row of each token, 0 to R-1."""
+    """int64: what each token shares a ratio with, 0 to R-1: its row or, by `ratio_level`, its episode."""
     entropy: Tensor | None = None
     """Of the current policy's whole distribution at each token, with gradient."""
     reference: Tensor | None = None

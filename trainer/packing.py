@@ -93,6 +93,24 @@ def bundles(rows: Sequence[Row], room: int) -> list[tuple[list[int], int]]:
     return sorted((sorted(members), round(cost)) for members, cost in zip(found, costs, strict=True))
 
 
+def whole_episodes(
+    owners: Sequence[int], rows: Sequence[Row], *, padded: bool
+) -> list[tuple[list[int], int]]:
+    """The rows of each episode in one bundle, and what it costs in tokens.
+
+    For losses with one ratio per episode: a micro-batch must hold all of its rows. Padded rows lie side by
+    side, so each counts as long as the longest.
+    """
+    members: dict[int, list[int]] = {}
+    for row, owner in enumerate(owners):
+        members.setdefault(owner, []).append(row)
+    found = []
+    for own in members.values():
+        lengths = [len(rows[row].inputs) for row in own]
+        found.append((own, max(lengths) * len(own) if padded else sum(lengths)))
+    return found
+
+
 def _overlaps(inputs: Sequence[IntArray]) -> list[int]:
     """For each row, how many first tokens it has in common with the row before it."""
     found = [0] * len(inputs)

@@ -15,6 +15,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ from rollgym.scheduler.groups import GroupPolicy
 from rollgym.scheduler.stream import Source, TaskStream
 from rollgym.seeding import derive_seed
 from rollgym.trainer.config import EnvChoice, TrainConfig
+from rollgym.trainer.experience import zero_variance
 from rollgym.trainer.handover import Handover
 from rollgym.trainer.learner import Learner, Metrics
 from rollgym.trainer.learner.local import LocalLearner
@@ -265,6 +267,7 @@ def scheduler_config(config: TrainConfig) -> SchedulerConfig:
         max_staleness=rollout.staleness,
         under_way=rollout.under_way,
         skip_equal_returns=rollout.skip_equal_returns,
+        zero_variance=partial(zero_variance, config=config),
         equal_tolerance=rollout.equal_tolerance,
         max_skipped=rollout.max_skipped,
         stall_seconds=rollout.stall_seconds,

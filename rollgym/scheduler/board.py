@@ -184,6 +184,8 @@ class GroupBoard:
     def _all_alike(self, group: Group) -> bool:
         if not self.config.skip_equal_returns or len(group.episodes) < 2:
             return False
+        if self.config.zero_variance is not None:
+            return self.config.zero_variance(group)
         returns = [episode.total_reward for episode in group.episodes]
         return max(returns) - min(returns) <= self.config.equal_tolerance
 

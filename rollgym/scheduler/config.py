@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rollgym.errors import UsageError
 from rollgym.scheduler.groups import GroupPolicy
+from rollgym.types import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,9 @@ class SchedulerConfig:
     begin again. Groups that are too old already (``max_staleness``) are played again either way."""
     skip_equal_returns: bool = False
     """Leave out groups whose members all have the same return: they teach a group baseline nothing."""
+    zero_variance: Callable[[Group], bool] | None = None
+    """Says of a group whether its members are equal, for ``skip_equal_returns``. A trainer gives the rule of
+    its estimator and its shaped rewards; default: the environment's returns, within ``equal_tolerance``."""
     equal_tolerance: float = 1e-6
     max_skipped: int = 32
     """After this many groups were left out in a row, the next one is taken as it is."""

@@ -361,3 +361,37 @@ def test_the_page_s_remark_on_units_is_right():
     )
     assert f"{100 * by_turn:.0f}" == said[1]
     assert f"{100 * by_token:.3f}" == said[2]
+
+
+@pytest.mark.parametrize("name", ["grpo", "grpo_turns", "gigpo"])
+def test_std_correction_divides_by_one_member_less(name):
+    """TRL and verl: torch.std of the group's scores, which divides by n - 1."""
+    group = [trajectory([score], [1], states=[n]) for n, score in enumerate([0.0, 1.0, 1.0, 4.0])]
+    scores = np.array([0.0, 1.0, 1.0, 4.0])
+    expected = (scores - scores.mean()) / scores.std(ddof=1)
+    assert advantages(name, group, std_correction=1) == near([[value] for value in expected])
+    plain = (scores - scores.mean()) / scores.std()
+    assert advantages(name, group) == near([[value] for value in plain])
+
+
+def test_std_correction_is_refused_where_nothing_is_divided():
+    group = [trajectory([score], [1], states=[0]) for score in (0.0, 1.0)]
+    with pytest.raises(UsageError, match="would ignore std_correction"):
+        credit("gigpo", group, divide_by="one", std_correction=1)
+    with pytest.raises(UsageError, match="would ignore std_correction"):
+        credit("dr_grpo", group, std_correction=1)
+    with pytest.raises(UsageError, match="std_correction must be 0 or 1, not 2"):
+        CreditSettings(std_correction=2)
+
+
+def test_gigpo_reports_how_many_states_met():
+    a = trajectory([0, 0, 1], [1, 1, 1], states=["x", "y", "x"])
+    b = trajectory([0, 0], [1, 1], states=["x", "z"])
+    other = trajectory([0.0], [1], states=["x"], group="h")
+    found = credit("gigpo", [a, b, other]).metrics
+    # x is met three times in group g and once in group h; y, z and h's x once each.
+    assert found["shared_state_frac"] == pytest.approx(3 / 6)
+    assert found["shared_states"] == 1
+    assert found["turns_per_shared_state"] == 3
+    lonely = credit("gigpo", [trajectory([1], [1], states=["x"]), trajectory([0], [1], states=["y"])]).metrics
+    assert lonely["shared_state_frac"] == lonely["turns_per_shared_state"] == 0

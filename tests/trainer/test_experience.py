@@ -1,6 +1,7 @@
 """From groups to a batch: advantages meet their tokens, and what cannot be learnt from is named."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,12 @@ from learner_cases import make_learner  # noqa: E402
 from rollgym.errors import UsageError  # noqa: E402
 from rollgym.trainer.config import EnvChoice, TrainConfig  # noqa: E402
 from rollgym.trainer.credit_types import CreditSettings  # noqa: E402
-from rollgym.trainer.experience import Experience, describe, make_experience  # noqa: E402
+from rollgym.trainer.experience import (  # noqa: E402
+    Experience,
+    describe,
+    make_experience,
+    zero_variance,
+)
 from rollgym.trainer.learner.local import LocalLearner  # noqa: E402
 from rollgym.trainer.learner.settings import LearnerSettings  # noqa: E402
 from rollgym.trainer.losses import LossSettings  # noqa: E402
@@ -237,3 +243,34 @@ def test_what_there_is_to_say_about_a_batch() -> None:
 def test_every_number_for_the_log_is_a_number() -> None:
     made = learn([grouped(unplayed("a", 0), played("a", 1, [([1], [2])], 1.0))])
     assert all(isinstance(value, float) and np.isfinite(value) for value in made.metrics.values())
+
+
+def test_tokens_of_older_weights_are_marked_with_their_age() -> None:
+    """A turn that played on while the weights changed has tokens of both versions."""
+    first = played("a", 0, [([1, 2], [3, 4, 5])], 1.0, each={"version_spans": ((5, 2), (7, 1))})
+    second = played("a", 1, [([1, 2], [3])], 0.0, each={"version_spans": ((7, 1),)})
+    made = make_experience([grouped(first, second)], settings(), make_learner(), 0.0, version=7)
+    assert made.batch.arrays["staleness"].tolist() == [2, 2, 0, 0]
+    fresh = make_experience([grouped(second, first)], settings(), make_learner(), 0.0)
+    assert "staleness" not in fresh.batch.arrays
+
+
+def test_zero_variance_looks_at_the_rewards_that_advantages_are_made_of() -> None:
+    long, short = [([1, 2], [3, 4]), ([5], [6, 7, 8])], [([1, 2], [3])]
+    group = grouped(played("a", 0, long, 1.0), played("a", 1, short, 1.0))
+    assert zero_variance(group, settings())
+    assert not zero_variance(group, settings(shaping=ShapingSettings(turn_penalty=0.1)))
+    unequal = grouped(played("a", 0, short, 5.0), played("a", 1, short, 1.0))
+    assert not zero_variance(unequal, settings())
+    assert zero_variance(unequal, settings(shaping=ShapingSettings(clip=(0.0, 1.0))))
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "grpo_turns", "gigpo"])
+def test_zero_variance_asks_the_estimator_about_turns(estimator: str) -> None:
+    """Equal totals, earned at different turns: turns have different returns, whole episodes do not."""
+    early = played("a", 0, [([1], [2])], 0.0)
+    turns = (turn([1], [2], reward=1.0), turn([3], [4], terminated=True))
+    early = replace(early, turns=turns)
+    late = played("a", 1, [([1], [2]), ([3], [4])], 1.0)
+    group = grouped(early, late)
+    assert zero_variance(group, settings(estimator=estimator)) == (estimator == "grpo")

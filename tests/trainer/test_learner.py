@@ -265,3 +265,36 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
     """Rule 36."""
     with pytest.raises(UsageError, match=message):
         LearnerSettings(**settings)
+
+
+def test_entropy_is_over_all_action_tokens_whether_they_teach_or_not() -> None:
+    batch = mixed_batch()
+    bare = Batch(batch.episodes, {"behaviour": batch.arrays["behaviour"]})
+    first = np.zeros(batch.tokens)
+    first[: batch.episodes[0].count] = 1.0
+    still = {"learning_rate": 0.0, "clip_norm": None}
+    every = make_learner(**still).update(bare.having(advantages=np.ones(batch.tokens)))
+    some = make_learner(**still).update(bare.having(advantages=first))
+    assert some["entropy"] == pytest.approx(every["entropy"], rel=1e-6)
+
+
+@pytest.mark.parametrize("source", ["recompute", "behaviour"])
+def test_the_gap_to_the_engine_leaves_out_tokens_of_older_weights(source: str) -> None:
+    """Staleness is a number of its own: tokens of older weights differ because the policy moved."""
+    batch = mixed_batch()
+    bare = Batch(batch.episodes, {name: batch.arrays[name] for name in ("behaviour", "advantages")})
+    staleness = np.zeros(batch.tokens)
+    staleness[::3] = 2.0
+    learner = make_learner(old_logprobs=source)
+    gap = np.abs(learner.logprobs(bare) - bare.arrays["behaviour"])
+    metrics = learner.update(bare.having(staleness=staleness))
+    assert metrics["logprob_gap"] == pytest.approx(gap[staleness == 0].mean(), rel=1e-5)
+    assert metrics["logprob_gap_max"] == pytest.approx(gap[staleness == 0].max(), rel=1e-5)
+    assert metrics["logprob_gap_stale"] == pytest.approx(gap[staleness > 0].mean(), rel=1e-5)
+
+
+def test_a_batch_of_older_weights_alone_has_no_gap_to_the_engine() -> None:
+    batch = mixed_batch()
+    metrics = make_learner().update(batch.having(staleness=np.ones(batch.tokens)))
+    assert "logprob_gap" not in metrics
+    assert metrics["logprob_gap_stale"] > 0

@@ -36,9 +36,11 @@ LOSSES = [
     LossSettings("cispo"),
     LossSettings("topr"),
     LossSettings("reinforce", tis_cap=1.5),
+    LossSettings("gspo", clip_low=0.2, clip_high=0.2, ratio_level="episode"),
+    LossSettings("topr", ratio_level="episode"),
 ]
 MODES = ["token-mean", "sequence-mean", "constant"]
-per_loss = pytest.mark.parametrize("loss", LOSSES, ids=[one.name for one in LOSSES])
+per_loss = pytest.mark.parametrize("loss", LOSSES, ids=[f"{one.name}-{one.ratio_level}" for one in LOSSES])
 per_mode = pytest.mark.parametrize("mode", MODES)
 
 
@@ -80,8 +82,18 @@ def test_the_order_of_episodes_does_not_matter(loss: LossSettings) -> None:
 
 
 @per_mode
-@pytest.mark.parametrize("loss", ["grpo", "cispo", "reinforce"])
-def test_an_episode_weighs_the_same_in_however_many_rows_it_is(mode: str, loss: str) -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LossSettings("grpo"),
+        LossSettings("cispo"),
+        LossSettings("reinforce"),
+        LossSettings("gspo", clip_low=0.2, clip_high=0.2, ratio_level="episode"),
+        LossSettings("topr", ratio_level="episode"),
+    ],
+    ids=lambda loss: loss.name,
+)
+def test_an_episode_weighs_the_same_in_however_many_rows_it_is(mode: str, loss: LossSettings) -> None:
     """Rule 5: the same tokens in one row, or in one row for each turn that repeats what came before."""
     rng = np.random.default_rng(0)
     whole = [make_row(rng, spans) for spans in ([(5, 3), (4, 2), (3, 4)], [(6, 2)], [(3, 1), (2, 5)])]
@@ -110,6 +122,15 @@ def test_episodes_without_tokens_are_in_no_denominator(mode: str) -> None:
     expected = gradient(batch, options=weighing(mode))
     assert_same(gradient(padded, options=weighing(mode)), expected, 0.0)
     assert differ(gradient(reordered(batch, [0, 1, 2, 2]), options=weighing(mode)), expected) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gspo", "topr"])
+def test_a_ratio_over_the_episode_is_another_than_over_each_row(name: str) -> None:
+    batch = mixed_batch()
+    by_row, by_episode = (
+        gradient(batch, loss=LossSettings(name, ratio_level=level)) for level in ("row", "episode")
+    )
+    assert differ(by_row, by_episode) > 1e-4
 
 
 def blind() -> Any:
@@ -215,14 +236,20 @@ def idle(batch: Batch) -> Batch:
 
 
 @per_mode
-@pytest.mark.parametrize("loss", [one for one in LOSSES if not one.kl_coef], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "loss",
+    [one for one in LOSSES if not one.kl_coef],
+    ids=lambda one: f"{one.name}-{one.ratio_level}",
+)
 def test_rows_without_an_advantage_are_not_computed_and_still_count(
     loss: LossSettings, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = idle(mixed_batch())
     seen = computed(monkeypatch)
     left_out = gradient(batch, loss=loss, options=weighing(mode), micro_tokens=1)
-    assert len(seen) == len(batch.rows) - 3
+    assert sum(map(len, seen)) == len(batch.rows) - 3
+    # One pass for each row, or for each of the three episodes that have an advantage.
+    assert len(seen) == (3 if loss.ratio_level == "episode" else len(batch.rows) - 3)
     monkeypatch.setattr(LocalLearner, "_teaching", lambda self, batch, rows: rows)
     assert_same(left_out, gradient(batch, loss=loss, options=weighing(mode)))
 

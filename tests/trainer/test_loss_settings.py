@@ -23,10 +23,23 @@ OTHER: dict[str, Any] = {
     "tis_cap": 5.0,
 }
 COMMON = {"entropy_coef", "kl_coef", "kl_estimator", "kl_in"}
+BY_THE_LEARNER = {"ratio_level"}
+"""Read where the learner makes `Tokens`: tested in test_learner_invariance.py."""
 
 
 def test_every_setting_is_tried_here() -> None:
-    assert {f.name for f in fields(LossSettings)} == {"name"} | set(OTHER) | COMMON
+    assert {f.name for f in fields(LossSettings)} == {"name"} | set(OTHER) | COMMON | BY_THE_LEARNER
+
+
+@pytest.mark.parametrize("loss", sorted(LOSS_SPECS))
+def test_ratio_level_is_refused_where_no_ratio_is_shared(loss: str) -> None:
+    if loss in ("gspo", "topr"):
+        assert LossSettings(loss, ratio_level="episode").ratio_level == "episode"
+        with pytest.raises(UsageError, match="ratio_level must be 'row' or 'episode', not 'turn'"):
+            LossSettings(loss, ratio_level="turn")  # type: ignore[arg-type]
+    else:
+        with pytest.raises(UsageError, match="does not read ratio_level"):
+            LossSettings(loss, ratio_level="episode")
 
 
 @pytest.mark.parametrize("setting", OTHER)

@@ -33,7 +33,7 @@ from rollgym.trainer.learner.objective import (
 from rollgym.trainer.learner.settings import LearnerSettings, rate_at
 from rollgym.trainer.loss_metrics import Metric, merge, summary
 from rollgym.trainer.losses import LossSettings
-from rollgym.trainer.packing import bundles
+from rollgym.trainer.packing import bundles, whole_episodes
 from rollgym.trainer.rows import FloatArray, Row
 from rollgym.trainer.scoring import Layout, Scores, packs, parts
 from rollgym.trainer.weighting import Mode
@@ -147,7 +147,7 @@ class BaseLearner(Movable):
         if not batch.tokens:
             raise UsageError("There is nothing to learn from: the batch has no action tokens.")
         self.reload()
-        batch = batch if self.judges else self._with_old(batch)
+        batch, entropy = (batch, {}) if self.judges else self._with_old(batch)
         seen: list[dict[str, Metric]] = []
         norms: list[float] = []
         first: Metrics = {}
@@ -162,7 +162,7 @@ class BaseLearner(Movable):
         metrics = summary(merged)
         for name in (name for name, metric in merged.items() if metric.kind == "sum"):
             metrics[name] /= len(norms)
-        metrics |= {} if self.judges else engine_gap(batch, first)
+        metrics |= {} if self.judges else engine_gap(batch, first) | entropy
         metrics["grad_norm"] = float(np.mean(norms))
         metrics["learning_rate"] = self._groups()[0]["lr"]
         return metrics
@@ -222,26 +222,38 @@ class BaseLearner(Movable):
     def _logprobs(self, rows: Sequence[Row]) -> Tensor:
         return self._scores(rows, False)[0].logprobs
 
+    def _logprobs_and_entropy(self, rows: Sequence[Row]) -> Tensor:
+        scores = self._scores(rows, False)[0]
+        return torch.stack([scores.logprobs, scores.entropy])
+
     def _body_states(self) -> Any:
         return self.model.body if self.judges else parts(self.model)[0]
 
     def _pass(self, batch: Batch, compute: Callable[[Sequence[Row]], Tensor]) -> FloatArray:
-        """Numbers for all action tokens, without gradients."""
+        """Numbers for all action tokens, without gradients; where ``compute`` gives [k, N], k of each."""
         self.reload()
         found = np.zeros(batch.tokens)
         with torch.no_grad(), self._precision():
             for part in self._parts(batch, range(len(batch.rows))):
                 values = compute([batch.rows[row] for row in part or shortest(batch)])
+                if found.ndim < values.dim():
+                    found = np.zeros((len(values), batch.tokens))
                 if part:
-                    found[batch.flat(part)] = values.double().cpu().numpy()
+                    found[..., batch.flat(part)] = values.double().cpu().numpy()
         return self._join(found)
 
-    def _parts(self, batch: Batch, rows: Sequence[int]) -> Iterator[list[int]]:
-        """Micro-batches; what the model reads alike is in the same one where it can be, and counts once."""
+    def _parts(self, batch: Batch, rows: Sequence[int], *, whole: bool = False) -> Iterator[list[int]]:
+        """Micro-batches; what the model reads alike is in the same one where it can be, and counts once.
+
+        With ``whole``, the rows of an episode are never apart.
+        """
         padded = self._layout == "padded"
         chosen = [batch.rows[row] for row in rows]
-        # Padded rows lie side by side, so only whole rows can count once: no bundle has room for others.
-        sets = bundles(chosen, 0 if padded else self._room(sum(len(row.inputs) for row in chosen)))
+        if whole:
+            sets = whole_episodes([int(batch.owner[row]) for row in rows], chosen, padded=padded)
+        else:
+            # Padded rows lie side by side, so only whole rows can count once: no bundle has room for others.
+            sets = bundles(chosen, 0 if padded else self._room(sum(len(row.inputs) for row in chosen)))
         for part in self._split([cost for _, cost in sets], padded=padded):
             yield [rows[i] for number in part for i in sets[number][0]]
 
@@ -249,18 +261,24 @@ class BaseLearner(Movable):
         """How much is kept together of a batch with so many tokens."""
         return self.settings.micro_tokens
 
-    def _with_old(self, batch: Batch) -> Batch:
+    def _with_old(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """The batch with the proximal policy's log-probs, and its entropy where a pass computed it.
+
+        That pass reads every row, also those that have no gradient: the entropy is over all action tokens.
+        """
         if "old" in batch.arrays:
-            return batch
+            return batch, {}
         if self.settings.old_logprobs == "behaviour":
-            return batch.having(old=batch.arrays["behaviour"])
-        return batch.having(old=self._pass(batch, self._logprobs))
+            return batch.having(old=batch.arrays["behaviour"]), {}
+        old, entropy = self._pass(batch, self._logprobs_and_entropy)
+        return batch.having(old=old), {"entropy": float(entropy.mean())}
 
     def _accumulate(self, batch: Batch, episodes: Sequence[int]) -> list[dict[str, Metric]]:
         """Add up the gradient of these episodes, micro-batch by micro-batch."""
         self._begin()
         weights = batch_weights(batch, episodes, self._weighting, self._constant)
-        chosen = list(self._parts(batch, self._teaching(batch, batch.rows_of(episodes))))
+        whole = self.loss.ratio_level == "episode"
+        chosen = list(self._parts(batch, self._teaching(batch, batch.rows_of(episodes)), whole=whole))
         asked = self.critic is not None and "returns" in batch.arrays
         found = []
         for number, part in enumerate(chosen, start=1):

@@ -17,6 +17,9 @@ from rollgym.trainer.rows import FloatArray
 from rollgym.trainer.scoring import Scores
 from rollgym.trainer.weighting import Mode, token_weights
 
+GAPS = ("logprob_gap", "logprob_gap_max", "logprob_gap_stale")
+"""Metrics that compare the engine's log-probs with the learner's."""
+
 
 def batch_weights(batch: Batch, episodes: Sequence[int], mode: Mode, constant: float | None) -> FloatArray:
     """What each token weighs in an optimiser step on these episodes."""
@@ -34,7 +37,11 @@ def teaching(batch: Batch, rows: list[int], loss: LossSettings) -> list[int]:
     if loss.entropy_coef or (loss.kl_coef and loss.kl_in == "loss") or "returns" in batch.arrays:
         return rows
     advantages, starts = batch.arrays["advantages"], batch.starts
-    return [row for row in rows if np.any(advantages[starts[row] : starts[row + 1]])] or rows[:1]
+    chosen = [row for row in rows if np.any(advantages[starts[row] : starts[row + 1]])] or rows[:1]
+    if loss.ratio_level == "episode":  # the ratio is over all rows of an episode
+        episodes = set(batch.owner[chosen].tolist())
+        return [row for row in rows if int(batch.owner[row]) in episodes]
+    return chosen
 
 
 def shortest(batch: Batch) -> list[int]:
@@ -54,7 +61,10 @@ def losses_of(
     """The policy's loss on some rows of a batch and, where there are values, the critic's; with metrics."""
     device, at = scores.logprobs.device, batch.flat(part)
     arrays = {name: _tensor(found[at], device) for name, found in batch.arrays.items()}
-    numbers = np.repeat(np.arange(len(part)), [len(batch.rows[row].places) for row in part])
+    shared = np.arange(len(part))
+    if loss.ratio_level == "episode":
+        shared = np.unique(batch.owner[list(part)], return_inverse=True)[1]
+    numbers = np.repeat(shared, [len(batch.rows[row].places) for row in part])
     weight = _tensor(weights[at], device)
     result = policy_loss(
         Tokens(
@@ -70,8 +80,10 @@ def losses_of(
         loss,
     )
     losses, metrics = [result.loss], dict(result.metrics)
+    for name in GAPS:  # `policy_loss` compares with "old"; what the engine is compared with is this policy
+        metrics.pop(name, None)
     gap = (scores.logprobs.detach() - arrays["behaviour"]).abs()
-    metrics |= {"logprob_gap": mean_of(gap, weight != 0), "logprob_gap_max": max_of(gap, weight != 0)}
+    metrics |= _gap_metrics(gap, weight != 0, arrays.get("staleness"))
     if values is not None:
         more, told = critic_loss(batch, part, weights, values, settings)
         losses += more
@@ -90,12 +102,30 @@ def critic_loss(
 
 
 def engine_gap(batch: Batch, first: Metrics) -> Metrics:
-    """How far the engine's log-probs are from this policy's: of all rows, or of those of the first step."""
+    """How far the engine's log-probs are from this policy's: of all rows, or of those of the first step.
+
+    ``logprob_gap`` is over tokens that the current weights sampled: engine against learner, nothing else.
+    ``logprob_gap_stale`` is over tokens of older weights, which differ because the policy has moved.
+    """
     old, behaviour = batch.arrays["old"], batch.arrays["behaviour"]
     if old is behaviour:  # the engine's word was taken; the first step began with the policy that played
-        return {name: first.get(name, 0.0) for name in ("logprob_gap", "logprob_gap_max")}
-    gap = np.abs(old - behaviour)
-    return {"logprob_gap": float(gap.mean()), "logprob_gap_max": float(gap.max())}
+        return {name: first[name] for name in GAPS if name in first}
+    gap = torch.from_numpy(np.abs(old - behaviour))
+    stale = batch.arrays.get("staleness")
+    every = torch.ones_like(gap, dtype=torch.bool)
+    found = _gap_metrics(gap, every, None if stale is None else torch.from_numpy(stale))
+    return {name: metric.value for name, metric in found.items()}
+
+
+def _gap_metrics(gap: Tensor, mask: Tensor, staleness: Tensor | None) -> dict[str, Metric]:
+    """The gap over tokens of the current version and, apart, over older ones; only where there are any."""
+    fresh = mask if staleness is None else mask & (staleness == 0)
+    found = {"logprob_gap": mean_of(gap, fresh), "logprob_gap_max": max_of(gap, fresh)}
+    if staleness is None:
+        return found
+    stale = mask & (staleness != 0)
+    found = found if fresh.any() else {}
+    return found | ({"logprob_gap_stale": mean_of(gap, stale)} if stale.any() else {})
 
 
 def _tensor(values: FloatArray, device: torch.device) -> Tensor:
