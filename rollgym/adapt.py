@@ -1,4 +1,4 @@
-"""Any ``gymnasium.Env``, unchanged, as a text environment.
+"""Any environment with Gymnasium's methods, unchanged, as a text environment.
 
 ``rollgym.make`` does this by itself for environments that do not speak text; ``docs/adapt.md`` says what
 each space looks like as text.
@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 import gymnasium as gym
 import numpy as np
 from gymnasium.error import ResetNeeded
-from gymnasium.wrappers import TimeLimit
 
+from rollgym.adapt_facts import action_names, known, own_limit, time_limit, usable
 from rollgym.errors import UsageError
+from rollgym.foreign_env import ForeignEnv, innermost, is_foreign
 from rollgym.records import clean_text, jsonable
 from rollgym.spaces_text import (
     AnySpace,
@@ -28,6 +29,7 @@ from rollgym.spaces_text import (
     folded,
     observation_text,
     parse_action,
+    without_addresses,
 )
 from rollgym.tasks import TaskSet
 from rollgym.text import MAX_ACTION_CHARS, MAX_OBSERVATION_CHARS, TextSpace, text_face
@@ -37,43 +39,16 @@ Success: TypeAlias = Callable[[float, bool, dict[str, Any]], bool]
 
 MAX_LISTED_ACTIONS = 64
 """``info["actions"]`` lists the actions where there are no more than this."""
+MAX_INVALID_TURNS = 200
+"""Invalid turns after which an episode is truncated where no limit of steps is known."""
 
 _MAX_ABOUT_CHARS = 600
 _MAX_EXAMPLE_CHARS = 300
 _OURS = ("success", "valid", "actions")
 
-_KNOWN: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "CliffWalkingEnv": (
-        ("up", "right", "down", "left"),
-        "It is where you are: row * 12 + column, both counted from 0 at the top left. You start at 36; the "
-        "goal is 47. The cliff, 37 to 46, costs 100 and puts you back at the start; other moves cost 1.",
-    ),
-    "FrozenLakeEnv": (
-        ("left", "down", "right", "up"),
-        "It is where you are: row * (number of columns) + column, both counted from 0 at the top left.",
-    ),
-    "TaxiEnv": (
-        ("south", "north", "east", "west", "pickup", "dropoff"),
-        "It is ((row * 5 + column) * 5 + passenger) * 4 + destination, all counted from 0. Row and column "
-        "are the taxi's; passenger and destination are 0 red (row 0, column 0), 1 green (row 0, column 4), "
-        "2 yellow (row 4, column 0), 3 blue (row 4, column 3); passenger 4 is in the taxi.",
-    ),
-    "BlackjackEnv": (
-        ("stick", "hit"),
-        "Item 1 is the sum of your cards, item 2 the card the dealer shows (1 is an ace), item 3 is 1 if "
-        "you hold an ace that counts 11.",
-    ),
-    "CartPoleEnv": (
-        ("left", "right"),
-        "It is the cart's position and speed, then the pole's angle (radians) and angular speed.",
-    ),
-    "MountainCarEnv": (("left", "wait", "right"), "It is the car's position and its speed."),
-}
-"""Gymnasium's own environments, by class: names of their actions, what an observation means."""
-
 
 def adapt(
-    env: gym.Env[Any, Any],
+    env: Any,
     *,
     names: Names | None = None,
     instructions: str | None = None,
@@ -82,14 +57,19 @@ def adapt(
     """Make an environment speak text; one that does already is returned as it is.
 
     Args:
-        env: Any Gymnasium environment, with any wrappers.
+        env: Any Gymnasium environment, with any wrappers, or an object with its ``reset`` and ``step``
+            that does not inherit from ``gymnasium.Env``.
         names: Names for the numbers of a Discrete action space, such as ``{0: "left", 1: "right"}``.
         instructions: What to tell an agent once, in the place of the generated text.
         success: Decides ``info["success"]`` after every step from the sum of rewards so far, whether
             the episode terminated, and the environment's own info.
     """
+    if is_foreign(env):
+        env = ForeignEnv(env)
     if not isinstance(env, gym.Env):
-        raise UsageError(f"adapt() takes a gymnasium.Env, not a {type(env).__name__}.")
+        raise UsageError(
+            f"adapt() takes an environment with Gymnasium's reset() and step(), not a {type(env).__name__}."
+        )
     if not _speaks_text(env):
         return TextAdapter(env, names=names, instructions=instructions, success=success)
     if (names, instructions, success) != (None, None, None):
@@ -115,7 +95,8 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
     A text that does not is answered with the reason and the last observation: the inner environment is not
     stepped, the reward is 0, ``info["valid"]`` is False, and a turn is used up.
     Reward and ends: the inner environment's. Besides, the episode is truncated once valid and invalid turns
-    together reach the inner time limit. Success: `success_means` says it.
+    together reach the inner limit of steps: a TimeLimit's, or the one that the environment counts itself.
+    Where none is known, `MAX_INVALID_TURNS` invalid turns end it. Success: `success_means` says it.
     """
 
     tasks: TaskSet | None = None
@@ -138,14 +119,14 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
         self.action_space = TextSpace(MAX_ACTION_CHARS)
         self._inner_observations: AnySpace = env.observation_space
         self._inner_actions: AnySpace = env.action_space
-        self._names = _known_names(env) if names is None else _checked_names(names, env.action_space)
-        self._limit = _turn_limit(env)
+        self._names = action_names(env) if names is None else _checked_names(names, env.action_space)
+        self._time_limit = time_limit(env)
         self._success = success
         self._threshold = env.spec.reward_threshold if env.spec is not None else None
         self.success_means = _success_means(success, self._threshold)
         self.instructions = instructions if instructions is not None else self._explain()
         self._running = self._closed = False
-        self._turns, self._total, self._observation = 0, 0.0, ""
+        self._turns, self._invalid, self._total, self._observation = 0, 0, 0.0, ""
         self._inner_info: dict[str, Any] = {}
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
@@ -162,7 +143,7 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
         self._running = False
         observation, self._inner_info = self.env.reset(seed=seed, options=options)
         self._observe(observation)
-        self._turns, self._total, self._running = 0, 0.0, True
+        self._turns, self._invalid, self._total, self._running = 0, 0, 0.0, True
         return self._observation, self._info(valid=True, success=False)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -175,13 +156,14 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
             inner = parse_action(self._inner_actions, text, self._names)
         except BadAction as error:
             problem = f"Invalid action, nothing happened: {error}\n"
+            self._invalid += 1
         else:
             observation, inner_reward, terminated, truncated, self._inner_info = self.env.step(inner)
             self._observe(observation)
             reward = float(inner_reward)
         self._turns += 1
         self._total += reward
-        terminated, truncated = bool(terminated), bool(truncated) or self._turns == self._limit
+        terminated, truncated = bool(terminated), bool(truncated) or self._used_up()
         self._running = not (terminated or truncated)
         info = self._info(valid=not problem, success=self._judge(terminated))
         shown = (problem + self._observation)[:MAX_OBSERVATION_CHARS]
@@ -192,6 +174,17 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
         if not self._closed:
             self._closed = True
             self.env.close()
+
+    def _used_up(self) -> bool:
+        """Whether valid and invalid turns together have reached a limit of steps."""
+        if self._time_limit is not None and self._turns >= self._time_limit:
+            return True
+        if not self._invalid:
+            return False  # the environment has counted every turn itself
+        own = own_limit(self.env)
+        if own is not None:
+            return self._turns >= own
+        return self._time_limit is None and self._invalid >= MAX_INVALID_TURNS
 
     def _observe(self, observation: Any) -> None:
         text = clean_text(observation_text(self._inner_observations, observation))
@@ -226,14 +219,15 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
         return [self._names.get(number, str(number)) for number in allowed]
 
     def _explain(self) -> str:
-        limit = f"An episode has at most {self._limit} turns. " if self._limit else ""
+        known_limits = [one for one in (self._time_limit, own_limit(self.env)) if one is not None]
+        limit = f"An episode has at most {min(known_limits)} turns. " if known_limits else ""
         parts = (
             _about(self.env),
             _observation_help(self.env),
             _action_help(self._inner_actions, self._names),
             f"{limit}An answer that cannot be understood changes nothing but uses up a turn.",
         )
-        return "\n".join(part for part in parts if part)
+        return without_addresses("\n".join(part for part in parts if part))
 
 
 def _random_text(space: AnySpace, rng: np.random.Generator) -> str:
@@ -249,18 +243,6 @@ def _random_text(space: AnySpace, rng: np.random.Generator) -> str:
     return rounded
 
 
-def _known(env: gym.Env[Any, Any]) -> tuple[tuple[str, ...], str]:
-    kind = type(env.unwrapped)
-    ours = kind.__module__.startswith("gymnasium.envs.")
-    return _KNOWN.get(kind.__name__, ((), "")) if ours else ((), "")
-
-
-def _known_names(env: gym.Env[Any, Any]) -> Names:
-    names, _ = _known(env)
-    same = env.action_space == env.unwrapped.action_space
-    return dict(enumerate(names)) if same else {}
-
-
 def _checked_names(names: Names, space: AnySpace) -> Names:
     if not isinstance(space, gym.spaces.Discrete):
         raise UsageError(f"names are for Discrete actions, but the actions here are {describe(space)}.")
@@ -271,20 +253,9 @@ def _checked_names(names: Names, space: AnySpace) -> Names:
     for number, name in checked.items():
         if not space.contains(number):
             raise UsageError(f"names has {number}, but an action is {describe(space)}.")
-        if not name or name[0] in "0123456789+-.":
+        if not usable(name):
             raise UsageError(f"The name {name!r} could be taken for a number or for nothing at all.")
     return checked
-
-
-def _turn_limit(env: gym.Env[Any, Any]) -> int | None:
-    if env.spec is not None:
-        return env.spec.max_episode_steps
-    layer: Any = env
-    while isinstance(layer, gym.Wrapper):
-        if isinstance(layer, TimeLimit):
-            return layer._max_episode_steps
-        layer = layer.env
-    return None
 
 
 def _success_means(success: Success | None, threshold: float | None) -> str:
@@ -298,7 +269,7 @@ def _success_means(success: Success | None, threshold: float | None) -> str:
 
 def _about(env: gym.Env[Any, Any]) -> str:
     """The environment's id, and the first paragraph of its documentation unless that is long."""
-    kind = type(env.unwrapped)
+    kind = type(innermost(env))
     name = env.spec.id if env.spec is not None else kind.__name__
     paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
     prose = next((text for text in paragraphs if text and not text.startswith("#")), "")
@@ -308,7 +279,7 @@ def _about(env: gym.Env[Any, Any]) -> str:
 
 def _observation_help(env: gym.Env[Any, Any]) -> str:
     space = env.observation_space
-    note = _known(env)[1] if space == env.unwrapped.observation_space else ""
+    note = known(env)[1] if space == env.unwrapped.observation_space else ""
     if isinstance(space, gym.spaces.Dict):
         lines = [f"{key}: <{describe(sub)}>" for key, sub in space.spaces.items()]
     elif isinstance(space, gym.spaces.Tuple):

@@ -13,6 +13,7 @@ Registering is a string, so that a long list of environments costs nothing until
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import warnings
@@ -22,7 +23,13 @@ from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
+from gymnasium.envs.registration import (
+    EnvSpec,
+    find_highest_version,
+    get_env_id,
+    load_env_creator,
+    parse_env_id,
+)
 from gymnasium.envs.registration import registry as gym_registry
 
 from rollgym.errors import EnvError, MissingExtra, RollgymError, UnknownName, UsageError, one_line
@@ -227,7 +234,7 @@ def make(name: str, **kwargs: Any) -> gym.Env[str, str]:
     # Gymnasium's passive checker warns step by step; `rollgym check` says it once and says more.
     kwargs.setdefault("disable_env_checker", True)
     try:
-        env = gym.make(spec, **kwargs)
+        env = _gym_make(spec, kwargs)
     except RollgymError:
         raise
     except gym.error.DependencyNotInstalled as error:
@@ -243,6 +250,24 @@ def make(name: str, **kwargs: Any) -> gym.Env[str, str]:
     from rollgym.adapt import adapt
 
     return adapt(env)
+
+
+def _gym_make(spec: EnvSpec, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+    """``gym.make``, also for classes and functions whose environments do not inherit from ``gym.Env``."""
+    from rollgym.foreign_env import inherited
+
+    entry = spec.entry_point
+    creator: Any = load_env_creator(entry) if isinstance(entry, str) else entry
+    if isinstance(creator, type) and issubclass(creator, gym.Env):
+        return gym.make(spec, **kwargs)
+    if not isinstance(creator, type):
+        try:
+            return gym.make(spec, **kwargs)
+        except TypeError as error:
+            # What a function makes is known once it has made it, and Gymnasium checks it before anybody else.
+            if "gymnasium.Env" not in str(error):
+                raise
+    return gym.make(dataclasses.replace(spec, entry_point=inherited(creator)), **kwargs)
 
 
 def _speaks_text(env: gym.Env[Any, Any]) -> bool:

@@ -32,6 +32,7 @@ _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 _NESTED = (spaces.Dict, spaces.Tuple, spaces.OneOf, spaces.Sequence, spaces.Graph)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _FENCE = re.compile(r"```[a-z]*\n(.*?)\n?```", re.DOTALL)
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _MAX_DIGITS = 400
 _MAX_RANGES = 16
 _UNBOUNDED = 1e18  # A bound beyond this is how environments say that there is none.
@@ -366,7 +367,15 @@ def describe(space: AnySpace) -> str:
             edge = f', "edges": [<{describe(space.edge_space)}>, ...]' if space.edge_space else ""
             links = ', "edge_links": [[<node number>, <node number>], ...]' if edge else ""
             return f'a JSON object {{"nodes": [<{describe(space.node_space)}>, ...]{edge}{links}}}'
-    return f"a value of {space}, as text or JSON"
+    if space.dtype is not None and np.dtype(space.dtype).kind == "U":
+        return "text"
+    # The representation of a space may hold that of a function, with its address in memory.
+    return f"a value of {without_addresses(str(space))}, as text or JSON"
+
+
+def without_addresses(text: str) -> str:
+    """A text without the memory addresses that Python writes into representations of objects."""
+    return _ADDRESS.sub("", text)
 
 
 def _describe_array(space: ArraySpace) -> str:

@@ -389,7 +389,7 @@ def test_an_environment_that_speaks_text_is_left_alone():
 
 
 def test_only_environments_can_be_adapted():
-    with pytest.raises(UsageError, match="takes a gymnasium.Env, not a str"):
+    with pytest.raises(UsageError, match="takes an environment .* not a str"):
         adapt("CartPole-v1")
 
 

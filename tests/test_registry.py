@@ -183,7 +183,7 @@ def test_a_wrong_argument_is_a_usage_error(hello):
 def test_a_constructor_that_raises_is_an_environments_error_on_one_line(hello):
     with pytest.raises(EnvError, match=r"^hello_envs:Hello cannot be made: ArithmeticError: size -1$"):
         make(f"{hello}:Hello", size=-1)
-    with pytest.raises(EnvError, match=r"^hello_envs:Plain cannot be made: TypeError: The environment must"):
+    with pytest.raises(EnvError, match=r"^hello_envs:Plain cannot be made: ValueError: a Plain has no reset"):
         make(f"{hello}:Plain")
 
 
