@@ -254,6 +254,6 @@ def changed_versions(episodes: Iterable[Episode], recorded: Mapping[str, Any] | 
             found.append(f"{env_id} was recorded as version {before or 'none'} and is {now or 'none'} now")
         packages |= package_versions(env_id)
     for name, version in sorted((recorded or {}).items()):
-        if name in packages and packages[name] != version and name != "platform":
+        if name in packages and packages[name] != version and name not in ("platform", "cpu"):
             found.append(f"{name} was {version} and is {packages[name]} now")
     return found

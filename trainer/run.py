@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rollgym.cluster.errors import ActorLost
 from rollgym.config import dump, fingerprint
 from rollgym.errors import UsageError
@@ -84,7 +86,15 @@ class Run:
         self.journal.rewind(self.progress.marks)
         _write_config(self.folder, self.config)
         known = read_json(self.folder / MANIFEST)
-        write_json(self.folder / MANIFEST, {**known, "config_sha256": fingerprint(self.config)})
+        before, now = known.get("versions") or {}, _versions(self.config)
+        for name in sorted(now):
+            if name in before and before[name] != now[name]:
+                self.console.note(
+                    f"{name} was {before[name]} and is {now[name]} now: the weights will not be bit for bit "
+                    "those of a run without this break."
+                )
+        known |= {"config_sha256": fingerprint(self.config), "versions": {**before, **now}}
+        write_json(self.folder / MANIFEST, known)
 
     def close(self) -> None:
         """Flush everything."""
@@ -284,13 +294,19 @@ def _begin_folder(folder: Path, config: TrainConfig) -> None:
             "envs": [{"id": env.id, "kwargs": env.kwargs} for env in config.envs],
             "seed": config.seed,
             "config_sha256": fingerprint(config),
-            "versions": {
-                **{name: value for env in config.envs for name, value in package_versions(env.id).items()},
-                **{name: version(name) for name in ("torch", "transformers")},
-            },
+            "versions": _versions(config),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         },
     )
+
+
+def _versions(config: TrainConfig) -> dict[str, str]:
+    """Packages and CPU: with the same ones, the same seed gives the same weights bit for bit."""
+    return {
+        **{name: value for env in config.envs for name, value in package_versions(env.id).items()},
+        **{name: version(name) for name in ("torch", "transformers")},
+        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 def _write_config(folder: Path, config: TrainConfig) -> None:

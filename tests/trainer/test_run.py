@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from training import Story, digest, lines
 
 from rollgym.config import fingerprint, load
@@ -73,6 +74,23 @@ def test_the_manifest_says_what_was_trained_on_with_which_seed_and_versions(trai
     assert manifest["seed"] == 3
     assert {"rollgym", "numpy", "torch", "python"} <= manifest["versions"].keys()
     assert manifest["config_sha256"] == fingerprint(load(TrainConfig, folder / "config.yaml"))
+
+
+def test_a_run_records_the_cpu_and_says_on_resume_what_changed(
+    train_here: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bit for bit means the same CPU features and versions: a comparison of two runs must show both."""
+    folder = train_here("run", "stop.steps=2")
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["versions"]["cpu"]
+    assert manifest["versions"]["torch_cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+    path.write_text(json.dumps({**manifest, "versions": {**manifest["versions"], "cpu": "Another avx512f"}}))
+    capsys.readouterr()
+    train_here("run", "stop.steps=3", resume=True)
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"cpu was Another avx512f and is {manifest['versions']['cpu']} now" in shown
+    assert json.loads(path.read_text())["versions"] == manifest["versions"]
 
 
 def test_every_setting_is_written_down_defaults_included(train_here: Run) -> None:
