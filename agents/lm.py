@@ -11,6 +11,7 @@ from typing import Any
 
 from rollgym.agent import AgentSetup, Briefing, Move
 from rollgym.agents.dialogue import Dialogue
+from rollgym.agents.lm_carried import carried_options
 from rollgym.agents.lm_options import EngineOptions, LmOptions, read_options
 from rollgym.agents.parsing import make_parser, read_action
 from rollgym.agents.prompting import listed_actions, load_template
@@ -26,7 +27,9 @@ from rollgym.types import Usage
 def make_lm(setup: AgentSetup, **options: Any) -> LmAgent:
     """The agent from plain options: ``model`` and those of `LmOptions` and `EngineOptions`.
 
-    A model is a folder, or a name of `rollgym.pretrained`, which brings options of its own.
+    A model is a folder, or a name of `rollgym.pretrained`, which brings options of its own. A folder that
+    training wrote carries the options it was trained with (`rollgym.model_settings`); they hold unless others
+    are given.
     """
     model = options.get("model")
     usual = NAMED[model].options if isinstance(model, str) and model in NAMED else {}
@@ -35,9 +38,19 @@ def make_lm(setup: AgentSetup, **options: Any) -> LmAgent:
     if find_spec("torch") is None:
         raise MissingExtra("Agent 'lm'", "train")
     folder = _model_folder(model)
-    return LmAgent(
-        lambda: _open_engine(folder, how), load_tokenizer(folder), chosen, about=describe_model(folder)
+    carried = carried_options(folder)
+    if carried is not None:
+        chosen, how = read_options({**carried.options, **given})
+    agent = LmAgent(
+        lambda: _open_engine(folder, how),
+        load_tokenizer(folder),
+        chosen,
+        about=describe_model(folder),
+        template_text=carried.template_text if carried is not None and "template" not in given else "",
     )
+    if carried is not None:
+        agent.notes = carried.notes(folder, given, setup)
+    return agent
 
 
 def _model_folder(model: object) -> Path:
@@ -76,7 +89,8 @@ class LmAgent:
     """Plays with any engine; its players share nothing but the engine and the totals.
 
     ``engine`` may be a function that makes one: it is called for the first player, and the engine is then
-    closed with the agent. An engine that is given stays open. ``about`` says which model it is, for records.
+    closed with the agent. An engine that is given stays open. ``about`` says which model it is, for records;
+    ``template_text`` replaces the text of ``options.template``.
     """
 
     lanes = 16
@@ -89,12 +103,15 @@ class LmAgent:
         options: LmOptions | None = None,
         *,
         about: Mapping[str, Any] | None = None,
+        template_text: str = "",
     ) -> None:
         self.options = options or LmOptions()
         self.about = about
+        self.notes: list[str] = []
+        """Sentences about where the settings came from, for the console."""
         self.chat = ChatTemplate(tokenizer, self.options.chat_kwargs, date=self.options.date)
         self.parser = make_parser(self.options.parser)
-        self.prompt = load_template(self.options.template)
+        self.prompt = template_text or load_template(self.options.template)
         self.counts = dict.fromkeys(
             [
                 "requests",

@@ -169,10 +169,16 @@ def evaluate(request: Request, out: Path, *, resume: bool = False) -> dict[str, 
     return summary
 
 
-def check_agent(request: Request) -> None:
-    """Find out that an agent cannot be made, or has options it must not have, before anything is written."""
+def check_agent(request: Request) -> list[str]:
+    """Find out that an agent cannot be made, or has options it must not have, before anything is written.
+
+    Returns:
+        What the agent says of where its settings came from, a sentence each.
+    """
     setup = AgentSetup(env_id=request.env_id, env_kwargs=request.env_kwargs)
-    asyncio.run(make_agent(request.agent, setup, **request.agent_options).close())
+    agent = make_agent(request.agent, setup, **request.agent_options)
+    asyncio.run(agent.close())
+    return [str(note) for note in getattr(agent, "notes", ())]
 
 
 def first_error(episodes: Iterable[Episode]) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 
 from rollgym.config import diff, find_config, load
 from rollgym.errors import RunError, UsageError
+from rollgym.model_settings import eval_command
 from rollgym.signals import when_asked_to_stop
 from rollgym.store import MANIFEST, SUMMARY, read_json
-from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.config import EnvChoice, TrainConfig
 from rollgym.trainer.console import Console
 from rollgym.trainer.loop import train
-from rollgym.trainer.run import CONFIG, Run, held_out
+from rollgym.trainer.run import CONFIG, FINAL, Run, held_out
 from rollgym.trainer.setup import Parts, make_stream, open_parts
 
 MAY_CHANGE = ("stop.", "checkpoints.", "tracking.", "name")
@@ -47,7 +48,23 @@ def run_training(
             asyncio.run(_train(config, run))
         finally:
             run.close()
-    return {**read_json(folder / SUMMARY), "run": str(folder)}
+    commands = [] if config.program is not None else [command_for(config, env, folder) for env in config.envs]
+    return {**read_json(folder / SUMMARY), "run": str(folder), "eval_commands": commands}
+
+
+def command_for(config: TrainConfig, env: EnvChoice, folder: Path) -> str:
+    """The command that evaluates a run's policy as the run did, in one of its environments."""
+    wanted = config.evaluation
+    return eval_command(
+        env.id,
+        str(folder / FINAL),
+        env_kwargs=env.kwargs,
+        modules=config.rollout.modules,
+        episodes=wanted.episodes,
+        seed=wanted.seed,
+        split=wanted.split,
+        limits=env.limits,
+    )
 
 
 def _check(config: TrainConfig) -> None:

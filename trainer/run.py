@@ -8,7 +8,7 @@ runs/NAME/manifest.json     what it is, with versions and hashes
           events.jsonl      every change of the scheduler (`rollgym trace`)
           checkpoints/      the last ones and the best
           model/            what training started from
-          final/            the policy at the end, in Hugging Face format
+          final/            the policy at the end, in Hugging Face format, with rollgym_model.json
           summary.json      the result, written last
 """
 

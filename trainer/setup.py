@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollgym.agents.lm import LmAgent
+from rollgym.agents.lm_carried import model_settings
+from rollgym.agents.prompting import load_template
 from rollgym.chat import load_tokenizer
 from rollgym.engines import Engine
 from rollgym.engines.replicas import ReplicaEngine
 from rollgym.engines.torch import TorchEngine
 from rollgym.errors import RunError, UsageError, boundary
 from rollgym.evalplan import look_at
+from rollgym.model_settings import write_model_settings
 from rollgym.pool import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
@@ -119,6 +122,9 @@ class Parts:
                 shutil.copy2(file, folder / file.name)
         with boundary(RunError, f"The policy could not be written to {folder}"):
             self.learner.export(folder)
+            envs = [(env.id, env.kwargs) for env in self.config.envs]
+            asked = self.config.agent
+            write_model_settings(folder, model_settings(asked, load_template(asked.template), envs))
 
 
 def prepare_model(config: TrainConfig, folder: Path) -> Path:

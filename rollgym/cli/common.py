@@ -116,6 +116,13 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr)
 
 
+def say_notes(notes: Iterable[str]) -> None:
+    """Say remarks on the error stream, one line each; what a terminal would obey is left out."""
+    for note in notes:
+        line = " ".join("".join(c if c.isprintable() else " " for c in note).split())
+        typer.echo(f"rollgym: note: {line}", err=True)
+
+
 def interval(low_high: list[float] | tuple[float, float] | None, digits: int = 3) -> str:
     """An interval for a table."""
     return "" if low_high is None else f"[{low_high[0]:.{digits}f}, {low_high[1]:.{digits}f}]"

@@ -19,6 +19,7 @@ from rollgym.cli.common import (
     import_modules,
     new_folder,
     parse_pairs,
+    say_notes,
 )
 from rollgym.errors import UsageError
 
@@ -41,6 +42,7 @@ def evaluate(
     workers: Annotated[int, typer.Option(help="Worker processes; 0 plays in this one.")] = 0,
     concurrency: Annotated[int, typer.Option(help="Episodes in flight; 0 chooses.")] = 0,
     max_turns: Annotated[int | None, typer.Option(help="End an episode after this many turns.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="End an episode after this many tokens.")] = None,
     max_seconds: Annotated[float | None, typer.Option(help="End an episode after this many seconds.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results.", show_default="runs/<time>-<env>-<agent>")
@@ -66,9 +68,9 @@ def evaluate(
         raise UsageError("--resume needs --out DIR, the folder to finish.")
     import_modules(agent_module, "--agent-module")
     try:
-        limits = Limits(turns=max_turns, seconds=max_seconds)
+        limits = Limits(turns=max_turns, tokens=max_tokens, seconds=max_seconds)
     except ValueError as error:
-        raise UsageError(f"--max-turns and --max-seconds: {error}.") from None
+        raise UsageError(f"--max-turns, --max-tokens and --max-seconds: {error}.") from None
     request = Request(
         env_id=env,
         agent=agent,
@@ -84,7 +86,7 @@ def evaluate(
         limits=limits,
     )
     todo = plan(request)
-    check_agent(request)
+    say_notes(check_agent(request))
     folder = open_folder(todo, out or new_folder(env.removeprefix("rollgym/"), agent), resume)
     evaluation = Evaluation(todo, folder)
     try:

@@ -92,3 +92,8 @@ def _print(summary: dict[str, Any]) -> None:
         f"{summary['steps']} steps in {summary['seconds']:.0f} s ({summary['ended']}); "
         f"the policy is in {summary['run']}/final"
     )
+    commands = summary["eval_commands"]
+    if commands:
+        screen.print("The same evaluation again:", highlight=False)
+    for command in commands:
+        screen.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
