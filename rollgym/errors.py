@@ -81,6 +81,9 @@ class EnvError(RunError):
 class WorkerLost(RunError):
     """The worker process that hosted an environment died or had to be killed."""
 
+    blamed = False
+    """Whether the episode that reports it did this to its worker."""
+
 
 class AgentError(RunError):
     """The agent, or the engine or endpoint behind it, could not produce an action."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
+from dataclasses import replace
 
-from rollgym.errors import AgentError, EnvError, RewardError, RollgymError, WorkerLost
+from rollgym.errors import AgentError, EngineLost, EnvError, RewardError, RollgymError, WorkerLost
 from rollgym.records import clean_text
 from rollgym.types import Failure, Outcome
 
@@ -18,15 +19,24 @@ _OUTCOMES: list[tuple[type[RollgymError], Outcome]] = [
 
 def failure_of(error: BaseException) -> Failure:
     """An exception as a `Failure`: the type that was raised first, the message, the traceback."""
+    infrastructure = is_infrastructure(error)
     known = getattr(error, "failure", None)
     if isinstance(known, Failure):
-        return known
+        return replace(known, infrastructure=True) if infrastructure else known
     origin = error.__cause__ if isinstance(error, RollgymError) and error.__cause__ else error
     return Failure(
         type=type(origin).__name__,
         message=clean_text(str(error)),
         traceback=clean_text("".join(traceback.format_exception(origin))),
+        infrastructure=infrastructure,
     )
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Whether a worker, engine, server or node was lost through no fault of the episode that reports it."""
+    if isinstance(error, WorkerLost):
+        return not error.blamed
+    return isinstance(error, EngineLost)
 
 
 def outcome_of(error: RollgymError) -> Outcome:

@@ -187,6 +187,8 @@ class Failure:
     type: str
     message: str
     traceback: str = ""
+    infrastructure: bool = False
+    """Whether the machines failed and not the episode: its worker, engine, server or node was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

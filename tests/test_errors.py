@@ -5,8 +5,10 @@ import pickle
 import pytest
 
 from rollgym import errors
+from rollgym.cluster.mail import remade, trouble
 from rollgym.errors import (
     AgentError,
+    EngineLost,
     EnvError,
     MissingExtra,
     ResultsError,
@@ -20,6 +22,7 @@ from rollgym.errors import (
     one_line,
 )
 from rollgym.failures import failure_of, outcome_of
+from rollgym.pool import LeaseLost
 from rollgym.types import Failure, Outcome
 
 
@@ -154,6 +157,25 @@ def test_a_failure_from_another_process_is_kept_as_it_was():
 )
 def test_each_error_has_its_outcome(error, outcome):
     assert outcome_of(error) is outcome
+
+
+@pytest.mark.parametrize(
+    ("error", "infrastructure"),
+    [
+        (EngineLost("x"), True),
+        (WorkerLost("x"), True),
+        (LeaseLost("its node died"), True),
+        (LeaseLost("a sibling hung", reason="deadline", culprits=["b"]), True),
+        (LeaseLost("it hung", reason="deadline", guilty=True, culprits=["a"]), False),
+        (LeaseLost("it crashed", guilty=True, culprits=["a"]), False),
+        (LeaseLost("one of two crashed", guilty=True, culprits=["a", "b"]), True),
+        (AgentError("x"), False),
+        (EnvError("x"), False),
+    ],
+)
+def test_what_the_machines_lost_is_told_from_what_an_episode_did(error, infrastructure):
+    assert failure_of(error).infrastructure is infrastructure
+    assert failure_of(remade(trouble(error))).infrastructure is infrastructure, "also from another process"
 
 
 def test_the_tree_in_the_module_docstring_names_every_error():

@@ -108,6 +108,9 @@ class Rollout(Settings):
     """Members started beyond the group's size; the slowest are cancelled."""
     refills: int = Field(default=2, ge=0)
     """Failed members of a group that are played again."""
+    max_infra_retries_per_group: int = Field(default=64, ge=0)
+    """Members of a group that were lost with a worker, engine, server or node and are played again. They use
+    up no refills."""
     when_short: Literal["keep", "drop"] = "keep"
     """What becomes of a group that cannot be filled."""
     max_in_flight: int = Field(default=128, ge=1)

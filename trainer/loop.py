@@ -60,6 +60,7 @@ async def train_step(parts: Parts, run: Run, scheduler: Scheduler) -> bool:
     run.console.phase("generate")
     groups = await scheduler.take(config.rollout.groups, release=False)
     watch.lap("generate")
+    losses = run.note_losses(groups, scheduler)
     run.console.phase("train")
     async with parts.handover():
         experience = await parts.compute(
@@ -77,7 +78,7 @@ async def train_step(parts: Parts, run: Run, scheduler: Scheduler) -> bool:
     run.note_position(scheduler)
     scheduler.release(len(groups))
     watch.lap("sync")
-    metrics |= experience.metrics | age(groups, progress.version - 1) | parts.moved
+    metrics |= experience.metrics | age(groups, progress.version - 1) | parts.moved | losses
     run.record(groups, metrics | watch.metrics(experience.metrics), tokens)
     return run.advances(groups)
 

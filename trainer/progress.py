@@ -23,6 +23,7 @@ class Progress:
     again: list[int] = field(default_factory=list)
     """Tickets handed out but not trained on: they are played again."""
     issues: dict[int, int] = field(default_factory=dict)
+    """Of these, the attempt that they begin with: episodes of earlier ones are not trained on."""
     window: list[float] = field(default_factory=list)
     """Success of the newest environment in the last steps."""
     best: float | None = None

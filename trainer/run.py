@@ -140,6 +140,26 @@ class Run:
         every = settings.tokens_every if settings.episodes == "all" else 0
         return bool(every) and (self.progress.step + 1) % every == 0
 
+    def note_losses(self, groups: Sequence[Group], scheduler: Scheduler) -> Metrics:
+        """Numbers on what a batch lost on its way; whoever watches reads about it at once.
+
+        ``infra_retries``: episodes since the last step that were lost with a worker, engine, server or node
+        and played again. ``episodes_missing``: those that the batch should have and does not.
+        """
+        step, retried = self.progress.step + 1, scheduler.new_infra_retries()
+        if retried:
+            self.console.note(
+                f"step {step}: played {_count(retried)} again that infrastructure lost: {scheduler.last_loss}"
+            )
+        asked = sum(group.size for group in groups)
+        missing = asked - sum(len(group.episodes) for group in groups)
+        if missing:
+            self.console.note(
+                f"step {step} trains on {asked - missing} of {asked} episodes, because {missing} failed too "
+                f"often: {scheduler.last_error}"
+            )
+        return {"infra_retries": float(retried), "episodes_missing": float(missing)}
+
     def record(
         self, groups: Sequence[Group], metrics: Metrics, tokens: Sequence[dict[str, list[float]]] = ()
     ) -> None:
@@ -252,6 +272,10 @@ class Run:
                 for line in read_evaluations(self.folder)
             ],
         }
+
+
+def _count(episodes: int) -> str:
+    return f"{episodes} episode{'s' * (episodes != 1)}"
 
 
 def held_out(config: TrainConfig, env: EnvChoice) -> Plan:

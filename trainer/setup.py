@@ -266,6 +266,7 @@ def scheduler_config(config: TrainConfig) -> SchedulerConfig:
             size=rollout.group_size,
             extra=rollout.extra,
             refills=rollout.refills,
+            max_infra_retries=rollout.max_infra_retries_per_group,
             when_short=rollout.when_short,
         ),
         order="ready" if rollout.staleness else "strict",

@@ -28,5 +28,7 @@ class LeaseLost(WorkerLost):
         self.guilty = guilty
         """True where this episode broke a limit, or had a call running when the worker died."""
         self.culprits = tuple(culprits)
-        """The ids of all such episodes of the worker: one of them did it. Empty where nobody is suspected."""
+        """The ids of all such episodes of the worker: one of them did it. Empty where none is suspected."""
+        # Of several suspects of a crash all but one are innocent.
+        self.blamed = guilty and (reason != "died" or len(self.culprits) <= 1)
         self.failure = Failure(type="LeaseLost", message=message, traceback=output)

@@ -41,7 +41,9 @@ class GroupBoard:
         """Whether taken groups are released later, by `release`, or at once."""
         self.unreleased = 0
         self._again: list[int] = []
-        self._issues: Counter[int] = Counter()
+        self._first_attempts: Counter[int] = Counter()
+        self._used_attempts: dict[int, int] = {}
+        """Of tickets whose groups are in hand."""
         self._overtaken: Counter[int] = Counter()
         self._skipped_in_a_row = 0
         self._farthest = 0
@@ -60,7 +62,7 @@ class GroupBoard:
         else:
             number, self.next_ticket = self.next_ticket, self.next_ticket + 1
         ticket = self.stream.ticket(number)
-        state = GroupState(self.stream, ticket, self.config.groups, issue=self._issues[number])
+        state = GroupState(self.stream, ticket, self.config.groups, self._first_attempts[number])
         in_order = not self.open or number > next(reversed(self.open))
         self.open[number] = state
         if not in_order:
@@ -91,7 +93,8 @@ class GroupBoard:
             for group in chosen:
                 if self._too_old(group):
                     self.counts["taken"] -= 1
-                    self._play_later(int(group.group_id[1:]))
+                    number = int(group.group_id[1:])
+                    self._play_later(number, self._used_attempts.pop(number))
                     self._passed.append(Passed(group.group_id, "stale"))
                 else:
                     self.hand.append(group)
@@ -100,20 +103,20 @@ class GroupBoard:
     def give(self, count: int) -> list[Group]:
         """Hand over groups that were chosen."""
         groups, self.hand = self.hand[:count], self.hand[count:]
+        for group in groups:
+            del self._used_attempts[int(group.group_id[1:])]
         self.unreleased += len(groups) if self.holding else 0
         return groups
 
     def recall(self, number: int) -> list[str]:
         """Play a group under way again from its start; returns its episodes that still play."""
         state = self.open.pop(number)
-        self._play_later(number)
+        self._play_later(number, state.next_attempt)
         return list(state.running)
 
     def restart(self, number: int, episode_id: str) -> EpisodeSpec:
         """Play one member again from its start; returns the episode to start."""
-        state = self.open[number]
-        spec = state.restart(episode_id)
-        self._issues[number] = max(self._issues[number], state.last_issue)
+        spec = self.open[number].restart(episode_id)
         self.counts["restarted"] += 1
         return spec
 
@@ -141,13 +144,13 @@ class GroupBoard:
         return sorted([*self.open, *self._again, *chosen])
 
     def issues(self) -> dict[int, int]:
-        """How often tickets were handed out before, where they were, for `play_again`."""
-        return {number: count for number, count in self._issues.items() if count}
+        """The first attempts of tickets that were handed out before, for `play_again`."""
+        return {number: attempt for number, attempt in self._first_attempts.items() if attempt}
 
     def play_again(self, tickets: Sequence[int], issues: Mapping[int, int] | None = None) -> None:
-        """Hand these tickets out before new ones; ``issues`` says how often they were handed out before."""
+        """Hand these tickets out before new ones; ``issues`` has the first attempts of some."""
         self._again = sorted({*self._again, *tickets})
-        self._issues = Counter({**self._issues, **(issues or {})})
+        self._first_attempts = Counter({**self._first_attempts, **(issues or {})})
 
     def _judge(self, number: int, state: GroupState) -> Group | None:
         """Take a finished group, or pass it over."""
@@ -158,7 +161,7 @@ class GroupBoard:
             return None
         group = state.group()
         if self._too_old(group):
-            self._play_later(number)
+            self._play_later(number, state.next_attempt)
             self._passed.append(Passed(group_id, "stale"))
             return None
         if self._all_alike(group) and self._skipped_in_a_row < self.config.max_skipped:
@@ -167,14 +170,15 @@ class GroupBoard:
             return None
         self._skipped_in_a_row = 0
         self.counts["taken"] += 1
+        self._used_attempts[number] = state.next_attempt
         return group
 
     def _pass(self, group_id: str, why: str) -> None:
         self.counts[why] += 1
         self._passed.append(Passed(group_id, why))
 
-    def _play_later(self, number: int) -> None:
-        self._issues[number] += 1
+    def _play_later(self, number: int, attempt: int) -> None:
+        self._first_attempts[number] = attempt
         self._again = sorted([*self._again, number])
         self.counts["stale"] += 1
 

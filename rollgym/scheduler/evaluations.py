@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,13 +15,15 @@ from rollgym.types import Episode, EpisodeSpec
 class Evaluations:
     """The evaluation under way, if any. Its gate is closed to weight updates while episodes play."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_infra_retries: int = 0) -> None:
+        self._max_infra_retries = max_infra_retries
+        self._retries: Counter[str] = Counter()
         self._held = False
         self._free = asyncio.Event()
         self._queue: deque[EpisodeSpec] = deque()
         self._playing: set[str] = set()
         self._finished: dict[str, Episode] = {}
-        self._closed = False
+        self._closed = self._called_off = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -49,6 +51,8 @@ class Evaluations:
             # One that was called off may still have episodes that are ending.
             await self._idle.wait()
             self._finished = {}
+            self._retries.clear()
+            self._called_off = False
             self._queue.extend([] if self._closed else map(_renamed, specs))
             self._note_idle()
             fill()
@@ -67,14 +71,24 @@ class Evaluations:
         self._playing.add(spec.episode_id)
         return spec
 
-    def finish(self, episode: Episode) -> bool:
-        """Take an episode that ended; False where it is none of ours."""
-        episode_id = episode.spec.episode_id
-        if episode_id not in self._playing:
-            return False
-        self._playing.remove(episode_id)
-        self._finished[episode_id] = episode
+    def holds(self, episode: Episode) -> bool:
+        """Whether an episode belongs to the evaluation under way."""
+        return episode.spec.episode_id in self._playing
+
+    def finish(self, episode: Episode) -> None:
+        """Take an episode that ended."""
+        self._playing.remove(episode.spec.episode_id)
+        self._finished[episode.spec.episode_id] = episode
         self._note_idle()
+
+    def again(self, episode: Episode) -> bool:
+        """Play an episode again that was lost with its infrastructure; False where it was lost too often."""
+        episode_id = episode.spec.episode_id
+        if self._closed or self._called_off or self._retries[episode_id] >= self._max_infra_retries:
+            return False
+        self._retries[episode_id] += 1
+        self._playing.remove(episode_id)
+        self._queue.appendleft(episode.spec)
         return True
 
     def fail_waiting(self) -> None:
@@ -85,6 +99,7 @@ class Evaluations:
         self._free.set()
 
     def _call_off(self, cancel: Callable[[str], object]) -> None:
+        self._called_off = True
         self._queue.clear()
         for episode_id in self._playing:
             cancel(episode_id)

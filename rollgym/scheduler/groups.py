@@ -44,6 +44,9 @@ class GroupPolicy:
     """Members started beyond the size; once the group is full, those still playing are cancelled."""
     refills: int = 2
     """How many failed members of a group are played again, in all."""
+    max_infra_retries: int = 64
+    """How many members of a group that were lost with a worker, engine, server or node are played again, in
+    all. They use up no refills."""
     when_short: Literal["keep", "drop"] = "keep"
     """What becomes of a group that cannot be filled."""
     least: int = 0
@@ -52,8 +55,12 @@ class GroupPolicy:
     """Outcomes that are not named here are used as `DEFAULT_USE` says."""
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.extra < 0 or self.refills < 0 or not 0 <= self.least <= self.size:
-            raise UsageError(f"A group needs size >= 1, extra >= 0, refills >= 0, least <= size: {self}.")
+        counts = (self.extra, self.refills, self.max_infra_retries)
+        if self.size < 1 or min(counts) < 0 or not 0 <= self.least <= self.size:
+            raise UsageError(
+                "A group needs size >= 1, extra >= 0, refills >= 0, max_infra_retries >= 0 and "
+                f"least <= size: {self}."
+            )
         for outcome in Outcome:
             if self.use.get(outcome) == "train" and not outcome.trainable:
                 raise UsageError(f"Episodes with the outcome {outcome.value!r} can never be trained on.")
@@ -78,15 +85,20 @@ class Verdict:
 
     start: list[EpisodeSpec] = field(default_factory=list)
     cancel: list[str] = field(default_factory=list)
+    infrastructure: bool = False
+    """Whether ``start`` replaces a member that was lost with its worker, engine, server or node."""
 
 
 class GroupState:
     """One group while it is played."""
 
-    def __init__(self, stream: TaskStream, ticket: Ticket, policy: GroupPolicy, issue: int = 0) -> None:
+    def __init__(
+        self, stream: TaskStream, ticket: Ticket, policy: GroupPolicy, first_attempt: int = 0
+    ) -> None:
         self.ticket = ticket
         self.status = GroupStatus.OPEN
         self.refills_left = policy.refills
+        self.infra_retries_left = policy.max_infra_retries
         self.running: dict[str, EpisodeSpec] = {}
         self.members: list[Episode] = []
         self._stream = stream
@@ -94,7 +106,7 @@ class GroupState:
         self._attempts: dict[int, int] = {}
         self._samplings: dict[int, int] = {}
         # A ticket that is issued again (its group was too old to train on) must not reuse episode ids.
-        self._first_attempt = issue * (policy.refills + 1)
+        self._first_attempt = first_attempt
 
     def start(self) -> list[EpisodeSpec]:
         """The first episodes of all members."""
@@ -109,22 +121,30 @@ class GroupState:
         verdict = Verdict()
         if use == "train":
             self.members.append(episode)
-        elif use == "refill" and self.refills_left:
-            self.refills_left -= 1
+        elif use == "refill" and self._pay(lost_with_infrastructure(episode), verdict):
             if episode.outcome not in _SAME_AGAIN:
                 self._samplings[spec.member] = self._samplings.get(spec.member, 0) + 1
             verdict.start.append(self._issue(spec.member))
         self._settle(verdict)
         return verdict
 
+    def _pay(self, infrastructure: bool, verdict: Verdict) -> bool:
+        """Take one retry from the budget of its kind; False where none is left."""
+        if (self.infra_retries_left if infrastructure else self.refills_left) <= 0:
+            return False
+        self.infra_retries_left -= infrastructure
+        self.refills_left -= not infrastructure
+        verdict.infrastructure = infrastructure
+        return True
+
     def restart(self, episode_id: str) -> EpisodeSpec:
         """Play a member again from its start, in place of the episode under way; this uses up no refill."""
         return self._issue(self.running.pop(episode_id).member)
 
     @property
-    def last_issue(self) -> int:
-        """The issue that the last episode id belongs to: restarts may use up those of more than one."""
-        return (max(self._attempts.values(), default=1) - 1) // (self._policy.refills + 1)
+    def next_attempt(self) -> int:
+        """The first attempt whose episode ids no member has used."""
+        return max(self._attempts.values(), default=self._first_attempt)
 
     def group(self) -> Group:
         """The finished group, members in order of their numbers."""
@@ -146,3 +166,8 @@ class GroupState:
         spec = self._stream.spec(self.ticket, member, attempt, self._samplings.get(member, 0))
         self.running[spec.episode_id] = spec
         return spec
+
+
+def lost_with_infrastructure(episode: Episode) -> bool:
+    """Whether an episode was lost with its worker, engine, server or node, through no fault of its own."""
+    return episode.error is not None and episode.error.infrastructure

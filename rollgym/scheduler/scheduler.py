@@ -9,7 +9,8 @@ Invariants, each with a test that fails when it is broken:
 - every episode that is started is emitted exactly once, with a typed outcome, cancelled ones included;
 - never more than ``max_in_flight`` episodes play at once; a place is free again when its episode is emitted;
 - every ticket ends exactly once: taken, dropped or skipped (one that is too old to train on is played again);
-- a failed member is played again from the same start, within a budget, and its siblings are kept;
+- a failed member is played again from the same start, within a budget, and its siblings are kept; those that
+  were lost with a worker, engine, server or node have a larger budget of their own;
 - what is handed out does not depend on timing, nor, with order ``strict`` and without ``extra`` members and
   ``max_staleness``, does what is taken;
 - whatever waits can say for what: a run in which nothing moves ends with a report, and a run that has ended
@@ -32,14 +33,18 @@ from rollgym.pool import EnvPool
 from rollgym.rewards.scoring import Scorer
 from rollgym.scheduler.board import GroupBoard, oldest_version
 from rollgym.scheduler.config import SchedulerConfig
-from rollgym.scheduler.episode import EpisodeLife
+from rollgym.scheduler.episode import EpisodeLife, EpisodeState
 from rollgym.scheduler.evaluations import Evaluations
 from rollgym.scheduler.events import EventLog
 from rollgym.scheduler.garbage import rare_collections
+from rollgym.scheduler.groups import GroupStatus, lost_with_infrastructure
 from rollgym.scheduler.places import Places
 from rollgym.scheduler.stream import TaskStream
 from rollgym.scheduler.watchdog import Stalled, waiting_report
 from rollgym.types import Episode, EpisodeSpec, Group
+
+UNDER_WAY = frozenset({EpisodeState.GENERATING, EpisodeState.STEPPING})
+"""States in which a change of the weights would leave an episode with tokens of both versions."""
 
 
 class Scheduler:
@@ -71,7 +76,7 @@ class Scheduler:
         self._on_episode = on_episode
         self._places = Places(self.config.max_in_flight, self._log, self._emit, self._crashed)
         self._queue: deque[EpisodeSpec] = deque()
-        self._evaluation = Evaluations()
+        self._evaluation = Evaluations(self.config.groups.max_infra_retries)
         self._taking = asyncio.Lock()
         self._changed = asyncio.Event()
         self._waiting: Counter[str] = Counter()
@@ -79,7 +84,11 @@ class Scheduler:
         self._paused, self._draining = paused, False
         self._failure: RollgymError | None = None
         self._failed_in_a_row = 0
-        self._last_error = ""
+        self._retries_told = 0
+        self.last_error = ""
+        """Of the last episode that failed."""
+        self.last_loss = ""
+        """The same, of those that were lost with their infrastructure."""
         self._taken_episodes = self._taken_turns = 0
         self._watchdog: asyncio.Task[None] | None = None
         self._while_open = ExitStack()
@@ -177,6 +186,11 @@ class Scheduler:
             "length_bias": self._length_bias(),
         }
 
+    def new_infra_retries(self) -> int:
+        """Episodes played again since the last call because a worker, engine, server or node was lost."""
+        before, self._retries_told = self._retries_told, self.board.counts["infra_retries"]
+        return self._retries_told - before
+
     def waiting_for(self) -> str:
         """What everything waits for, in words."""
         notes = [f"{count} in {caller}()" for caller, count in self._waiting.items() if count]
@@ -229,9 +243,18 @@ class Scheduler:
         """An episode has ended: tell everybody, exactly once, and see what its group makes of it."""
         spec = episode.spec
         self._log.add("emitted", episode=spec.episode_id, group=spec.group_id, outcome=episode.outcome.value)
-        if not self._evaluation.finish(episode):
+        lost = lost_with_infrastructure(episode)
+        if episode.error is not None:
+            self.last_error = episode.error.message
+            self.last_loss = self.last_error if lost else self.last_loss
+        if self._evaluation.holds(episode):
+            if lost and self._evaluation.again(episode):
+                self.board.counts["infra_retries"] += 1
+                self._log.add("retried", episode=spec.episode_id)
+            else:
+                self._evaluation.finish(episode)
+        else:
             self.outcomes[episode.outcome.value] += 1
-            self._last_error = episode.error.message if episode.error else self._last_error
             with boundary(RunError, "on_episode raised"):
                 self._on_episode(episode)
             self._settle(episode)
@@ -247,8 +270,14 @@ class Scheduler:
         if verdict.start:
             # A refill goes first: a whole group waits for it.
             self._queue.extendleft(verdict.start)
-            self.board.counts["refilled"] += len(verdict.start)
-            self._log.add("refilled", group=state.ticket.group_id, episode=verdict.start[0].episode_id)
+            lost = verdict.infrastructure
+            self.board.counts["infra_retries" if lost else "refilled"] += len(verdict.start)
+            self._log.add(
+                "refilled",
+                group=state.ticket.group_id,
+                episode=verdict.start[0].episode_id,
+                infrastructure=lost,
+            )
         for episode_id in verdict.cancel:
             self._cancel(episode_id)
         if state.status is not before:
@@ -273,8 +302,8 @@ class Scheduler:
                 self._log.add("recalled", group=state.ticket.group_id, oldest=oldest)
                 for name in self.board.recall(number):
                     self._cancel(name)
-            elif self.config.under_way == "restart":
-                for name in [name for name, turns in playing.items() if turns]:
+            elif self.config.under_way == "restart" and state.status is GroupStatus.OPEN:
+                for name in [name for name in playing if self._places.lives[name].life.state in UNDER_WAY]:
                     self._restart(number, name)
 
     def _restart(self, number: int, name: str) -> None:
@@ -321,7 +350,7 @@ class Scheduler:
             self._failed_in_a_row = self._failed_in_a_row + 1 if passed.why == "dropped" else 0
             if self._failed_in_a_row >= self.config.give_up_after:
                 why = ", ".join(f"{count} x {outcome}" for outcome, count in self.outcomes.most_common(3))
-                last = f" (the last error: {self._last_error})" if self._last_error else ""
+                last = f" (the last error: {self.last_error})" if self.last_error else ""
                 self._fail(
                     RunError(f"{self._failed_in_a_row} groups in a row could not be filled: {why}{last}")
                 )

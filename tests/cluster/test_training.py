@@ -167,7 +167,7 @@ def test_a_run_that_loses_a_node_is_completed(
         lose,
         runtime="ray",
         address=nodes.address,
-        rollout={"groups": 4, "group_size": 4, "workers": 0, "refills": 16},
+        rollout={"groups": 4, "group_size": 4, "workers": 0},
         devices={"layout": "split", "actor_train": "gpu[0]", "actor_infer": "gpu[1-2]"},
         evaluation={"every": 0, "episodes": 4},
     )
@@ -211,7 +211,7 @@ def test_a_run_moves_to_what_is_left_and_back_again(
         lose,
         runtime="ray",
         address=nodes.address,
-        rollout={"groups": 2, "group_size": 4, "workers": 0, "refills": 16},
+        rollout={"groups": 2, "group_size": 4, "workers": 0},
         devices={"layout": "colocated"},
         evaluation={"every": 0, "episodes": 4},
     )

@@ -13,8 +13,8 @@ from rollgym.types import EpisodeSpec, Outcome
 STREAM = TaskStream([Source(env_id="env")], seed=1)
 
 
-def begin(issue: int = 0, **policy: Any) -> tuple[GroupState, list[EpisodeSpec]]:
-    state = GroupState(STREAM, STREAM.ticket(3), GroupPolicy(**policy), issue)
+def begin(attempt: int = 0, **policy: Any) -> tuple[GroupState, list[EpisodeSpec]]:
+    state = GroupState(STREAM, STREAM.ticket(3), GroupPolicy(**policy), attempt)
     return state, state.start()
 
 
@@ -87,6 +87,30 @@ def test_the_budget_is_the_group_s_and_what_cannot_be_refilled_is_done_without()
     assert state.status is GroupStatus.OPEN, "two refills still play"
 
 
+def test_members_lost_with_infrastructure_use_up_no_refills() -> None:
+    """A dead engine takes all members of a group at once, and more than once."""
+    state, specs = begin(size=8)
+    for _ in range(3):
+        specs = [
+            again
+            for spec in specs
+            for again in state.finish(ended(spec, Outcome.ENGINE_ERROR, lost=True)).start
+        ]
+        assert len(specs) == 8
+    assert (state.refills_left, state.infra_retries_left) == (2, 64 - 24)
+    assert state.finish(ended(specs[0], Outcome.ENV_ERROR)).start, "its own failures have their budget still"
+    assert (state.refills_left, state.infra_retries_left) == (1, 64 - 24)
+
+
+def test_losses_with_infrastructure_are_bounded_apart_and_cost_no_failure() -> None:
+    state, specs = begin(size=2, refills=2, max_infra_retries=1, when_short="drop")
+    [again] = state.finish(ended(specs[0], Outcome.WORKER_LOST, lost=True)).start
+    verdict = state.finish(ended(specs[1], Outcome.WORKER_LOST, lost=True))
+    assert (verdict.start, state.refills_left) == ([], 2)
+    state.finish(ended(again))
+    assert state.status is GroupStatus.DROPPED
+
+
 @pytest.mark.parametrize(
     ("policy", "good", "status"),
     [
@@ -143,8 +167,9 @@ def test_a_policy_names_only_what_differs() -> None:
 
 def test_a_ticket_issued_again_has_new_ids_and_the_same_seeds() -> None:
     seen: set[str] = set()
-    for issue in range(3):
-        state, specs = begin(issue, size=1, refills=2)
+    attempt = 0
+    for _ in range(3):
+        state, specs = begin(attempt, size=1, refills=2)
         assert specs[0].sampling_seed == begin(size=1)[1][0].sampling_seed
         played = [specs[0]]
         while state.status is GroupStatus.OPEN:
@@ -152,6 +177,7 @@ def test_a_ticket_issued_again_has_new_ids_and_the_same_seeds() -> None:
         assert len(played) == 3
         assert seen.isdisjoint(ids(played))
         seen.update(ids(played))
+        attempt = state.next_attempt
 
 
 def test_an_episode_that_is_reported_twice_counts_once() -> None:
@@ -171,7 +197,14 @@ def test_somebody_else_s_episode_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    [{"size": 0}, {"extra": -1}, {"refills": -1}, {"least": 2}, {"use": {Outcome.ENV_ERROR: "train"}}],
+    [
+        {"size": 0},
+        {"extra": -1},
+        {"refills": -1},
+        {"max_infra_retries": -1},
+        {"least": 2},
+        {"use": {Outcome.ENV_ERROR: "train"}},
+    ],
 )
 def test_senseless_policies_are_refused(policy: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

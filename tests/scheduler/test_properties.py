@@ -212,6 +212,7 @@ def any_story(choose: Choose) -> Story:
         size=choose([1, 2, 3, 4]),
         extra=choose([0, 0, 1, 2]),
         refills=choose([0, 1, 2, 4]),
+        max_infra_retries=choose([0, 1, 3, 64]),
         when_short=choose(["keep", "drop"]),
     )
     config = SchedulerConfig(

@@ -8,7 +8,7 @@ import pytest
 from scenes import Scene, Timed, evaluation, now, numbers
 from virtual import World, run
 
-from rollgym.errors import RunError, UsageError
+from rollgym.errors import EngineLost, RunError, UsageError
 from rollgym.scheduler.groups import GroupPolicy
 from rollgym.types import EpisodeSpec
 
@@ -149,6 +149,50 @@ def test_groups_that_cannot_be_filled_end_the_run_with_what_they_met(monkeypatch
     run(main)
 
 
+class Unplugged(Timed):
+    """Whatever generates at this moment is lost with its engine; what begins later has another."""
+
+    def __init__(self, at: float, often: int = 1, **options: Any) -> None:
+        super().__init__(turns=4, early=0.0, **options)
+        self.losses = [at + 4.0 * number for number in range(often)]
+
+    async def suffer(self, spec: EpisodeSpec, where: str, turn: int = 0) -> str | None:
+        if where == "act" and any(at < now() <= at + 1.0 for at in self.losses):
+            raise EngineLost("the engine is gone")
+        return None
+
+
+@pytest.mark.parametrize("when_short", ["keep", "drop"])
+def test_a_lost_engine_costs_a_batch_no_episode(when_short: Any) -> None:
+    """Eight groups of eight lose all members at once: more than the budget for failures holds."""
+
+    async def main() -> None:
+        groups = GroupPolicy(size=8, when_short=when_short)
+        scene = Scene(Unplugged(at=2.5, often=3), groups=groups, max_in_flight=64, max_ahead=8)
+        async with scene.scheduler as scheduler:
+            batch = await scheduler.take(8, release=False)
+            assert [len(group.episodes) for group in batch] == [8] * 8
+            counts = scheduler.metrics()["groups"]
+            assert (counts["infra_retries"], counts.get("refilled", 0)) == (192, 0)
+            assert scheduler.last_loss == "the engine is gone"
+        told = [event["infrastructure"] for event in scene.log.events if event["kind"] == "refilled"]
+        assert told == [True] * 192
+
+    run(main)
+
+
+def test_an_engine_that_stays_away_ends_the_run() -> None:
+    async def main() -> None:
+        groups = GroupPolicy(size=2, max_infra_retries=3)
+        scene = Scene(Unplugged(at=2.5, often=1000), groups=groups, give_up_after=2)
+        async with scene.scheduler as scheduler:
+            with pytest.raises(RunError, match="2 groups in a row .*the last error: the engine is gone"):
+                await scheduler.take(1)
+            assert scheduler.metrics()["groups"]["infra_retries"] == 6
+
+    run(main)
+
+
 def test_a_filled_group_starts_the_count_anew_even_one_that_is_skipped() -> None:
     class Moody(Timed):
         async def suffer(self, spec: EpisodeSpec, where: str, turn: int = 0) -> str | None:
@@ -208,7 +252,7 @@ def test_a_group_that_is_too_old_already_is_not_played_to_its_end() -> None:
                 assert scene.kinds("recalled") == ["g000000"] * (version - 1)
             await asyncio.sleep(3.0)
             assert scene.outcomes == {"g000000-0": "cancelled"}
-            assert scene.kinds("started") == ["g000000-0", "g000000-0-retry3"]
+            assert scene.kinds("started") == ["g000000-0", "g000000-0-retry1"]
 
     run(main)
 
@@ -225,6 +269,43 @@ def test_episodes_under_way_begin_again_where_that_is_asked_for() -> None:
             assert set(played) == {1}
             assert scene.kinds("restarted") == ["g000000-0-retry1", "g000001-0-retry1"]
             assert scene.outcomes["g000000-0"] == "cancelled"
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "states"),
+    [(1.5, []), (2.5, ["g000000-0-retry1"]), (3.5, ["g000000-0-retry1"])],
+    ids=["resetting", "generating", "stepping"],
+)
+def test_an_episode_in_its_first_turn_begins_again_too(seconds: float, states: list[str]) -> None:
+    async def main() -> None:
+        scene = Scene(Timed(turns=2, early=0.0), under_way="restart", max_in_flight=1)
+        async with scene.scheduler as scheduler:
+            await asyncio.sleep(seconds)
+            async with scheduler.updating(1):
+                scene.world.version = 1
+            [group] = await scheduler.take(1)
+            assert {turn.policy_version for turn in group.episodes[0].turns} == {1}
+            assert scene.kinds("restarted") == states
+
+    run(main)
+
+
+def test_a_full_group_does_not_begin_again() -> None:
+    """Its extra member is still being closed when the weights change."""
+
+    async def main() -> None:
+        slow = Timed(seconds={"g000000-1": 1.1})
+        scene = Scene(slow, groups=GroupPolicy(size=1, extra=1), under_way="restart", max_ahead=1)
+        async with scene.scheduler as scheduler:
+            await asyncio.sleep(5.2)
+            assert scene.kinds("ready") == ["g000000"]
+            assert "g000000-1" not in scene.outcomes
+            async with scheduler.updating(1):
+                scene.world.version = 1
+            assert scene.kinds("restarted") == []
+            await scheduler.take(1)
 
     run(main)
 

@@ -4,11 +4,13 @@ import asyncio
 from collections import Counter
 
 import pytest
-from scenes import Scene, Timed, evaluation
+from scenes import Scene, Timed, evaluation, now
 from virtual import run
 
-from rollgym.errors import RunError, UsageError
+from rollgym.errors import RunError, UsageError, WorkerLost
+from rollgym.scheduler.groups import GroupPolicy
 from rollgym.scheduler.watchdog import Stalled
+from rollgym.types import EpisodeSpec
 
 
 def test_evaluation_is_no_part_of_training() -> None:
@@ -140,5 +142,31 @@ def test_an_evaluation_that_is_called_off_leaves_nothing_to_the_next() -> None:
             episodes = await scheduler.evaluate(evaluation("a", "slow"))
             assert [e.outcome.value for e in episodes] == ["terminated", "terminated"]
             assert "eval-c" not in scene.kinds("started")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("retries", "expected", "outcomes"), [(3, 2, {"terminated"}), (1, 1, {"worker_lost"})]
+)
+def test_an_evaluation_plays_again_what_was_lost_with_a_worker(
+    retries: int, expected: int, outcomes: set[str]
+) -> None:
+    class Lossy(Timed):
+        async def suffer(self, spec: EpisodeSpec, where: str, turn: int = 0) -> str | None:
+            if where == "step" and spec.episode_id.startswith("eval-") and now() < 17.0:
+                raise WorkerLost("a node is gone")
+            return None
+
+    async def main() -> None:
+        groups = GroupPolicy(max_infra_retries=retries)
+        scene = Scene(Lossy(), groups=groups, evaluation_share=1.0, max_in_flight=3)
+        async with scene.scheduler as scheduler:
+            await scheduler.pause()
+            episodes = await scheduler.evaluate(evaluation("a", "b", "c"))
+            assert [episode.spec.episode_id for episode in episodes] == ["eval-a", "eval-b", "eval-c"]
+            assert {episode.outcome.value for episode in episodes} == outcomes
+            assert len(scene.kinds("retried")) == scheduler.metrics()["groups"]["infra_retries"]
+            assert Counter(scene.kinds("retried")) == dict.fromkeys(["eval-a", "eval-b", "eval-c"], expected)
 
     run(main)

@@ -37,7 +37,7 @@ def test_the_bandit_is_learnt_on_two_servers_in_actors(
     settings = [
         "runtime=ray", "gpus=3", "engine.kind=sglang", f"engine.python={real_options.python}",
         "devices.layout=split", "devices.actor_train=gpu[0]", "devices.actor_infer=gpu[1-2]",
-        "rollout.refills=32", "tracking.tensorboard=false",
+        "tracking.tensorboard=false",
     ]  # fmt: skip
     config = load(TrainConfig, find_config("bandit-grpo"), settings)
     run = Run(config, tmp_path / "run", Console(plain=True))
