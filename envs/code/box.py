@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
-from rollgym.errors import UnknownName, UsageError, WorkerLost
+from rollgym.deadline import seconds_left
+from rollgym.errors import RunError, UnknownName, UsageError
 from rollgym.sandbox.types import Level, Limits, Sandbox, SandboxSettings
 
 if TYPE_CHECKING:
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LIMITS: Mapping[str, Any] = {"seconds": 5.0, "memory_mb": 256, "processes": 16}
 """The limits of an execution, where nothing else is said."""
+OPENINGS = 3
+"""How often a sandbox is tried to be opened: what others of the machine use up may be free a moment later."""
+_PAUSE = 0.5
+RESERVE = 20.0
+"""Seconds of a step that no execution may use: a sandbox that hangs is noticed only after a while, and the
+step must end with an answer even then."""
 _BACKENDS = get_args(get_type_hints(SandboxSettings)["backend"])
 
 
@@ -113,24 +120,40 @@ class Box:
         _ = self.pool.walls
 
     def use(self, work: Callable[[Sandbox], T]) -> T | None:
-        """Do something in the sandbox of this episode; ``None`` where that killed it."""
+        """Do something in the sandbox of this episode; ``None`` where that broke it."""
         if self._sandbox is None:
-            self._sandbox = self.pool.take()
+            self._sandbox = _opened(self.pool.take)
         try:
             return work(self._sandbox)
-        except WorkerLost:
-            self._give()
+        except (RunError, OSError):
+            self._drop()
             return None
 
     def once(self, work: Callable[[Sandbox], T], *, unused: bool = False) -> T | None:
         """Do something in another one, ``unused`` in one where nothing was ever run; ``None`` as above."""
         done = None
-        with self.pool.borrow(unused=unused) as sandbox, contextlib.suppress(WorkerLost):
-            done = work(sandbox)
+        with self.pool.turn():
+            sandbox = _opened(lambda: self.pool.take(unused=unused))
+            try:
+                done = work(sandbox)
+            except (RunError, OSError):
+                sandbox.close()  # whatever broke it, nobody else is to have it
+            finally:
+                self.pool.give(sandbox)
         if unused:
             # How many are open must not depend on how long that took.
             self.pool.settle()
         return done
+
+    def limits(self) -> Limits:
+        """The limits of an execution that begins now: it ends before the step must."""
+        limits, left = self.settings.limits, self.seconds()
+        return limits if left is None else replace(limits, seconds=min(limits.seconds, left))
+
+    def seconds(self) -> float | None:
+        """How long the executions of this step may still take together; ``None`` for any time."""
+        left = seconds_left()
+        return None if left is None else max(left - RESERVE, left / 4, 0.01)
 
     def close(self) -> None:
         """Give back what is held, and leave the pool."""
@@ -143,7 +166,25 @@ class Box:
         # An environment that nobody closed must not keep a sandbox for ever.
         self.close()
 
+    def _drop(self) -> None:
+        if self._sandbox is not None:
+            self._sandbox.close()
+            self._give()
+
     def _give(self) -> None:
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             self.pool.give(sandbox)
+
+
+def _opened(take: Callable[[], Sandbox]) -> Sandbox:
+    """A sandbox out of a pool, tried for a while where one cannot be opened at once."""
+    for openings in range(OPENINGS, 0, -1):
+        try:
+            return take()
+        except (RunError, UsageError, OSError):
+            left = seconds_left()
+            if openings == 1 or (left is not None and left < RESERVE):
+                raise
+            time.sleep(_PAUSE)
+    raise AssertionError

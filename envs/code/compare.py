@@ -3,12 +3,83 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollgym.envs.code.inside import decode
+from rollgym.envs.code.inside import DEEP, decode
 
 TOLERANCE = 1e-9
 _DEEP = 100
+_HEX = re.compile(r"-?0x[0-9a-f]+")
+_BYTES = re.compile(r"(?:[0-9a-f]{2})*+")
+
+
+def readable(data: Any) -> bool:
+    """Whether `inside.encode` can have written this.
+
+    A solution may speak in the judge's place and say anything, so nothing else here looks at its words before
+    they have passed: depth, tags and the shape of each content. It uses no recursion, whatever it is given.
+    """
+    left = [(data, DEEP)]
+    while left:
+        one, deep = left.pop()
+        if isinstance(one, dict):
+            if len(one) != 1:
+                return False
+            ((tag, content),) = one.items()
+            parts = _CONTENTS[tag](content) if tag in _CONTENTS else None
+        elif isinstance(one, list):
+            parts = one
+        elif isinstance(one, float):
+            parts = [] if math.isfinite(one) else None
+        else:
+            parts = []
+        if parts is None or deep == 0:
+            return False
+        left += [(part, deep - 1) for part in parts]
+    return True
+
+
+def _listed(content: Any) -> list[Any] | None:
+    return content if isinstance(content, list) else None
+
+
+def _pairs(content: Any) -> list[Any] | None:
+    if not isinstance(content, list) or any(not isinstance(p, list) or len(p) != 2 for p in content):
+        return None
+    return [part for pair in content for part in pair]
+
+
+def _when(holds: bool) -> list[Any] | None:
+    return [] if holds else None
+
+
+def _odd_float(content: Any) -> bool:
+    return content in ("inf", "-inf", "nan")
+
+
+def _real(part: Any) -> bool:
+    return isinstance(part, float) or (isinstance(part, dict) and _odd_float(part.get("float")))
+
+
+_CONTENTS: Mapping[str, Callable[[Any], list[Any] | None]] = {
+    "int": lambda text: _when(isinstance(text, str) and _HEX.fullmatch(text) is not None),
+    "float": lambda text: _when(_odd_float(text)),
+    "complex": lambda parts: _when(isinstance(parts, list) and len(parts) == 2 and all(map(_real, parts))),
+    "bytes": lambda text: _when(isinstance(text, str) and _BYTES.fullmatch(text) is not None),
+    "tuple": _listed,
+    "set": _listed,
+    "frozenset": _listed,
+    "object": lambda parts: _when(
+        isinstance(parts, list)
+        and len(parts) == 2
+        and isinstance(parts[0], str)
+        and isinstance(parts[1], bool)
+    ),
+    "dict": _pairs,
+}
+"""By the tag of an encoded value: the values inside its content, or ``None`` where it has another shape."""
 
 
 def same(found: Any, expected: Any, deep: int = _DEEP) -> bool:
@@ -41,7 +112,7 @@ def _plain(data: Any) -> Any:
                 return list(content)
             if name in ("int", "float"):
                 return decode(data)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, LookupError, ArithmeticError):
             return data
     return data
 
@@ -51,12 +122,10 @@ def _same_tagged(found: dict[str, Any], expected: dict[str, Any], deep: int) -> 
         return False
     ((name, mine),), ((_, theirs),) = found.items(), expected.items()
     if name == "dict":
-        mine, theirs = _sorted(mine), _sorted(theirs)
+        if not isinstance(mine, list) or len(mine) != len(theirs):
+            return False
+        mine, theirs = sorted(mine, key=repr), sorted(theirs, key=repr)
     return same(mine, theirs, deep - 1)
-
-
-def _sorted(pairs: Any) -> Any:
-    return sorted(pairs, key=repr) if isinstance(pairs, list) else pairs
 
 
 def _close(a: float, b: float) -> bool:
@@ -72,7 +141,8 @@ def shown(data: Any, length: int = 120) -> str:
     """An encoded value as Python writes it (sets in order), cut where it is long."""
     try:
         text = _text(data)
-    except (TypeError, ValueError, AttributeError, RecursionError):
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError):
+        # A whole number of more digits than Python writes, for one.
         text = "a value that cannot be shown"
     return text if len(text) <= length else f"{text[: length - 20]}... ({len(text)} characters)"
 

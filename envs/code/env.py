@@ -174,8 +174,8 @@ class CodeEnv(TextEnv):
         return self._judged("")
 
     def _run(self, block: str) -> Reply:
-        limits = self._box.settings.limits
-        ran = self._box.use(lambda sandbox: sandbox.run(block))
+        limits = self._box.limits()
+        ran = self._box.use(lambda sandbox: sandbox.run(block, limits=limits))
         parts = ["The sandbox broke down; the session begins again with nothing."]
         if ran is None:
             self._prepare()
@@ -214,11 +214,14 @@ class CodeEnv(TextEnv):
         )
 
     def _results(self, tests: Tests, *, unused: bool = False) -> Sequence[Result]:
-        problem, limits = self._problem, self._box.settings.limits
+        problem, box = self._problem, self._box
         program = f"{problem.prelude}\n{self._solution}" if problem.prelude else str(self._solution)
         for _ in range(2):
-            results = self._box.once(
-                lambda sandbox: judge(sandbox, program, problem.name, tests, limits), unused=unused
+            results = box.once(
+                lambda sandbox: judge(
+                    sandbox, program, problem.name, tests, box.settings.limits, box.seconds()
+                ),
+                unused=unused,
             )
             if results is not None:
                 return results

@@ -92,12 +92,14 @@ def _encode_float(value: float) -> Any:
     return value if math.isfinite(value) else {"float": repr(value)}
 
 
+# A subclass may say anything of its parts.
+_PARTS: tuple[Callable[[Any], float], ...] = (complex.real.__get__, complex.imag.__get__)
 _SCALARS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (int, _encode_int),
     (float, _encode_float),
     (str, lambda value: str.__str__(value)),
-    (complex, lambda value: {"complex": [encode(value.real), encode(value.imag)]}),
-    (bytes, lambda value: {"bytes": bytes(value).hex()}),
+    (complex, lambda value: {"complex": [_encode_float(part(value)) for part in _PARTS]}),
+    (bytes, lambda value: {"bytes": bytes.hex(value)}),
 )
 _GROUPS: tuple[tuple[Any, str], ...] = (
     (list, "list"),

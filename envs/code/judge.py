@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rollgym.envs.code.compare import same, shown
+from rollgym.envs.code.compare import readable, same, shown
 from rollgym.envs.code.types import Asserts, Cases, Tests
+from rollgym.errors import RunError
 from rollgym.sandbox.types import Ended, Limits, Ran, Sandbox
 
 RESTARTS = 3
@@ -20,6 +22,13 @@ ROUNDS = 8
 """How often tests may ask for calls that depend on earlier answers."""
 SPOKEN = (64_000, 4_000_000)
 """Characters that a solution may answer with; room for more costs time, so it is tried only when needed."""
+PATIENCE = 10
+"""How many times the limit of one execution all the judging of a solution may take."""
+NOTE_CHARS = 300
+UNREADABLE = "its answer cannot be read"
+NO_TIME = "there was no time left to judge it"
+_SOON = 0.05
+"""Seconds below which it makes no sense to start another execution."""
 _WHY: Mapping[Ended, str] = {
     Ended.TIMEOUT: "it took too long",
     Ended.CPU: "it took too long",
@@ -40,42 +49,87 @@ class Result:
     """Where it failed: what the solution did instead."""
 
 
+class Court:
+    """A sandbox, the limits of each execution in it, and the time that all of them together may take."""
+
+    def __init__(self, sandbox: Sandbox, limits: Limits, seconds: float | None = None) -> None:
+        self._sandbox, self._limits = sandbox, limits
+        self._until = time.monotonic() + min(PATIENCE * limits.seconds, seconds or float("inf"))
+
+    def ask(self, program: str, request: Mapping[str, Any]) -> tuple[list[Any], str]:
+        """Run a program of `inside`: its well-formed lines, and why there are no more of them.
+
+        What does not carry the nonce is not its own.
+        """
+        nonce = secrets.token_hex(16)
+        stdin = json.dumps({"nonce": nonce, **request})
+        said, why = "", NO_TIME
+        for chars in SPOKEN:
+            left = self._until - time.monotonic()
+            if left < _SOON:
+                break
+            limits = replace(self._limits, output_chars=chars, seconds=min(self._limits.seconds, left))
+            ran = self._sandbox.exec(f"{_program()}\n\n{program}()\n", stdin=stdin, limits=limits)
+            said, why = ran.stdout, _why(ran)
+            if not ran.truncated:
+                break
+        return list(_lines(said, nonce)), why
+
+
 def judge(
-    sandbox: Sandbox, solution: str, name: str, tests: Tests, limits: Limits | None = None
+    sandbox: Sandbox,
+    solution: str,
+    name: str,
+    tests: Tests,
+    limits: Limits | None = None,
+    seconds: float | None = None,
 ) -> list[Result]:
-    """One result for each test, from fresh executions."""
-    limits = limits or Limits()
-    if isinstance(tests, Cases):
-        return _by_cases(sandbox, solution, name, tests, limits)
-    return _by_asserts(sandbox, solution, name, tests, limits)
+    """One result for each test, from fresh executions.
+
+    Whatever a solution does to its judge is a test that failed: what cannot be read, compared or shown, and
+    what takes longer than ``seconds`` (by default `PATIENCE` executions) in all. Only a sandbox that broke
+    raises, `RunError`: another one can be asked.
+    """
+    court = Court(sandbox, limits or Limits(), seconds)
+    try:
+        if isinstance(tests, Cases):
+            return _by_cases(court, solution, name, tests)
+        return _by_asserts(court, solution, name, tests)
+    except (RunError, OSError):
+        raise
+    except Exception as error:
+        return [Result(False, f"it could not be judged: {type(error).__name__}")] * len(tests)
 
 
-def _by_cases(sandbox: Sandbox, solution: str, name: str, tests: Cases, limits: Limits) -> list[Result]:
-    answers = answers_of(sandbox, solution, name, [case.arguments for case in tests.cases], limits)
-    results = []
-    for case, found in zip(tests.cases, answers, strict=True):
-        if found[0] == "error":
-            results.append(Result(False, found[1]))
-        elif same(found[1], case.expected):
-            results.append(Result(True))
-        else:
-            results.append(Result(False, f"it returned {shown(found[1])}"))
-    return results
+def _by_cases(court: Court, solution: str, name: str, tests: Cases) -> list[Result]:
+    answers = answers_of(court, solution, name, [case.arguments for case in tests.cases])
+    return [_compared(found, case.expected) for case, found in zip(tests.cases, answers, strict=True)]
 
 
-def _by_asserts(sandbox: Sandbox, solution: str, name: str, tests: Asserts, limits: Limits) -> list[Result]:
+def _compared(found: Answer, expected: Any) -> Result:
+    if found[0] == "error":
+        return Result(False, found[1])
+    try:
+        return Result(True) if same(found[1], expected) else Result(False, f"it returned {shown(found[1])}")
+    except Exception:
+        # `readable` lets through nothing that gets here; an answer must not depend on that being so.
+        return Result(False, UNREADABLE)
+
+
+def _by_asserts(court: Court, solution: str, name: str, tests: Asserts) -> list[Result]:
     answers: list[tuple[list[Any], Answer]] = []
     verdicts: dict[int, tuple[str, str]] = {}
+    why = NO_TIME
     for _ in range(ROUNDS):
         request = {"setup": tests.setup, "name": name, "tests": tests.tests, "answers": answers}
-        said, ran = _spoken(sandbox, "decide", request, limits)
+        said, why = court.ask("decide", request)
         verdicts = {number: (verdict, text) for number, verdict, text in said if number >= 0}
         calls: list[list[Any]] = next((line[2] for line in said if line[0] == -1), [])
         if not calls:
             break
-        found = answers_of(sandbox, solution, name, calls, limits)
+        found = answers_of(court, solution, name, calls)
         answers += zip(calls, found, strict=True)
-    missing = ("failed", f"the test did not end: {_why(ran)}")
+    missing = ("failed", f"the test did not end: {why}")
     results = []
     for number in range(len(tests)):
         verdict, text = verdicts.get(number, missing)
@@ -83,16 +137,15 @@ def _by_asserts(sandbox: Sandbox, solution: str, name: str, tests: Asserts, limi
     return results
 
 
-def answers_of(
-    sandbox: Sandbox, solution: str, name: str, calls: list[list[Any]], limits: Limits
-) -> list[Answer]:
+def answers_of(court: Court, solution: str, name: str, calls: list[list[Any]]) -> list[Answer]:
     """What a solution answers to each call. One that dies is started again for the calls after."""
     answers: dict[int, Answer] = {}
     left = list(enumerate(calls))
+    why = ""
     for _ in range(1 + RESTARTS):
-        if not left:
+        if not left or why == NO_TIME:
             break
-        said, ran = _spoken(sandbox, "answer", {"solution": solution, "name": name, "calls": left}, limits)
+        said, why = court.ask("answer", {"solution": solution, "name": name, "calls": left})
         known = {number for number, _ in left}
         for number, *found in said:
             if number == -1 and found[0] == "error":
@@ -101,30 +154,14 @@ def answers_of(
                 answers.setdefault(number, found)
         died = next((number for number, _ in left if number not in answers), None)
         if died is not None:
-            answers[died] = ["error", _why(ran)]
+            answers[died] = ["error", why]
         left = [(number, call) for number, call in left if number not in answers]
-    return [
-        answers.get(number, ["error", "it was not asked: it had died too often"])
-        for number in range(len(calls))
-    ]
+    rest = NO_TIME if why == NO_TIME else "it was not asked: it had died too often"
+    return [answers.get(number, ["error", rest]) for number in range(len(calls))]
 
 
 def _why(ran: Ran) -> str:
     return _WHY.get(ran.ended, "it ended the program instead of returning")
-
-
-def _spoken(
-    sandbox: Sandbox, program: str, request: Mapping[str, Any], limits: Limits
-) -> tuple[list[Any], Ran]:
-    """Run a program of `inside` and read its lines; what does not carry the nonce is not its own."""
-    nonce = secrets.token_hex(16)
-    stdin = json.dumps({"nonce": nonce, **request})
-    for chars in SPOKEN:
-        wide = replace(limits, output_chars=chars)
-        ran = sandbox.exec(f"{_program()}\n\n{program}()\n", stdin=stdin, limits=wide)
-        if not ran.truncated:
-            break
-    return list(_lines(ran.stdout, nonce)), ran
 
 
 def _lines(text: str, nonce: str) -> Iterator[Any]:
@@ -133,22 +170,32 @@ def _lines(text: str, nonce: str) -> Iterator[Any]:
         if start != nonce:
             continue
         try:
-            found = json.loads(data)
+            found = _well_formed(json.loads(data, parse_constant=_refuse))
         except (ValueError, RecursionError):
             continue
-        if _well_formed(found):
+        if found is not None:
             yield found
 
 
-def _well_formed(line: Any) -> bool:
-    """Whether a line is one that `inside` writes: a solution that finds the way out may write others."""
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _well_formed(line: Any) -> list[Any] | None:
+    """A line as `inside` writes it, or nothing: a solution that finds the way out may write others.
+
+    A value that nobody can read is an answer all the same, a wrong one.
+    """
     if not isinstance(line, list) or len(line) < 3 or type(line[0]) is not int:
-        return False
-    if line[1] in ("passed", "failed", "open", "error"):
-        return len(line) == 3 and isinstance(line[2], str)
-    if line[1] == "calls":
-        return len(line) == 3 and isinstance(line[2], list)
-    return line[1] == "value" and len(line) == 4 and isinstance(line[3], list)
+        return None
+    number, kind, content, *more = line
+    if kind in ("passed", "failed", "open", "error") and not more and isinstance(content, str):
+        return [number, kind, content[:NOTE_CHARS]]
+    if kind == "calls" and not more and isinstance(content, list):
+        return line if all(isinstance(call, list) and all(map(readable, call)) for call in content) else None
+    if kind == "value" and len(more) == 1 and isinstance(more[0], list):
+        return line if all(map(readable, (content, *more[0]))) else [number, "error", UNREADABLE]
+    return None
 
 
 @functools.cache

@@ -172,8 +172,10 @@ class SnippetsEnv(TextEnv):
         return Puzzle(tuple(chosen[: self._steps]), tuple(CODE[chosen[int(k)]] for k in order))
 
     def _results(self, program: str) -> list[Result]:
-        limits = self._box.settings.limits
-        results = self._box.once(lambda sandbox: judge(sandbox, program, "change", self._tests, limits))
+        box = self._box
+        results = box.once(
+            lambda sandbox: judge(sandbox, program, "change", self._tests, box.settings.limits, box.seconds())
+        )
         return results or [Result(False)] * len(self._tests)
 
 

@@ -88,10 +88,11 @@ class PythonToolEnv(TextEnv):
             return self._go_on(
                 many or "That is neither a block between ``` fences nor `answer: X`.", valid=False
             )
-        ran = self._box.use(lambda sandbox: sandbox.run(said.blocks[0]))
+        limits = self._box.limits()
+        ran = self._box.use(lambda sandbox: sandbox.run(said.blocks[0], limits=limits))
         if ran is None:
             return self._go_on("The sandbox broke down; the session begins again with nothing.")
-        return self._go_on(told(ran, self._box.settings.limits, self._chars))
+        return self._go_on(told(ran, limits, self._chars))
 
     def facts(self) -> Mapping[str, Any]:
         """The turns left, the walls, and what the question says."""

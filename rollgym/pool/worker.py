@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
+from rollgym.deadline import start_call
 from rollgym.errors import EnvError, RollgymError, WorkerLost, one_line
 from rollgym.failures import failure_of
 from rollgym.pool import linux
@@ -55,7 +56,7 @@ _CLOSING = 1.5
 class Server:
     """Answers the requests of one pool. Its methods run in the service thread unless they say otherwise."""
 
-    def __init__(self, connection: socket.socket, board: Board, weigh: bool) -> None:
+    def __init__(self, connection: socket.socket, board: Board, hello: Hello) -> None:
         self.lanes = Lanes(board)
         self.post = Post(connection)
         self._connection = connection
@@ -63,7 +64,8 @@ class Server:
         self._seats: dict[int, Seat] = {}
         self._shelf: Shelf[Seat] = Shelf()
         self._threads: dict[bytes, Thread] = {}
-        self._weigh = weigh
+        self._weigh = hello.weigh
+        self._seconds = {Begin: hello.reset_seconds, Act: hello.step_seconds}
         self._forked = False
         self._read = 0.0
         os.register_at_fork(after_in_child=self._in_child)
@@ -150,6 +152,7 @@ class Server:
         lane.call = seat, request
         before = linux.most_mb() if self._weigh else 0.0
         self._board.enter(lane.slot, request.lease, before)
+        start_call(self._seconds[type(request)])
         try:
             done = _perform(seat, request)
             if self._weigh:
@@ -283,7 +286,7 @@ def work(connection: socket.socket, board: Board) -> None:
     hello = _first_request(connection, unpacker)
     if not isinstance(hello, Hello):
         return
-    server = Server(connection, board, hello.weigh)
+    server = Server(connection, board, hello)
     server.post.send(encode(start(hello)))
     pulse.watch(server.lanes, hello)
     threading.Thread(target=server.serve, args=(unpacker,), name="service", daemon=True).start()

@@ -19,6 +19,8 @@ from rollgym.sandbox.types import Level, Sandbox, SandboxSettings
 DEFAULT_USES = 200
 AT_ONCE = max(4, 2 * (os.cpu_count() or 1))
 """Most that are borrowed at once; those that are taken do not count."""
+TURN_SECONDS = 10.0
+"""How long a short use waits for others to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,21 +167,27 @@ class SandboxPool:
 
     @contextlib.contextmanager
     def borrow(self, timeout: float | None = None, *, unused: bool = False) -> Iterator[Sandbox]:
-        """A sandbox for the length of a ``with`` block.
-
-        Short uses wait for one another, so that many threads do not start a sandbox each.
-        """
-        short = self._short
-        if not short.acquire(timeout=timeout):
-            raise TimeoutError(f"{AT_ONCE} sandboxes of the pool are borrowed.")
-        try:
+        """A sandbox for the length of a ``with`` block, when it is our turn."""
+        with self.turn():
             sandbox = self.take(timeout, unused=unused)
             try:
                 yield sandbox
             finally:
                 self.give(sandbox)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for other short uses, so that many threads do not start a sandbox each.
+
+        Not for long: slow ones must not keep all others from their work.
+        """
+        short = self._short
+        held = short.acquire(timeout=TURN_SECONDS)
+        try:
+            yield
         finally:
-            short.release()
+            if held:
+                short.release()
 
     @property
     def counts(self) -> PoolCounts:

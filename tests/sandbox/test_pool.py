@@ -1,5 +1,6 @@
 """The pool: kept ready, used again, replaced, bounded, shared."""
 
+import contextlib
 import functools
 import os
 import threading
@@ -275,6 +276,19 @@ def test_many_threads_that_ask_at_once_start_few(made: list[Fake]) -> None:
         thread.join()
     assert walls == [("fake", Level.NONE, ())] * 40
     assert len(made) <= AT_ONCE + 1
+    pool.close()
+
+
+def test_slow_uses_do_not_keep_others_from_their_turn(
+    made: list[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollgym.sandbox.pool.TURN_SECONDS", 0.01)
+    pool = SandboxPool(size=None, opener=functools.partial(counting, made))
+    with contextlib.ExitStack() as slow:
+        for _ in range(AT_ONCE):
+            slow.enter_context(pool.borrow())
+        with pool.borrow() as mine:
+            assert mine is not None
     pool.close()
 
 

@@ -1,5 +1,6 @@
 """The sandbox of an environment: plain settings, walls that are needed, and what happens when it dies."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +11,12 @@ from rollgym.envs.code import box as box_module
 from rollgym.envs.code.box import Box, sandbox_settings
 from rollgym.envs.code.env import CodeEnv
 from rollgym.envs.code.expert import CodeExpert
-from rollgym.errors import UsageError, WorkerLost
+from rollgym.errors import RunError, UsageError, WorkerLost
+from rollgym.pool import Step
+from rollgym.pool.limits import WorkerLimits
+from rollgym.pool.local import LocalPool
 from rollgym.sandbox.types import Ended, Level, Limits, Ran, Sandbox
+from rollgym.types import EpisodeSpec
 
 TASK: dict[str, Any] = {"task": 3, "split": "test"}
 
@@ -29,6 +34,7 @@ class Dying:
 
     backend, level, weaknesses = "dying", Level.NONE, ("it dies",)
     lives = 0
+    error: Exception = WorkerLost("it died")
     broken = False
 
     def exec(
@@ -45,7 +51,7 @@ class Dying:
         if type(self).lives:
             type(self).lives -= 1
             self.broken = True
-            raise WorkerLost("it died")
+            raise type(self).error
         return Ran(stdout="alive", stderr="", exit_code=0, ended=Ended.EXIT, seconds=0.0, state="committed")
 
     def write(self, name: str, content: bytes) -> None: ...
@@ -60,7 +66,14 @@ class Dying:
     def close(self) -> None: ...
 
 
-def test_a_sandbox_that_dies_is_replaced_and_nobody_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [WorkerLost("it died"), RunError("the walls could not be raised"), BlockingIOError(11, "no process")],
+)
+def test_a_sandbox_that_breaks_is_replaced_and_no_agent_gains(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(Dying, "error", error)
     monkeypatch.setattr(box_module, "open_box", lambda settings: Dying())
     env = CodeEnv(sandbox={"counts": True})
     _, info = env.reset(seed=0, options=TASK)
@@ -76,6 +89,50 @@ def test_a_sandbox_that_dies_is_replaced_and_nobody_gains(monkeypatch: pytest.Mo
     assert Dying.lives == 0
     assert info["sandbox"]["counts"]["replaced"] == 3
     env.close()
+
+
+def test_an_opening_that_fails_for_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = 0
+
+    def seldom(settings: Any) -> Sandbox:
+        nonlocal opened
+        opened += 1
+        if opened == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return Dying()
+
+    monkeypatch.setattr(box_module, "open_box", seldom)
+    monkeypatch.setattr(box_module, "_PAUSE", 0.0)
+    box = Box({})
+    box.fresh()
+    box.use(lambda sandbox: sandbox.run(""))
+    assert box.once(lambda sandbox: sandbox.run("")) is not None
+    assert opened >= 3
+    box.close()
+
+
+def test_a_slow_solution_fails_within_the_step_instead_of_losing_the_episode(sandbox: Sandbox) -> None:
+    spec = EpisodeSpec(
+        episode_id="e",
+        env_id="rollgym/Code-v0",
+        env_kwargs={"sandbox": {"limits": {"seconds": 600}, "minimum": "landlock"}},
+        task=3,
+        split="test",
+    )
+
+    async def play() -> Step:
+        pool = LocalPool(1, limits=WorkerLimits(step_seconds=10))
+        try:
+            session = await pool.open(spec)
+            function = (await session.reset()).info["function"]
+            slow = f"import time\ndef {function}(*args):\n    time.sleep(1000)"
+            return await session.step(f"{block(slow)}\nsubmit")
+        finally:
+            await pool.close()
+
+    step = asyncio.run(play())
+    assert (step.observation, step.reward) == ("Hidden tests: 0 of 12 passed.", 0.0)
+    assert (step.terminated, step.info["success"]) == (True, False)
 
 
 def test_without_walls_it_refuses_and_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:

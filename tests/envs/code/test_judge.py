@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from rollgym.envs.code.inside import encode
-from rollgym.envs.code.judge import answers_of, judge
+from rollgym.envs.code.judge import NO_TIME, NOTE_CHARS, Court, answers_of, judge
 from rollgym.envs.code.types import Asserts, Case, Cases
-from rollgym.sandbox.types import Limits, Sandbox
+from rollgym.sandbox.types import Limits, Ran, Sandbox
 
 QUICK = Limits(seconds=30, cpu_seconds=3, memory_mb=256)
 INPUTS = ([3, 1, 2], [9, 8], [5, 5, 1, 4])
@@ -120,6 +120,119 @@ def test_no_cheat_passes_a_test(sandbox: Sandbox, tests: Cases | Asserts, cheat:
     assert all(result.passed for result in judge(sandbox, REFERENCE, "f", tests, QUICK))
 
 
+SPEAK = """
+import os, sys
+frame = sys._getframe()
+while "say" not in frame.f_locals:
+    frame = frame.f_back
+say = frame.f_locals["say"]
+inner = dict(zip(say.__code__.co_freevars, (cell.cell_contents for cell in say.__closure__)))
+def speak(value):
+    for number in range(3):
+        line = inner["nonce"] + ' [' + str(number) + ', "value", ' + value + ', []]' + chr(10)
+        os.write(inner["out"], line.encode())
+speak({value})
+os._exit(0)
+"""
+"""A solution that finds the judge's channel and writes a value there, as text that need not be JSON."""
+
+SPOKEN: Mapping[str, str] = {
+    "lists in lists": "'[' * 900 + ']' * 900",
+    "far too many lists in lists": "'[' * 30_000 + ']' * 30_000",
+    "dicts in dicts": "'{\"dict\": [[1, ' * 300 + '1' + ']]}' * 300",
+    "a complex number with a part too large": ("'{\"complex\": [{\"int\": \"0x' + 'f' * 5000 + '\"}, 0]}'"),
+    "a complex number with a part missing": "'{\"complex\": [1]}'",
+    "an unknown tag": "'{\"foo\": 1}'",
+    "two tags": '\'{"list": [], "tuple": []}\'',
+    "no tag": "'{}'",
+    "not a number": "'NaN'",
+    "a number of too many digits": "'1' * 5000",
+    "a number that is no number": "'{\"int\": [1]}'",
+    "a float that is no float": '\'{"float": {"tuple": []}}\'',
+    "bytes that are none": '\'{"bytes": "zz"}\'',
+    "pairs that are none": "'{\"dict\": [1, 2]}'",
+    "pairs of one": "'{\"dict\": [[1]]}'",
+    "a tuple that is a text": '\'{"tuple": "abc"}\'',
+    "an object of nothing": "'{\"object\": []}'",
+    "a lone surrogate": "'\"' + chr(92) + 'ud800\"'",
+    "half a line": "'[1, 2'",
+}
+
+ODD: Mapping[str, str] = {
+    "a complex number that lies about its parts": (
+        "class C(complex):\n    real = 10**400\ndef f(xs):\n    return C(1)"
+    ),
+    "a long whole number": "def f(xs):\n    return 7 ** 100_000",
+    "many long whole numbers": "def f(xs):\n    return [1 << 10**6] * 16",
+    "a number that breaks when compared": (
+        "class N(int):\n    __lt__ = __gt__ = __eq__ = lambda s, o: 1 / 0\n    __hash__ = None\n"
+        "def f(xs):\n    return N(1)"
+    ),
+    "a class that lies about itself": (
+        "class L:\n    __class__ = property(lambda s: dict)\n    __reduce__ = lambda s: 1 / 0\n"
+        "def f(xs):\n    return L()"
+    ),
+    "a class with a name that is no text": (
+        "class M(type):\n    __name__ = property(lambda s: {1: s})\nclass L(metaclass=M): ...\n"
+        "def f(xs):\n    return L()"
+    ),
+    "tuples in tuples": "def f(xs):\n    v = ()\n    for _ in range(190): v = (v,)\n    return v",
+    "dicts in dicts": "def f(xs):\n    v = {}\n    for _ in range(190): v = {1: v}\n    return v",
+    "a list that holds itself": "def f(xs):\n    xs.append(xs)\n    return xs",
+    "an endless generator": "def f(xs):\n    while True: yield 1",
+    "what has no truth": ("class T:\n    def __bool__(self): raise SystemExit\ndef f(xs):\n    return T()"),
+    "a repr that breaks": "class R(str):\n    __repr__ = lambda s: 1\ndef f(xs):\n    return R('x')",
+    "odd texts": "def f(xs):\n    return '\\ud800\\x00\\x1b[31m' * 3",
+    "odd floats": "def f(xs):\n    return [float('nan'), float('-inf'), -0.0, 1e308]",
+    "a text longer than any answer may be": "def f(xs):\n    return 'x' * 10**7",
+    "an error longer than any answer may be": "def f(xs):\n    raise ValueError('x' * 10**7)",
+    "no descriptors": "import os\nos.closerange(0, 256)\ndef f(xs):\n    return xs",
+    "no memory": "def f(xs):\n    return [0] * 10**10",
+    "a signal to its own process group": "import os\ndef f(xs):\n    os.kill(0, 9)",
+    "a recursion without end": "def f(xs):\n    return f(xs)",
+}
+
+
+@pytest.mark.parametrize("tests", [CASES, ASSERTS], ids=["cases", "asserts"])
+@pytest.mark.parametrize("what", [*SPOKEN, *ODD])
+def test_no_answer_breaks_the_judge(sandbox: Sandbox, tests: Cases | Asserts, what: str) -> None:
+    """Raising here would take the episode, and with it a failure, out of the agent's score."""
+    solution = SPEAK.replace("{value}", SPOKEN[what]) if what in SPOKEN else ODD[what]
+    results = judge(sandbox, solution + "\n", "f", tests, QUICK)
+    assert [result.passed for result in results] == [False] * 3
+    assert all(len(result.note) <= NOTE_CHARS for result in results)
+
+
+def test_every_value_that_a_solution_may_return_is_read(sandbox: Sandbox) -> None:
+    deep: list[object] = []
+    for _ in range(80):
+        deep = [deep]
+    values = [None, True, -1, 1 << 99, 0.5, float("inf"), 2j, "\ud800", b"\0", [1], (2,), {3}, {4: [5]}, deep]
+    cases = Cases(cases=tuple(Case(arguments=[encode(value)], expected=encode(value)) for value in values))
+    assert all(result.passed for result in judge(sandbox, "def f(x):\n    return x\n", "f", cases, QUICK))
+
+
+class Counted:
+    """A sandbox that notes the time each execution was given."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox, self.given = sandbox, list[float]()
+
+    def exec(self, code: str, *, stdin: str, limits: Limits) -> Ran:
+        self.given.append(limits.seconds)
+        return self.sandbox.exec(code, stdin=stdin, limits=limits)
+
+
+@pytest.mark.parametrize("tests", [CASES, ASSERTS], ids=["cases", "asserts"])
+def test_judging_ends_in_time_whatever_the_solution_takes(sandbox: Sandbox, tests: Cases | Asserts) -> None:
+    counted = Counted(sandbox)
+    slow = "import time\ndef f(xs):\n    time.sleep(60)\n"
+    results = judge(counted, slow, "f", tests, Limits(seconds=50), seconds=1.5)  # type: ignore[arg-type]
+    assert [result.passed for result in results] == [False] * 3
+    assert max(counted.given) <= 1.5
+    assert NO_TIME in results[-1].note
+
+
 SCAN = """
 import gc, os, re, sys
 def f(x):
@@ -149,7 +262,7 @@ SECRET = "SECRET-" + "271828182"
 
 def test_the_scanner_finds_what_is_in_its_memory(sandbox: Sandbox) -> None:
     """Else the next test would show nothing."""
-    (found,) = answers_of(sandbox, SCAN, "f", [[f"SECRET-{314159265}"]], QUICK)
+    (found,) = answers_of(Court(sandbox, QUICK), SCAN, "f", [[f"SECRET-{314159265}"]])
     assert found[:2] == ["value", f"SECRET-{314159265}"]
 
 
@@ -173,9 +286,8 @@ def test_a_solution_cannot_read_the_tests_from_memory_or_disk(
 
 def test_what_a_liar_says_for_the_judge_is_only_an_answer(sandbox: Sandbox) -> None:
     """It does find the way out: but all it can say there is what it could return as well."""
-    answers = answers_of(
-        sandbox, CHEATS["finds the way out and speaks for the judge"], "f", [[1], [2]], QUICK
-    )
+    liar = CHEATS["finds the way out and speaks for the judge"]
+    answers = answers_of(Court(sandbox, QUICK), liar, "f", [[1], [2]])
     assert answers == [["value", True, []]] * 2
 
 
