@@ -142,12 +142,20 @@ def program(
 
 
 def _feed(given: memoryview) -> None:
-    """Make these bytes the standard input; what a pipe cannot hold goes through a file without a name."""
-    if len(given) <= PIPE:
-        source, sink = os.pipe()
-        os.write(sink, given)
-        os.close(sink)
-    else:
+    """Make these bytes the standard input; what a pipe cannot hold goes through a file without a name.
+
+    How much it can hold is not known beforehand: the kernel gives a user whose pipes are many smaller ones,
+    and another sandbox of that user may hold them.
+    """
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    try:
+        fits = len(given) <= PIPE and os.write(sink, given) == len(given) if given else True
+    except BlockingIOError:
+        fits = False
+    os.close(sink)
+    if not fits:
+        os.close(source)
         source = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o600)
         while given:
             given = given[os.write(source, given) :]
