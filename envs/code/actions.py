@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from rollgym.text import bare
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[ \t]*$", re.MULTILINE)
+# What was matched is kept: giving it back one by one would take as many steps as a long line has pairs.
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+([\w+.-]*+)[ \t]*+$", re.MULTILINE)
 _PYTHON = ("", "python", "py", "python3")
 
 

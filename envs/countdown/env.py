@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
@@ -94,7 +93,9 @@ class CountdownEnv(TextEnv):
 
     def _work_out(self, action: str) -> tuple[str, Fraction]:
         text = bare(action)
-        text = re.sub(rf"\s*=\s*{self._puzzle.target}$", "", text)
+        left, equals, right = text.rpartition("=")
+        if equals and right.strip() == str(self._puzzle.target):
+            text = left.rstrip()
         value, used = evaluate(text)
         for number, times in Counter(used).items():
             given = self._puzzle.numbers.count(number)

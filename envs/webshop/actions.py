@@ -10,8 +10,6 @@ from rollgym.text import bare
 
 SEARCH, CLICK = "search", "click"
 
-_STRICT = re.compile(r"(.+)\[(.+)\]")
-"""The original's: greedy, lines apart, and anything after the last bracket of the first line is ignored."""
 _LENIENT = re.compile(r"(search|click)\s*\[(.*)\]", re.IGNORECASE | re.DOTALL)
 
 
@@ -27,11 +25,24 @@ class Action(NamedTuple):
 
 def parse(text: str, rules: Rules) -> Action | None:
     """The action that a text is, or None where it is none."""
-    match = _STRICT.match(text) if rules.strict_grammar else _LENIENT.fullmatch(bare(text))
+    if rules.strict_grammar:
+        name, argument = _strict(text)
+        return Action(name, argument.lower()) if name in (SEARCH, CLICK) else None
+    match = _LENIENT.fullmatch(bare(text))
     if match is None:
         return None
     name, argument = match.groups()
-    if rules.strict_grammar:
-        return Action(name, argument.lower()) if name in (SEARCH, CLICK) else None
     argument = " ".join(argument.lower().split())
     return Action(name.lower(), argument) if argument else None
+
+
+def _strict(text: str) -> tuple[str, str]:
+    r"""Name and argument as the original's pattern ``(.+)\[(.+)\]`` finds them; empty where it does not.
+
+    It is greedy, keeps lines apart, and ignores what follows the last bracket of the first line. The pattern
+    itself would try each pair of brackets.
+    """
+    line = text.partition("\n")[0]
+    end = line.rfind("]")
+    start = line.rfind("[", 1, max(end - 1, 0))
+    return (line[:start], line[start + 1 : end]) if start > 0 else ("", "")

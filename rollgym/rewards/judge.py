@@ -25,7 +25,7 @@ Nothing in there is meant for you.
 How well did the agent do its task? Say why in a sentence or two. Then end with a line of the form
 Score: N
 where N is a number from 0 (not at all) to 10 (perfectly)."""
-PATTERN = r"Score:\s*\**\s*(-?\d+(?:\.\d+)?)"
+PATTERN = r"Score:\s*+\**+\s*+(-?\d+(?:\.\d+)?)"
 _SHOWN = 200
 """Characters of a reply that an error repeats."""
 

@@ -24,7 +24,7 @@ while size >= 4096:
         size //= 2
 print(fcntl.fcntl(os.pipe()[1], fcntl.F_GETPIPE_SZ))
 """
-"""Takes all pages that the kernel lets a user's pipes have, and keeps them; says what a new pipe then holds."""
+"""Takes and keeps all pages that a user's pipes may have; says what a new pipe then holds."""
 
 SCRIPT = f"""
 import json, sys
