@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from rollgym.agent import AgentSetup, Briefing
 from rollgym.errors import AgentError, UsageError
+from rollgym.terminal import printable
 
 LEAVE = "quit"
 
@@ -52,7 +53,7 @@ class HumanAgent:
 
     def _show(self, text: str) -> None:
         output = self._output or sys.stdout
-        output.write(text)
+        output.write(printable(text))
         output.flush()
 
 

@@ -4,9 +4,15 @@
 """
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# `python -m rollgym` puts the current folder first on the path, where its files and plugins would be taken
+# for installed ones. Modules in it are found all the same when a command names them (`rollgym.trust`).
+if sys.argv[:1] == ["-m"] and sys.path[:1] in ([""], [os.getcwd()]) and not sys.flags.safe_path:
+    del sys.path[0]
 
 if TYPE_CHECKING:
     from rollgym.adapt import adapt

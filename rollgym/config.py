@@ -11,6 +11,7 @@ import importlib.resources
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,13 +65,15 @@ M = TypeVar("M", bound=BaseModel)
 def load(model: type[M], source: Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> M:
     """Settings from a YAML file (or a mapping, or nothing), changed by ``key.sub=value`` words.
 
-    Every mistake is a line of one `UsageError`: where it was written, the key, what was expected.
+    Every mistake is a line of one `UsageError`: where it was written, the key, what was expected. Nothing
+    that the settings name is imported.
     """
     tree = _read(source)
     mistakes = apply(tree, overrides, model)
     values = _filled(model, tree.values)
     try:
-        config = model.model_validate_json(json.dumps(values), strict=True)
+        with model.reading(values) if issubclass(model, Settings) else nullcontext():
+            config = model.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         mistakes += sentences(error, model, values, tree)
     except RollgymError as error:

@@ -12,8 +12,11 @@ from rollgym.config_types import Model, entries, jsonable
 from rollgym.config_yaml import Path as Keys
 from rollgym.config_yaml import Tree, line, read_tree, read_value
 from rollgym.errors import UsageError
+from rollgym.files import read_bounded
 
 EXTENDS = "extends"
+MOST_BYTES = 1_000_000
+"""Of one file of settings."""
 
 
 def read_file(path: Path, below: tuple[Path, ...] = ()) -> Tree:
@@ -23,7 +26,7 @@ def read_file(path: Path, below: tuple[Path, ...] = ()) -> Tree:
         chain = " -> ".join(part.name for part in (*below, path))
         raise UsageError(f"{name}: files extend each other in a circle: {chain}.")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bounded(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{name}: is not a text file in UTF-8.") from None
     except OSError as error:

@@ -41,6 +41,11 @@ class Settings(BaseModel):
     def check(self) -> None:
         """Override to check settings against each other; raise `UsageError`. Fields are valid already."""
 
+    @classmethod
+    def reading(cls, values: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+        """Override for what must hold while ``values`` from a file are validated as this model."""
+        return contextlib.nullcontext()
+
     @model_validator(mode="after")
     def _checked(self) -> typing.Self:
         with _as_message():

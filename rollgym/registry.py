@@ -34,6 +34,7 @@ from gymnasium.envs.registration import registry as gym_registry
 
 from rollgym.errors import EnvError, MissingExtra, RollgymError, UnknownName, UsageError, one_line
 from rollgym.text import TextFace
+from rollgym.trust import find_origin
 
 ENV_GROUP = "rollgym.envs"
 BUILT_IN = "rollgym.envs"
@@ -142,14 +143,18 @@ def call_plugins(group: str, what: str) -> None:
 
 
 def import_module(name: str, flag: str = "--env-module") -> None:
-    """Import a module that registers environments or agents; a clear error where it cannot be."""
+    """Import a module that the user named; a clear error where it cannot be, or lies in a run's folder.
+
+    Names that only a file holds must not come here: see `rollgym.trust`.
+    """
+    find_origin(name, flag)
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
             raise UsageError(
-                f"{flag} {name}: there is no module of that name on the Python path "
-                "(the current folder is on it)."
+                f"{flag} {name}: there is no module of that name on the Python path or in the current folder "
+                "(a run's folder is not searched)."
             ) from error
         raise UsageError(f"{flag} {name}: it imports {error.name!r}, which is missing.") from error
     except Exception as error:
@@ -179,14 +184,20 @@ def find_spec(name: str) -> EnvSpec:
         import_module(module, "environment")
         if rest not in gym_registry:
             if "/" in rest:
-                _unknown(rest)
+                unknown_environment(rest)
             found = load_object(name, "environment")
             # An id of its own; Gymnasium's ids have no room for dots and colons in a namespace.
             # Gymnasium finds names at the top of a module only, so a nested class goes in as it is.
             return EnvSpec(id=f"{rest.replace('.', '-')}-v0", entry_point=found if "." in rest else name)
     if colon and rest in gym_registry:
         return gym_registry[rest]
-    return _newer_version(name) or _unknown(name)
+    return _newer_version(name) or unknown_environment(name)
+
+
+def is_registered(name: str) -> bool:
+    """Whether a name is a registered id, in this or a newer version. Installed plugins are all it imports."""
+    load_plugins()
+    return name in gym_registry or (":" not in name and _newer_version(name) is not None)
 
 
 def _newer_version(name: str) -> EnvSpec | None:
@@ -205,7 +216,8 @@ def _newer_version(name: str) -> EnvSpec | None:
     return spec
 
 
-def _unknown(name: str) -> NoReturn:
+def unknown_environment(name: str) -> NoReturn:
+    """Say that there is no such environment, and which ones are called alike."""
     raise UnknownName("environment", name, gym_registry, "`rollgym envs` lists what there is.")
 
 

@@ -7,20 +7,23 @@ anybody can play a recorded episode again without its agent; the first differenc
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rollgym.errors import ResultsError, RollgymError, UsageError
+from rollgym.files import read_bounded
 from rollgym.pool import EnvPool, EnvSession, Step
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
-from rollgym.records import decode_episode
-from rollgym.registry import find_spec
+from rollgym.records import MOST_BYTES, decode_episode
+from rollgym.registry import find_spec, is_registered
 from rollgym.rewards.weighted import ENVIRONMENT
 from rollgym.seeding import derive_rng
 from rollgym.store import EPISODES
+from rollgym.trust import check_recorded_env
 from rollgym.types import Episode, Outcome, Turn
 from rollgym.versions import package_versions
 
@@ -75,6 +78,8 @@ class Settings:
     """In place of recorded arguments of environments: where a file lies here, say."""
     scored: bool = False
     """Whether reward workers may have changed rewards and success, as in training."""
+    weak_sandbox: bool = False
+    """Whether recorded sandbox settings are honored where they weaken the walls."""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -86,10 +91,19 @@ def replay(
     settings: Settings | None = None,
     on_episode: Callable[[Replayed], None] = lambda done: None,
 ) -> list[Replayed]:
-    """Play every episode again, each in an environment of its own; the results in the same order."""
+    """Play every episode again, each in an environment of its own; the results in the same order.
+
+    Episodes may have been recorded by others: they are refused before anything is played where they name
+    an environment that is not registered, or weaken its sandbox (see `rollgym.trust`).
+    """
     settings = settings or Settings()
-    for env_id in dict.fromkeys(episode.spec.env_id for episode in episodes):
-        find_spec(env_id)  # a name nobody knows is said before anything is played
+    for episode in episodes:
+        check_recorded_env(
+            episode.spec.env_id,
+            {**episode.spec.env_kwargs, **dict.fromkeys(settings.env_kwargs)},
+            modules=settings.modules,
+            weak_sandbox=settings.weak_sandbox,
+        )
     return asyncio.run(_replay_all(episodes, settings, on_episode))
 
 
@@ -217,7 +231,7 @@ def finished_episodes(folder: Path) -> tuple[list[Episode], bool]:
     """A folder's episodes, and whether the last line was cut off (a run that was killed, or goes on)."""
     path = folder / EPISODES
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bounded(path, MOST_BYTES).split(b"\n")
     except OSError as error:
         raise ResultsError(f"Cannot read {path}: {error.strerror}.") from None
     episodes: list[Episode] = []
@@ -248,6 +262,8 @@ def changed_versions(episodes: Iterable[Episode], recorded: Mapping[str, Any] | 
     kinds = sorted({(episode.spec.env_id, episode.spec.env_version) for episode in episodes})
     packages: dict[str, str] = {}
     for env_id, before in kinds:
+        if not is_registered(env_id) and env_id.partition(":")[0] not in sys.modules:
+            continue  # code that only the file names: it is not imported to look at
         number = find_spec(env_id).version
         now = "" if number is None else f"v{number}"
         if now != before:

@@ -18,6 +18,7 @@ from typing import IO, Any
 import msgspec
 
 from rollgym.errors import ResultsError, UsageError
+from rollgym.files import open_append, read_bounded, refuse_links, replacing
 from rollgym.records import encode_episode, read_episodes
 from rollgym.types import SCHEMA_VERSION, Episode
 
@@ -26,24 +27,21 @@ MANIFEST, EPISODES, SUMMARY, EVENTS = "manifest.json", "episodes.jsonl", "summar
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that readers see the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or a `ResultsError` that says what is wrong with it."""
+def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
+    """A JSON object from a file, or a `ResultsError` that says what is wrong with it.
+
+    With ``folder``, the file must really lie in there: a link that leads out of it is not followed.
+    """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_bounded(path, folder=folder))
     except OSError as error:
         raise ResultsError(f"Cannot read {path}: {error.strerror}.") from None
+    except RecursionError:
+        raise ResultsError(f"{path} is nested too deeply.") from None
     except ValueError as error:
         raise ResultsError(f"{path} is not valid JSON ({error}).") from None
     if not isinstance(value, dict):
@@ -85,6 +83,7 @@ class RunFolder:
                     f"{path} was made with {field} = {_short(before.get(field))}, but now it is "
                     f"{_short(now.get(field))}: resume with the same settings, or use another --out."
                 )
+        refuse_links(path)
         folder = cls._open(path)
         with folder._closed_on_error():
             folder._load()
@@ -95,7 +94,7 @@ class RunFolder:
     def _open(cls, path: Path) -> RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
-            file = open(path / EPISODES, "a+b")  # noqa: SIM115
+            file = open_append(path / EPISODES)
         except OSError as error:
             raise UsageError(f"Cannot write results to {path}: {error.strerror}.") from None
         try:
@@ -158,9 +157,9 @@ def load_run(path: Path) -> tuple[dict[str, Any], list[Episode]]:
     return read_versioned(path / MANIFEST), read_episodes(path / EPISODES)
 
 
-def read_versioned(path: Path) -> dict[str, Any]:
+def read_versioned(path: Path, folder: Path | None = None) -> dict[str, Any]:
     """A JSON file that says which schema it has; one that is newer than this rollgym is refused."""
-    values = read_json(path)
+    values = read_json(path, folder)
     schema = values.get("schema")
     if type(schema) is not int:
         raise ResultsError(f"{path} has no schema version.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from rollgym.config import diff, find_config, load
 from rollgym.errors import RunError, UsageError
+from rollgym.files import refuse_links
 from rollgym.model_settings import eval_command
 from rollgym.signals import when_asked_to_stop
 from rollgym.store import MANIFEST, SUMMARY, read_json
@@ -18,6 +19,7 @@ from rollgym.trainer.console import Console
 from rollgym.trainer.loop import train
 from rollgym.trainer.run import CONFIG, FINAL, Run, held_out
 from rollgym.trainer.setup import Parts, make_stream, open_parts
+from rollgym.trainer.trusted import TRUST_CODE, code_of, load_to_run, require_trust
 
 MAY_CHANGE = ("stop.", "checkpoints.", "tracking.", "name")
 """Settings that a resumed run may have changed: they leave every step as it was."""
@@ -31,9 +33,14 @@ def run_training(
     resume: bool = False,
     imitate_only: bool = False,
     plain: bool = False,
+    trust_code: bool = False,
 ) -> dict[str, Any]:
-    """Train as a configuration says; returns the summary, with the folder as ``run``."""
-    config = _resumed(name, overrides, out) if resume else _fresh(name, overrides)
+    """Train as a configuration says; returns the summary, with the folder as ``run``.
+
+    ``trust_code`` lets a resumed run use the code that the config in its own folder names; without it, such a
+    config must be given as ``name``.
+    """
+    config = _resumed(name, overrides, out, trust_code) if resume else _fresh(name, overrides)
     if imitate_only:
         if config.warm_start is None:
             raise UsageError("There is nothing to imitate: the configuration has no warm_start section.")
@@ -94,9 +101,10 @@ async def _train(config: TrainConfig, run: Run) -> None:
             raise
         saved = run.checkpoints.steps()
         kept = f"the checkpoint of step {saved[-1]} is kept" if saved else "there is no checkpoint yet"
+        trust = f" {TRUST_CODE}" if code_of(config) else ""
         raise RunError(
             f"Stopped after step {run.progress.step}; {kept}. "
-            f"`rollgym train --resume --out {run.folder}` goes on."
+            f"`rollgym train --resume --out {run.folder}{trust}` goes on."
         ) from None
 
 
@@ -121,18 +129,21 @@ def _fresh(name: str | None, overrides: Sequence[str]) -> TrainConfig:
         raise UsageError(
             "Say which configuration to train: a YAML file, or a name from `rollgym config list`."
         )
-    config = load(TrainConfig, find_config(name), overrides)
+    config = load_to_run(find_config(name), overrides)
     return config if config.name else config.model_copy(update={"name": Path(name).stem})
 
 
-def _resumed(name: str | None, overrides: Sequence[str], out: Path | None) -> TrainConfig:
+def _resumed(name: str | None, overrides: Sequence[str], out: Path | None, trust_code: bool) -> TrainConfig:
     """The settings the run was begun with, and the few that may change."""
     if out is None:
         raise UsageError("Say which run to go on with: --resume --out runs/NAME.")
     if not (out / MANIFEST).is_file():
         raise UsageError(f"There is nothing to resume in {out}: it has no {MANIFEST}.")
+    refuse_links(out)
     before = load(TrainConfig, out / CONFIG)
-    now = load(TrainConfig, out / CONFIG if name is None else find_config(name), overrides)
+    if name is None and not trust_code:
+        require_trust(before, out)
+    now = load_to_run(out / CONFIG if name is None else find_config(name), overrides)
     if name is not None and not now.name:
         now = now.model_copy(update={"name": before.name})
     fixed = () if before.learner.schedule == "constant" else ("stop.steps",)  # rates depend on it

@@ -5,6 +5,8 @@ A section that is a frozen dataclass elsewhere (credit, loss, learner and so on)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -13,10 +15,10 @@ from rollgym.agents.lm_options import LmOptions
 from rollgym.config import Closed, Settings
 from rollgym.devices.types import DeviceWishes
 from rollgym.errors import UsageError
-from rollgym.registry import import_module
 from rollgym.rewards.settings import RewardSettings
-from rollgym.trainer.credit import find_estimator
+from rollgym.trainer.credit import ESTIMATORS, find_estimator
 from rollgym.trainer.credit_types import CreditSettings
+from rollgym.trainer.late_names import awaiting, may_be_late
 from rollgym.trainer.learner.settings import LearnerSettings
 from rollgym.trainer.loss_settings import LossSettings
 from rollgym.trainer.shaping import ShapingSettings
@@ -132,14 +134,15 @@ class Rollout(Settings):
     stall_seconds: float = Field(default=600.0, gt=0)
     """When nothing has moved for so long, the run ends with a report."""
     modules: list[str] = Field(default_factory=list)
-    """Modules to import first: they register environments, estimators or losses."""
+    """Modules that `rollgym train` imports first: they register environments, estimators or losses."""
 
     @field_validator("modules")
     @classmethod
-    def _import(cls, modules: list[str]) -> list[str]:
-        # At once: what they register may be named further down.
+    def _named(cls, modules: list[str]) -> list[str]:
+        # Only the form: reading a config imports nothing (see `rollgym.trainer.trusted`).
         for module in modules:
-            import_module(module, "rollout.modules")
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise ValueError(f"{module!r} is not the name of a module")
         return modules
 
 
@@ -248,15 +251,21 @@ class TrainConfig(Settings):
     curriculum: Curriculum | None = None
     tracking: Tracking = Tracking()
 
+    @classmethod
+    def reading(cls, values: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Names that modules of the config would register pass, since reading imports none of them."""
+        return awaiting(values)
+
     def check(self) -> None:
         """What single settings cannot know."""
-        grouped = find_estimator(self.estimator).centred
+        late = self.estimator not in ESTIMATORS and may_be_late()
+        grouped = not late and find_estimator(self.estimator).centred
         if any(env.split == self.evaluation.split for env in self.envs):
             raise UsageError(
                 f"evaluation.split is {self.evaluation.split!r}, and so is an environment's training split: "
                 "tasks that are trained on are not held out."
             )
-        if (self.estimator == "gae") != (self.learner.critic != "none"):
+        if not late and (self.estimator == "gae") != (self.learner.critic != "none"):
             raise UsageError(
                 "estimator gae needs a critic, and only gae uses one: set learner.critic to head or own, "
                 "or choose another estimator."

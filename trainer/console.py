@@ -23,6 +23,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rollgym.terminal import raw
+from rollgym.terminal_rich import SafeConsole
+
 WINDOW = 40
 """Steps in the sparkline, and in the median that the remaining time is reckoned from."""
 NOTES = 3
@@ -42,7 +45,7 @@ class Console:
         plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console or RichConsole(file=_whole(sys.stderr))
+        self._console = console or SafeConsole(file=_whole(sys.stderr))
         self._console.file = _whole(self._console.file)  # rich ends the program where a pipe breaks
         self._plain = plain or not self._console.is_terminal or self._console.is_dumb_terminal
         self._clock = clock
@@ -266,7 +269,8 @@ def _is_terminal(stream: IO[str] | None) -> bool:
 
 
 def _whole(stream: IO[str] | None) -> IO[str]:
-    return cast(IO[str], stream if isinstance(stream, _Enduring) else _Enduring(stream))
+    # The console guards its text itself; a guarded stream would write out the codes of its panel.
+    return cast(IO[str], stream if isinstance(stream, _Enduring) else _Enduring(raw(stream)))
 
 
 class _Enduring:

@@ -25,6 +25,7 @@ from typing import Any, Literal
 import msgspec
 
 from rollgym.errors import MissingExtra, ResultsError, RollgymError, RunError, UsageError, boundary
+from rollgym.files import open_append
 from rollgym.records import encode_episode, jsonable
 from rollgym.store import EPISODES, read_json, write_json
 from rollgym.types import Episode
@@ -174,7 +175,7 @@ class _Appended:
         with _naming(path, blame):
             with suppress(FileExistsError):
                 path.parent.mkdir(parents=True)
-            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
+            self._file = open_append(path, buffering=0)
         self.fileno = self._file.fileno
 
     @property

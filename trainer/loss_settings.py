@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from typing import Literal
 
 from rollgym.errors import UnknownName, UsageError
+from rollgym.trainer.late_names import may_be_late
 
 _COMMON = frozenset({"name", "entropy_coef", "kl_coef", "kl_estimator", "kl_in"})
 _CLIP = frozenset({"clip_low", "clip_high", "decoupled", "tis_cap"})
@@ -65,13 +66,14 @@ class LossSettings:
     kl_in: Literal["loss", "reward"] = "loss"
 
     def __post_init__(self) -> None:
-        if self.name not in LOSS_SPECS:
+        spec = LOSS_SPECS.get(self.name)
+        if spec is None and not may_be_late():
             raise UnknownName("policy loss", self.name, LOSS_SPECS, f"There are {', '.join(LOSS_SPECS)}.")
         for name in ("topr_positive", "topr_negative"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_values()
         self._check_kl()
-        for name in sorted(self.changed - LOSS_SPECS[self.name].reads - _COMMON):
+        for name in sorted(self.changed - spec.reads - _COMMON) if spec is not None else ():
             others = [loss for loss, spec in LOSS_SPECS.items() if name in spec.reads]
             raise UsageError(
                 f"The loss {self.name!r} does not read {name}. Leave it out, or choose {' or '.join(others)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from rollgym.devices.planner import make_plan
 from rollgym.devices.types import Cluster
 from rollgym.errors import UsageError
 from rollgym.evalplan import TURN_LIMIT
-from rollgym.registry import find_spec, import_module
+from rollgym.registry import find_spec, is_registered
 from rollgym.trainer.config import EnvChoice, TrainConfig
 from rollgym.trainer.model import SIZES
 
@@ -44,8 +45,6 @@ def plan_training(
             "Say which configuration to plan for: a YAML file, or a name from `rollgym config list`."
         )
     config = load(TrainConfig, find_config(name), overrides)
-    for module in config.rollout.modules:
-        import_module(module, "rollout.modules")
     found = find_cluster(cluster)
     return make_plan(found, job_of(config, found, what_if or WhatIf()), config.devices)
 
@@ -97,7 +96,8 @@ def policy_shape(config: TrainConfig, words: str | None = None) -> ModelShape:
 def workload(config: TrainConfig, actor: ModelShape, what_if: WhatIf) -> Workload:
     """One step, with episodes as long as they may be."""
     context = what_if.tokens or actor.context
-    turns = max(_turns(env) for env in config.envs)
+    late_ids = any(name not in sys.modules for name in config.rollout.modules)
+    turns = max(_turns(env, late_ids) for env in config.envs)
     # Without a memory each turn is a conversation of its own.
     talks, each = (1, turns) if config.agent.remember else (turns, 1)
     replies = talks * min(max(1, context // 2), each * config.agent.max_tokens)
@@ -118,8 +118,12 @@ def workload(config: TrainConfig, actor: ModelShape, what_if: WhatIf) -> Workloa
     )
 
 
-def _turns(env: EnvChoice) -> int:
-    limits = (env.limits.turns, env.kwargs.get("max_turns"), find_spec(env.id).max_episode_steps)
+def _turns(env: EnvChoice, late_ids: bool) -> int:
+    # Planning imports nothing: code that only the config names has whatever limit the config gives it.
+    module, colon, _ = env.id.partition(":")
+    late = not is_registered(env.id) and (module not in sys.modules if colon else late_ids)
+    registered = None if late else find_spec(env.id).max_episode_steps
+    limits = (env.limits.turns, env.kwargs.get("max_turns"), registered)
     return min((turns for turns in limits if isinstance(turns, int)), default=TURN_LIMIT)
 
 

@@ -26,6 +26,7 @@ from rollgym.cluster.errors import ActorLost
 from rollgym.config import dump, fingerprint
 from rollgym.errors import UsageError
 from rollgym.evalplan import Plan, Request, plan
+from rollgym.files import replacing
 from rollgym.scheduler.events import EventLog
 from rollgym.scheduler.scheduler import Scheduler
 from rollgym.store import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, write_json
@@ -334,6 +335,5 @@ def _versions(config: TrainConfig) -> dict[str, str]:
 
 
 def _write_config(folder: Path, config: TrainConfig) -> None:
-    part = folder / f".{CONFIG}"
-    part.write_text(dump(config), encoding="utf-8")
-    part.replace(folder / CONFIG)
+    with replacing(folder / CONFIG) as file:
+        file.write(dump(config).encode())

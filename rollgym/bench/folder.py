@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ import msgspec
 
 from rollgym.bench.suite import NAME, Entry, Suite, Who, suite_from
 from rollgym.errors import ResultsError, UsageError
+from rollgym.files import open_append, refuse_links, replacing
 from rollgym.records import decode_episode
 from rollgym.store import EPISODES, MANIFEST, SUMMARY, read_versioned, write_json
 from rollgym.types import SCHEMA_VERSION
@@ -64,6 +64,7 @@ def open_results(out: Path, manifest: dict[str, Any], resume: bool) -> dict[str,
             raise UsageError(f"Cannot write results to {out}: {error.strerror}.") from None
         write_json(path, manifest)
         return manifest
+    refuse_links(out)
     before = read_results_manifest(out)
     for field in ("suite_hash", "agent", "entries", "data"):
         if before.get(field) != manifest[field]:
@@ -147,7 +148,7 @@ def parts(run: Path) -> dict[str, Path]:
 def set_failed_aside(folder: Path) -> int:
     """Take failed episodes out of the way, to be played again; they stay in a file of their own."""
     path = folder / EPISODES
-    with open(path, "a+b") as file:
+    with open_append(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -155,14 +156,10 @@ def set_failed_aside(folder: Path) -> int:
         lines = path.read_bytes().splitlines(keepends=True)
         failed = {number for number, line in enumerate(lines) if _failed(line)}
         if failed:
-            with open(folder / FAILED, "ab") as aside:
+            with open_append(folder / FAILED) as aside:
                 aside.writelines(lines[number] for number in sorted(failed))
-            part = path.with_name(f".{path.name}.{os.getpid()}")
-            with open(part, "wb") as kept:
+            with replacing(path) as kept:
                 kept.writelines(line for number, line in enumerate(lines) if number not in failed)
-                kept.flush()
-                os.fsync(kept.fileno())
-            part.replace(path)
     return len(failed)
 
 

@@ -21,6 +21,7 @@ from rollgym.bench.summary import Part, suite_summary
 from rollgym.errors import RunError, UsageError
 from rollgym.evalplan import Plan
 from rollgym.evaluate import Evaluation, check_agent, open_folder
+from rollgym.files import replacing
 from rollgym.replay import finished_episodes
 from rollgym.store import MANIFEST, SUMMARY, write_json
 from rollgym.types import Outcome
@@ -93,7 +94,8 @@ class SuiteRun:
         found = [self._parts[entry.name] for entry in self.entries if entry.name in self._parts]
         summary = suite_summary(self.suite, self.manifest, found, self.out)
         write_json(self.out / SUMMARY, summary)
-        (self.out / REPORT).write_text(markdown(summary), encoding="utf-8")
+        with replacing(self.out / REPORT) as file:
+            file.write(markdown(summary).encode())
         return {**summary, "out": str(self.out)}
 
     def _play(self, entry: Entry, player: Player) -> None:

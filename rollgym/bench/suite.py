@@ -13,8 +13,9 @@ import msgspec
 
 from rollgym.errors import RollgymError, UnknownName, UsageError
 from rollgym.evalplan import Plan, Request, look_at, plan
-from rollgym.registry import card
+from rollgym.registry import card, is_registered
 from rollgym.seeding import stable_digest
+from rollgym.trust import check_recorded_env
 from rollgym.types import Limits
 
 SCHEMA = 1
@@ -84,7 +85,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """The golden score that an agent must reach, where it has one, and whose it is."""
         if options or agent not in ("random", "expert"):
             return None
-        kind = card(self.env).expert_is if agent == "expert" else agent
+        # A suite may be of others: a name that is not registered is not imported to find out.
+        known = agent == "expert" and is_registered(self.env)
+        kind = card(self.env).expert_is if known else agent
         return (kind, self.golden[kind]) if kind in self.golden else None
 
 
@@ -176,12 +179,15 @@ class Who:
     modules: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     """What ``--data`` gave, by entry."""
+    weak_sandbox: bool = False
+    """Whether sandbox settings of the suite are honored where they weaken the walls."""
 
 
 def plan_entry(suite: Suite, entry: Entry, who: Who) -> Plan:
     """The episodes of an entry, checked against what the suite pins."""
     where = f"Suite {suite.name} {suite.version}, entry {entry.name!r}"
     try:
+        check_recorded_env(entry.env, _kwargs(entry, who), modules=who.modules, weak_sandbox=who.weak_sandbox)
         found = plan(_request(suite, entry, who))
     except RollgymError as error:
         raise type(error)(f"{where}: {error}") from error
@@ -198,8 +204,12 @@ def plan_entry(suite: Suite, entry: Entry, who: Who) -> Plan:
     return found
 
 
+def _kwargs(entry: Entry, who: Who) -> dict[str, Any]:
+    return {**entry.kwargs, **({entry.data: who.data[entry.name]} if entry.data else {})}
+
+
 def _request(suite: Suite, entry: Entry, who: Who) -> Request:
-    kwargs = {**entry.kwargs, **({entry.data: who.data[entry.name]} if entry.data else {})}
+    kwargs = _kwargs(entry, who)
     tasks = entry.tasks
     if not tasks:
         known = look_at(entry.env, kwargs, entry.limits).tasks

@@ -78,6 +78,7 @@ def verify(
     workers: int = 0,
     modules: tuple[str, ...] = (),
     data: Mapping[str, Any] | None = None,
+    weak_sandbox: bool = False,
     suite: Suite | None = None,
     on_episode: Callable[[Replayed], None] = lambda done: None,
 ) -> Verdict:
@@ -93,15 +94,25 @@ def verify(
         options=agent["options"],
         modules=modules,
         data={**manifest["data"], **(data or {})},
+        weak_sandbox=weak_sandbox,
     )
+    forged = bool(verdict.problems)
     parts: list[Part] = []
+    genuine: list[Part] = []
     for name in manifest["entries"]:
         try:
-            parts.append(_check_entry(out, recorded, recorded.entry(name), who, verdict))
+            part, played = _check_entry(out, recorded, recorded.entry(name), who, verdict)
         except RollgymError as error:
             verdict.add(name, str(error))
+        else:
+            parts.append(part)
+            genuine.append((*part[:2], played))
     _check_summary(out, recorded, manifest, parts, summary, verdict)
-    _replay(parts, Settings(workers=workers, modules=modules), who, sample, seed, verdict, on_episode)
+    if forged:
+        verdict.notes.append("nothing is played again: the suite is not the one the results claim")
+    else:
+        settings = Settings(workers=workers, modules=modules, weak_sandbox=weak_sandbox)
+        _replay(genuine, settings, who, sample, seed, verdict, on_episode)
     return verdict
 
 
@@ -125,7 +136,10 @@ def _check_suite(recorded: Suite, manifest: Mapping[str, Any], given: Suite | No
         verdict.add("suite", f"it is not {ours.name} {ours.version} as this rollgym knows it")
 
 
-def _check_entry(out: Path, suite: Suite, entry: Entry, who: Who, verdict: Verdict) -> Part:
+def _check_entry(
+    out: Path, suite: Suite, entry: Entry, who: Who, verdict: Verdict
+) -> tuple[Part, list[Episode]]:
+    """The entry's part of the results, and those of its episodes that are as the suite asks for."""
     folder = entry_folder(out, entry.name)
     manifest, episodes = load_run(folder)
     planned = plan_entry(suite, entry, who)
@@ -136,15 +150,16 @@ def _check_entry(out: Path, suite: Suite, entry: Entry, who: Who, verdict: Verdi
             verdict.add(
                 entry.name, f"manifest, {name}: {manifest.get(name)!r}, but the suite says {expected!r}"
             )
-    _check_specs(entry.name, planned, episodes, who, verdict)
+    genuine = _check_specs(entry, planned, episodes, verdict)
     _check_lines(entry.name, folder / EPISODES, verdict)
     said = read_json(folder / SUMMARY)
     _differences(f"{entry.name}, summary", said, summarise(manifest, episodes), verdict, NOT_FROM_EPISODES)
-    return entry, manifest, episodes
+    return (entry, manifest, episodes), genuine
 
 
-def _check_specs(name: str, planned: Plan, episodes: list[Episode], who: Who, verdict: Verdict) -> None:
-    """The episodes are those the suite asks for, each once, from the suite's seeds."""
+def _check_specs(entry: Entry, planned: Plan, episodes: list[Episode], verdict: Verdict) -> list[Episode]:
+    """Check that the episodes are those the suite asks for, each once; those of which this holds."""
+    name, genuine = entry.name, []
     wanted = {spec.episode_id: spec for spec in planned.specs}
     seen: set[str] = set()
     for episode in episodes:
@@ -155,19 +170,21 @@ def _check_specs(name: str, planned: Plan, episodes: list[Episode], who: Who, ve
         elif episode_id in seen:
             verdict.add(where, "it is there twice")
         else:
-            recorded, right = _spec(episode.spec, who), _spec(wanted[episode_id], who)
-            _differences(where, recorded, right, verdict, source="the suite asks for")
+            recorded, right = _spec(episode.spec, entry), _spec(wanted[episode_id], entry)
+            if not _differences(where, recorded, right, verdict, source="the suite asks for"):
+                genuine.append(episode)
         seen.add(episode_id)
     missing = [episode_id for episode_id in wanted if episode_id not in seen]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         verdict.add(name, f"missing episodes: {len(missing)} ({', '.join(missing[:3])}{more})")
+    return genuine
 
 
-def _spec(spec: EpisodeSpec, who: Who) -> dict[str, Any]:
+def _spec(spec: EpisodeSpec, entry: Entry) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(spec)
-    if who.data:
-        found.pop("env_kwargs")  # a file of data lies elsewhere here; the task set's hash stands for it
+    # A file of data lies elsewhere here; the task set's hash stands for it.
+    found["env_kwargs"] = {key: value for key, value in spec.env_kwargs.items() if key != entry.data}
     return found
 
 
@@ -228,13 +245,14 @@ def _differences(
     but: tuple[str, ...] = (),
     source: str = "the episodes give",
     limit: int = 5,
-) -> None:
-    """Name the places where what is said is not what follows from the rest."""
+) -> int:
+    """Name the places where what is said is not what follows from the rest; how many there are."""
     found = list(_walk("", said, msgspec.json.decode(msgspec.json.encode(expected)), but))
     for place, one, other in found[:limit]:
         verdict.add(where, f"{place}: {_short(one)} is recorded, but {source} {_short(other)}")
     if len(found) > limit:
         verdict.add(where, f"{len(found) - limit} more differences")
+    return len(found)
 
 
 def _walk(place: str, said: Any, expected: Any, but: tuple[str, ...] = ()) -> list[tuple[str, Any, Any]]:
@@ -264,7 +282,7 @@ def _replay(
     verdict: Verdict,
     on_episode: Callable[[Replayed], None],
 ) -> None:
-    """Play a sample again, every entry in its turn."""
+    """Play a sample again, every entry in its turn. Episodes that are not the suite's are not among them."""
     for number, (entry, manifest, episodes) in enumerate(parts):
         share = 0 if not sample else (sample + len(parts) - 1 - number) // len(parts)
         if sample and not share:
@@ -272,8 +290,8 @@ def _replay(
         picked = choose(sorted(episodes, key=lambda e: e.spec.episode_id), share, seed)
         kwargs = {entry.data: who.data[entry.name]} if entry.data else {}
         try:
-            verdict.notes += changed_versions(picked, manifest.get("versions"))
             done = replay(picked, replace(settings, env_kwargs=kwargs), on_episode)
+            verdict.notes += changed_versions(picked, manifest.get("versions"))
         except UsageError as error:
             verdict.add(entry.name, str(error))
             continue

@@ -60,7 +60,7 @@ def _answers(request: str) -> list[list[Trace]]:
 def _start(hash_seed: int) -> subprocess.Popen[str]:
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-m", "rollgym.check.trace"],
+        [sys.executable, "-P", "-m", "rollgym.check.trace"],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

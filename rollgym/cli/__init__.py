@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import warnings
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +32,7 @@ from rollgym.cli import (
     view,
 )
 from rollgym.errors import RollgymError, one_line
+from rollgym.terminal import guarded, printable
 
 EPILOG = "Start with: rollgym envs, then rollgym play rollgym/Sokoban-v0."
 
@@ -97,10 +100,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line: a user's mistake is one sentence and exit code 2, a failure exit code 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
-    # Modules in the current folder can be named in --env-module and module:Class, as with `python -m`.
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     warnings.showwarning = _show_warning
+    with guarded():
+        _run(words, debug)
+
+
+def _run(words: list[str], debug: bool) -> None:
     try:
         app([word for word in words if word != "--debug"])
     except RollgymError as error:
@@ -118,8 +123,14 @@ def _show_warning(message: Warning | str, *rest: Any, **more: Any) -> None:
     typer.echo(f"rollgym: note: {' '.join(str(message).split())}", err=True)
 
 
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback whose texts cannot reach the terminal as control characters."""
+    sys.stderr.write(printable("".join(traceback.format_exception(kind, error, trace))))
+
+
 def _leave(error: Exception, sentence: str, code: int, debug: bool) -> Any:
     if debug:
+        sys.excepthook = _show_traceback
         raise error
     typer.echo(f"rollgym: {sentence}", err=True)
     sys.exit(code)

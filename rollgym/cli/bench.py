@@ -13,6 +13,7 @@ from rollgym.cli.common import (
     AgentModules,
     AsJson,
     EnvModules,
+    WeakSandbox,
     console,
     import_modules,
     new_folder,
@@ -84,6 +85,7 @@ def run(
     env_module: EnvModules = None,
     agent_arg: AgentArgs = None,
     agent_module: AgentModules = None,
+    allow_weak_sandbox: WeakSandbox = False,
 ) -> None:
     """Play a suite.
 
@@ -105,6 +107,7 @@ def run(
         concurrency=1 if agent == "human" else concurrency,
         modules=import_modules(env_module),
         data=entry_data(data),
+        weak_sandbox=allow_weak_sandbox,
     )
     found = find_suite(suite)
     playing = SuiteRun(found, who, out or new_folder(found.name, agent), only=only or (), resume=resume)
@@ -201,6 +204,7 @@ def verify(
     workers: Workers = 0,
     as_json: AsJson = False,
     env_module: EnvModules = None,
+    allow_weak_sandbox: WeakSandbox = False,
 ) -> None:
     """Check that a result holds.
 
@@ -219,6 +223,7 @@ def verify(
             workers=workers,
             modules=import_modules(env_module),
             data=entry_data(data),
+            weak_sandbox=allow_weak_sandbox,
             suite=None if suite is None else find_suite(suite),
             on_episode=advance,
         )

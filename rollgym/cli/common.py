@@ -39,6 +39,10 @@ AgentArgs = Annotated[
     list[str] | None,
     typer.Option("--agent-arg", metavar="KEY=VALUE", help="An option for the agent (repeatable)."),
 ]
+WeakSandbox = Annotated[
+    bool,
+    typer.Option("--allow-weak-sandbox", help="Honor sandbox settings of the file that weaken the sandbox."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
@@ -108,12 +112,12 @@ def import_modules(modules: Iterable[str] | None, flag: str = "--env-module") ->
 
 def console(*, stderr: bool = False) -> Console:
     """A rich console; plain text where the output is not a terminal."""
-    from rich.console import Console
+    from rollgym.terminal_rich import SafeConsole
 
     if not (sys.stderr if stderr else sys.stdout).isatty():
         # A table cut to a guessed width helps nobody who reads it from a file.
-        return Console(stderr=stderr, width=140, soft_wrap=False)
-    return Console(stderr=stderr)
+        return SafeConsole(stderr=stderr, width=140, soft_wrap=False)
+    return SafeConsole(stderr=stderr)
 
 
 def say_notes(notes: Iterable[str]) -> None:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollgym.cli.common import AsJson, EnvArgs, EnvModules, console, import_modules, parse_pairs
+from rollgym.cli.common import (
+    AsJson,
+    EnvArgs,
+    EnvModules,
+    WeakSandbox,
+    console,
+    import_modules,
+    parse_pairs,
+)
 from rollgym.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
@@ -34,11 +42,13 @@ def replay(
     as_json: AsJson = False,
     env_arg: EnvArgs = None,
     env_module: EnvModules = None,
+    allow_weak_sandbox: WeakSandbox = False,
 ) -> None:
     """Play recorded episodes again.
 
     Every episode's actions go to a fresh environment with the recorded task and seed; the first difference of
-    each is reported. Exit code 1 where anything differs.
+    each is reported. Exit code 1 where anything differs. Recorded environments must be registered, or of a
+    module given with --env-module: a record alone never imports code.
     """
     from rollgym.bench.folder import parts
     from rollgym.cli.bench_tables import counted
@@ -57,10 +67,11 @@ def replay(
             modules=modules,
             env_kwargs=parse_pairs(env_arg, "--env-arg"),
             scored=manifest.get("kind") == "train",
+            weak_sandbox=allow_weak_sandbox,
         )
-        notes += changed_versions(recorded, manifest.get("versions"))
         with counted(f"replay {name}".strip(), len(recorded)) as advance:
             results += [(name, done) for done in play_again(recorded, settings, advance)]
+        notes += changed_versions(recorded, manifest.get("versions"))
     _report(run, results, list(dict.fromkeys(notes)), as_json)
 
 

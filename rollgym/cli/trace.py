@@ -24,6 +24,7 @@ def trace(
     Writes a Chrome/Perfetto trace (one lane per engine slot and worker) and prints utilisation, the longest
     waits and what they waited for.
     """
+    from rollgym.files import replacing
     from rollgym.scheduler.events import read_events
     from rollgym.scheduler.trace import chrome_trace, summary
 
@@ -33,7 +34,8 @@ def trace(
     events = read_events(file)
     target = out or file.with_name("trace.json")
     try:
-        target.write_text(json.dumps(chrome_trace(events)), encoding="utf-8")
+        with replacing(target) as written:
+            written.write(json.dumps(chrome_trace(events)).encode())
     except OSError as error:
         raise UsageError(f"Cannot write {target}: {error.strerror}.") from None
     result = summary(events) | {"trace": str(target)}

@@ -15,6 +15,9 @@ IMITATE_EPILOG = "Example: rollgym imitate sokoban-grpo warm_start.episodes=500 
 
 Out = Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/<name>")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, exactly.")]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="With --resume: run the code that the config in --out names.")
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a live panel.")]
 
 
@@ -23,6 +26,7 @@ def train(
     settings: Words = None,
     out: Out = None,
     resume: Resume = False,
+    trust_code: TrustCode = False,
     plain: Plain = False,
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +35,8 @@ def train(
     Everything is in the configuration: `rollgym config explain` lists the settings. A run can be killed at
     any moment; with --resume it goes on from its last checkpoint, to the same weights as if it had not been.
     """
-    _run(config, settings, out, resume=resume, imitate_only=False, plain=plain, as_json=as_json)
+    how = {"resume": resume, "trust_code": trust_code, "plain": plain}
+    _run(config, settings, out, as_json, **how)
 
 
 def imitate(
@@ -46,23 +51,18 @@ def imitate(
     Plays the demonstrations that the configuration's warm_start section describes (an expert's, any agent's,
     or recorded ones) and trains on them. The policy is in the run's folder, under final/.
     """
-    _run(config, settings, out, resume=False, imitate_only=True, plain=plain, as_json=as_json)
+    _run(config, settings, out, as_json, imitate_only=True, plain=plain)
 
 
 def _run(
     config: str | None,
     settings: list[str] | None,
     out: Path | None,
-    *,
-    resume: bool,
-    imitate_only: bool,
-    plain: bool,
     as_json: bool,
+    **how: bool,
 ) -> None:
     config, words = name_and_words(config, settings)
-    summary = _command().run_training(
-        config, words, out, resume=resume, imitate_only=imitate_only, plain=plain
-    )
+    summary = _command().run_training(config, words, out, **how)
     if as_json:
         print(json.dumps(summary))
     else:

@@ -49,7 +49,7 @@ def check_address(address: str, wait: float = 20.0) -> None:
         return
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASK, f"{host}:{port}"], capture_output=True, text=True, timeout=wait
+            [sys.executable, "-P", "-c", _ASK, f"{host}:{port}"], capture_output=True, text=True, timeout=wait
         )
         theirs = json.loads(done.stdout.strip().splitlines()[-1])
     except (subprocess.TimeoutExpired, ValueError, IndexError):

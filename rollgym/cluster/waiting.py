@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollgym.cluster.errors import PlacementError, need_ray
+from rollgym.terminal import printable
 
 Say = Callable[[str], None]
 INTERVAL = 30.0
@@ -17,7 +18,7 @@ INTERVAL = 30.0
 
 def tell(sentence: str) -> None:
     """Say something to whoever watches the run."""
-    print(sentence, file=sys.stderr, flush=True)
+    print(printable(sentence), file=sys.stderr, flush=True)
 
 
 async def waiting(

@@ -82,7 +82,7 @@ def _start(fd: int) -> subprocess.Popen[bytes]:
     # A process that forks should have one thread, and numpy's libraries start more unless told not to.
     ours = [name for name in _THREADS if name not in os.environ]
     return subprocess.Popen(
-        [sys.executable, "-m", "rollgym.pool.keeper", str(fd), *ours],
+        [sys.executable, "-P", "-m", "rollgym.pool.keeper", str(fd), *ours],
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         start_new_session=True,

@@ -6,6 +6,8 @@ import os
 import select
 import time
 
+from rollgym.terminal import printable
+
 _BURST = 256 * 1024
 _PER_SECOND = 32 * 1024
 _TAIL = 8 * 1024
@@ -64,7 +66,8 @@ class Output:
 
     @staticmethod
     def _say(data: bytes) -> bool:
-        """Write to stderr without ever waiting for whoever reads it."""
+        """Write to stderr without ever waiting for its reader, control characters written out."""
+        data = printable(data.decode("utf-8", "replace")).encode()
         for start in range(0, len(data), _PIECE):
             if not select.select([], [2], [], 0)[1]:
                 return False

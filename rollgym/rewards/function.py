@@ -14,6 +14,7 @@ from rollgym.pool.wire import MAX_MESSAGE
 from rollgym.records import encode_episode
 from rollgym.rewards.hosted import ENV_ID
 from rollgym.rewards.scoring import Score, read_score
+from rollgym.trust import find_origin
 from rollgym.types import Episode, EpisodeSpec
 
 _IMPORT_SECONDS = 120.0
@@ -121,6 +122,7 @@ def _check_target(target: object) -> None:
             f"The reward function {target} cannot be imported by a worker: put it into a module of its own."
         )
     try:
+        find_origin(module, f"The reward function {target}:")
         found = find_spec(module) is not None
     except (ImportError, ValueError):
         found = False

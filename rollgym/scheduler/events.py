@@ -16,7 +16,10 @@ from typing import IO, Any
 import msgspec
 
 from rollgym.errors import ResultsError
+from rollgym.files import open_append, read_bounded
 
+MOST_BYTES = 4_000_000_000
+"""Of a log that is read as a whole."""
 _TAIL = 1 << 20
 
 Event = dict[str, Any]
@@ -42,7 +45,7 @@ class EventLog:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._began -= _mend(path)
-            self._file = open(path, "ab")  # noqa: SIM115
+            self._file = open_append(path)
 
     @property
     def now(self) -> float:
@@ -83,7 +86,7 @@ def _mend(path: Path) -> float:
     """Cut off a last line that a crash left unfinished; the time of the last whole one."""
     if not path.exists():
         return 0.0
-    with open(path, "r+b") as file:
+    with open_append(path) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - _TAIL))
         tail = file.read()
@@ -99,7 +102,7 @@ def _mend(path: Path) -> float:
 def read_events(path: Path) -> list[Event]:
     """All events of a log file. A last line cut off by a crash is left out; other damage is named."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bounded(path, MOST_BYTES).split(b"\n")
     except OSError as error:
         raise ResultsError(f"Cannot read {path}: {error.strerror}.") from None
     events: list[Event] = []

@@ -48,6 +48,9 @@ class Sessions:
     def begin_as_asked(self, asked: OpenBody) -> Session:
         """A new conversation that a client describes."""
         name = check_name(asked.id) if asked.id is not None else f"s-{secrets.token_hex(8)}"
+        if ":" in (asked.env_id or "") and asked.env_id != self._desk.options.env_id:
+            # It would be recorded, and name code where the record is played again.
+            raise Refused(400, f"env_id {asked.env_id!r} is not an id such as rollgym/Sokoban-v0.")
         try:
             spec = self._spec(name, asked)
         except ValueError as error:

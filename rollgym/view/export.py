@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollgym.errors import UsageError
+from rollgym.files import replacing
 from rollgym.view.bodies import Bodies
 from rollgym.view.overview import overview
 from rollgym.view.page import blocks, pack, page
@@ -91,10 +91,8 @@ def left_out(shown: int, total: int) -> str:
 
 
 def _write(to: Path, document: bytes) -> None:
-    part = to.with_name(f".{to.name}.{os.getpid()}")
     try:
-        part.write_bytes(document)
-        os.replace(part, to)
+        with replacing(to) as file:
+            file.write(document)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise UsageError(f"Cannot write {to}: {error.strerror}.") from None

@@ -9,6 +9,11 @@ from typing import Any
 
 import msgspec
 
+from rollgym.files import open_inside
+
+LONGEST = 64_000_000
+"""Bytes of a line; an episode of a thousand turns has a few millions."""
+_PIECE = 1 << 20
 _CHECK = 64
 """How many bytes before the place we stopped at tell whether the file is still the same."""
 
@@ -45,6 +50,10 @@ class Tail:
     """What is new in a file since the last time."""
 
     path: Path
+    folder: Path | None = None
+    """What the file must lie in: a link that leads out of it is not followed."""
+    longest: int = LONGEST
+    """Bytes of a line; longer ones are skipped and counted."""
     skipped: Skipped = field(default_factory=Skipped)
     again: int = 0
     """How often the file turned out to have been cut back, and was read from its start."""
@@ -57,7 +66,7 @@ class Tail:
         if not self._at:
             return False
         try:
-            with open(self.path, "rb") as file:
+            with open_inside(self.path, self.folder) as file:
                 file.seek(max(0, self._at - _CHECK))
                 same = file.read(min(_CHECK, self._at)) == self._before
         except OSError:
@@ -74,20 +83,31 @@ class Tail:
     def new(self, *, final: bool = False) -> Iterator[Line]:
         """Whole lines that were added; with ``final`` also a last one without its newline."""
         try:
-            file = open(self.path, "rb")  # noqa: SIM115
-        except OSError:
+            file = open_inside(self.path, self.folder)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            if not self.skipped.count:
+                self.skipped.add(0, str(getattr(error, "strerror", None) or error))
             return
         with file:
             file.seek(self._at)
-            for data in file:
-                whole = data.endswith(b"\n")
+            while data := file.readline(self.longest + 1):
+                size, too_long = len(data), len(data) > self.longest
+                before = (self._before + data)[-_CHECK:]
+                while too_long and not data.endswith(b"\n") and (data := file.readline(_PIECE)):
+                    size += len(data)
+                    before = (before + data)[-_CHECK:]
+                whole = before.endswith(b"\n")
                 if not whole and not final:
                     return
                 line = Line(self._number + 1, self._at, data.rstrip(b"\r\n"), whole)
                 self._number += 1
-                self._at += len(data)
-                self._before = (self._before + data)[-_CHECK:]
-                if line.data.strip():
+                self._at += size
+                self._before = before
+                if too_long:
+                    self.skipped.add(line.number, f"longer than {self.longest:,} bytes", not whole)
+                elif line.data.strip():
                     yield line
 
     def objects(self, *, final: bool = False) -> Iterator[dict[str, Any]]:
@@ -99,8 +119,8 @@ class Tail:
                 self.skipped.add(line.number, str(error), not line.whole)
 
 
-def read_at(path: Path, start: int, size: int) -> bytes:
+def read_at(path: Path, folder: Path, start: int, size: int) -> bytes:
     """A line again, by its place."""
-    with open(path, "rb") as file:
+    with open_inside(path, folder) as file:
         file.seek(start)
         return file.read(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rollgym.errors import ResultsError, UsageError
+from rollgym.files import read_bounded
 from rollgym.records import decode_episode
 from rollgym.store import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, read_versioned
 from rollgym.types import Episode
@@ -16,7 +18,15 @@ from rollgym.view.lines import Line, Skipped, Tail, read_at
 
 METRICS, EVALUATIONS, CONFIG = "metrics.jsonl", "evaluations.jsonl", "config.yaml"
 MESSAGE = 300
-"""Characters of an error's message in the list of episodes."""
+"""Characters of an error's message, or of a name, in the list of episodes."""
+MOST_CONFIG = 1_000_000
+LONGEST_NUMBERS = 4_000_000
+"""Bytes of a line of metrics, evaluations or events."""
+MOST_NUMBERS = 200_000
+"""Lines of metrics or evaluations."""
+MOST_EPISODES = 2_000_000
+MOST_ENTRIES = 1_000
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +83,9 @@ class RunView:
         self.version = 0
         """Counts up with every line read."""
         self._files = _episode_files(self.manifest)
-        self._tails = {name: Tail(folder / name) for name in (METRICS, EVALUATIONS, *self._files)}
-        self.events = Tail(folder / EVENTS)
+        numbers = {name: Tail(folder / name, folder, LONGEST_NUMBERS) for name in (METRICS, EVALUATIONS)}
+        self._tails = numbers | {name: Tail(folder / name, folder) for name in self._files}
+        self.events = Tail(folder / EVENTS, folder, LONGEST_NUMBERS)
 
     @property
     def epoch(self) -> int:
@@ -85,7 +96,7 @@ class RunView:
     def summary(self) -> dict[str, Any] | None:
         """The run's own summary, once it has written one."""
         try:
-            return read_json(self.folder / SUMMARY)
+            return read_json(self.folder / SUMMARY, self.folder)
         except ResultsError:
             return None
 
@@ -93,9 +104,12 @@ class RunView:
     def config(self) -> str:
         """The settings as text; empty where there are none."""
         try:
-            return (self.folder / CONFIG).read_text(encoding="utf-8", errors="replace")
-        except OSError:
+            text = read_bounded(self.folder / CONFIG, MOST_CONFIG, self.folder)
+        except FileNotFoundError:
             return ""
+        except OSError as error:
+            return f"{CONFIG} is not shown: {error.strerror}."
+        return text.decode("utf-8", "replace")
 
     @property
     def skipped(self) -> dict[str, Skipped]:
@@ -111,8 +125,11 @@ class RunView:
                 found.clear()
                 self.version += 1
             for line in self._tails[name].objects(final=final):
-                found.append(line)
-                self.version += 1
+                if len(found) < MOST_NUMBERS:
+                    found.append(line)
+                    self.version += 1
+                else:
+                    self._tails[name].skipped.add(MOST_NUMBERS + 1, f"only {MOST_NUMBERS:,} lines are read")
         if any(self._tails[name].changed() for name in self._files):
             self._forget()
         for name in self._files:
@@ -132,10 +149,13 @@ class RunView:
     def episode(self, n: int) -> tuple[Episode, Extra]:
         """An episode and what its line holds besides, read again from the file."""
         name, start, size = self.places[n]
-        data = read_at(self.folder / name, start, size)
+        data = read_at(self.folder / name, self.folder, start, size)
         return decode_episode(data), _extra(data)
 
     def _add(self, name: str, line: Line) -> None:
+        if len(self.rows) >= MOST_EPISODES:
+            self._tails[name].skipped.add(line.number, f"only {MOST_EPISODES:,} episodes are read")
+            return
         try:
             episode = decode_episode(line.data)
         except ResultsError as error:
@@ -155,12 +175,12 @@ def make_row(n: int, episode: Episode, step: int | None, entry: str = "") -> Row
     valid = [bool(turn.info.get("valid", True)) for turn in turns]
     return Row(
         n=n,
-        id=spec.episode_id,
-        env=spec.env_id,
+        id=spec.episode_id[:MESSAGE],
+        env=spec.env_id[:MESSAGE],
         step=step,
-        split=spec.split,
+        split=spec.split[:MESSAGE],
         task=spec.task,
-        group=spec.group_id,
+        group=spec.group_id[:MESSAGE],
         member=spec.member,
         outcome=episode.outcome.value,
         success=episode.success,
@@ -179,15 +199,15 @@ def _episode_files(manifest: dict[str, Any]) -> dict[str, str]:
     entries = manifest.get("entries")
     if manifest.get("kind") != "bench" or not isinstance(entries, list):
         return {EPISODES: ""}
-    # Names come from a file: one that would lead out of the run's folder is none.
-    names = [name for name in map(str, entries) if name not in ("", ".", "..") and "/" not in name]
+    # Names come from a file: one that would lead out of the run's folder is left out.
+    names = [name for name in entries[:MOST_ENTRIES] if isinstance(name, str) and _NAME.fullmatch(name)]
     return {f"entries/{name}/{EPISODES}": name for name in names}
 
 
 def _extra(line: bytes) -> Extra:
     try:
         return msgspec.json.decode(line, type=Extra)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return Extra()
 
 
@@ -203,4 +223,4 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             else "name the --out folder of `rollgym train` or `rollgym eval`."
         )
         raise UsageError(f"{folder} is no run, it has no {MANIFEST}; {hint}")
-    return read_versioned(folder / MANIFEST)
+    return read_versioned(folder / MANIFEST, folder)

@@ -36,6 +36,17 @@ max_turns = 10
 """
 
 
+@pytest.fixture
+def rollgym_command(rollgym_command: Callable[..., Any]) -> Callable[..., Any]:
+    """Suites here have environments of the module faulty, which a command must name before it is imported."""
+
+    def run(*words: object) -> Any:
+        named = ("--env-module", "faulty") if words[:2] in (("bench", "run"), ("bench", "verify")) else ()
+        return rollgym_command(*words, *named)
+
+    return run
+
+
 def write_suite(folder: Path, text: str = SUITE) -> Path:
     path = folder / "little.toml"
     path.write_text(text)
@@ -46,7 +57,7 @@ def play(folder: Path, agent: str, text: str = SUITE, **more: Any) -> Path:
     """Play a suite into ``folder/AGENT``."""
     suite = read_suite(write_suite(folder, text))
     out = folder / agent.replace(":", "-")
-    SuiteRun(suite, Who(agent=agent, options={}), out, **more).run()
+    SuiteRun(suite, Who(agent=agent, options={}, modules=("faulty",)), out, **more).run()
     return out
 
 

@@ -75,7 +75,7 @@ def test_a_model_plays_and_its_tokens_are_counted(
     assert summary["tokens"] == 12 * 3 * 12, "12 episodes of 3 turns of 12 tokens"
     assert summary["entries"][0]["completion_tokens"] == 6 * 3 * 2
     assert rollgym_command("bench", "verify", "r", "--sample", 0).code == 0
-    assert rollgym_command("replay", "r").code == 0
+    assert rollgym_command("replay", "r", "--env-module", "faulty").code == 0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def ids(out: Path, entry: str) -> list[str]:
 def test_a_killed_run_goes_on(rollgym_command: Command, tmp_path: Path) -> None:
     text = SUITE.replace('env = "faulty:Counting"\nsplit', 'env = "faulty:Sleeps"\nsplit')
     write_suite(tmp_path, text.replace("tasks = 3", "tasks = 10"))
-    words = ["bench", "run", "little.toml", "--out", "r", "--json"]
+    words = ["bench", "run", "little.toml", "--out", "r", "--json", "--env-module", "faulty"]
     process = subprocess.Popen(
         [sys.executable, "-m", "rollgym", *words],
         cwd=tmp_path,
@@ -54,7 +54,12 @@ def test_a_stop_keeps_what_is_done_and_says_how_to_go_on(rollgym_command: Comman
     text = SUITE.replace('env = "faulty:Counting"\nsplit', 'env = "faulty:Sleeps"\nsplit')
     write_suite(tmp_path, text.replace("tasks = 3", "tasks = 200"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "rollgym", "bench", "run", "little.toml", "--out", "r", "--json"],
+        [
+            sys.executable,
+            "-m",
+            "rollgym",
+            *["bench", "run", "little.toml", "--out", "r", "--json", "--env-module", "faulty"],
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(FIXTURES)},
         stdout=subprocess.PIPE,

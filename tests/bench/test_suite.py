@@ -13,7 +13,7 @@ from rollgym.registry import card, find_spec
 
 from .conftest import SUITE, write_suite
 
-WHO = Who(agent="random", options={})
+WHO = Who(agent="random", options={}, modules=("faulty",))
 
 
 def refused(folder: Path, text: str) -> str:

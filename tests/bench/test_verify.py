@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollgym.bench.verify import Verdict, verify
+from rollgym.bench.verify import Verdict
+from rollgym.bench.verify import verify as verify_results
 from rollgym.errors import ResultsError, UsageError
 
 from .conftest import SUITE, play, write_suite
 
 Command = Callable[..., Any]
 Spoil = Callable[..., None]
+
+
+verify = partial(verify_results, modules=("faulty",))
+"""With the module that has the environments of the suite here."""
 
 
 def said(verdict: Verdict) -> str:

@@ -13,11 +13,22 @@ import pytest
 from rollgym import Reply, Task, TextEnv
 from rollgym.evaluate import Request, evaluate
 from rollgym.records import encode_episode, read_episodes
-from rollgym.replay import choose, replay
+from rollgym.replay import Settings, choose, replay
 from rollgym.types import Episode
 
 Command = Callable[..., Any]
 HERE = "rollgym_replay_fixture"
+NAMED = Settings(modules=("faulty",))
+
+
+@pytest.fixture
+def rollgym_command(rollgym_command: Command) -> Command:
+    """Runs here are of environments in the module faulty, which a command must name before it is imported."""
+
+    def run(*words: object) -> Any:
+        return rollgym_command(*words, "--env-module", "faulty")
+
+    return run
 
 
 @pytest.fixture
@@ -100,7 +111,7 @@ def test_another_action_gives_another_episode(rollgym_command: Command, run: Pat
 def test_success_and_outcome_must_follow_from_the_episode(run: Path) -> None:
     episodes = read_episodes(run / "episodes.jsonl")
     wrong = replace(episodes[0], success=not episodes[0].success)
-    (done,) = replay([wrong])
+    (done,) = replay([wrong], NAMED)
     assert done.difference is not None
     assert done.difference.field == "success"
 
@@ -127,6 +138,7 @@ def test_an_environment_that_changed_is_found_out(rollgym_command: Command, run:
             reply = super().respond(action)
             return replace(reply, observation=reply.observation.replace("turn 2", "turn two"))
 
+    Changed.__module__ = "faulty"
     faulty.Changed = Changed  # type: ignore[attr-defined]
     try:
         rewrite(run, lambda number, line: line["spec"].update(env_id="faulty:Changed"))
@@ -167,12 +179,10 @@ def test_every_episode_gets_a_fresh_environment(
     (tmp_path / f"{HERE}.py").write_text(head + source[start:end])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    from rollgym.replay import Settings
-
     try:
         evaluate(Request(env_id=f"{HERE}:Remembers", agent="random", episodes=3), tmp_path / "r")
         episodes = read_episodes(tmp_path / "r" / "episodes.jsonl")
-        done = replay(episodes, Settings(workers=workers))
+        done = replay(episodes, Settings(workers=workers, modules=(HERE,)))
     finally:
         sys.modules.pop(HERE, None)
     # The evaluation used one environment for all; only the first episode is what a fresh one gives.

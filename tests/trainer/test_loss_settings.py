@@ -149,13 +149,20 @@ def test_a_loss_of_ones_own_is_chosen_by_name_and_reads_what_it_says(own_module:
     import torch
 
     from rollgym.config import load
+    from rollgym.registry import import_module
     from rollgym.trainer.config import TrainConfig
     from rollgym.trainer.losses import Tokens, policy_loss
 
     base = {"envs": [{"id": "rollgym/Bandit-v0"}]}
     with pytest.raises(UsageError, match="no policy loss called 'twice'"):
         load(TrainConfig, base, ["loss.name=twice"])
-    config = load(TrainConfig, base, [f"rollout.modules=[{own_module}]", "loss.name=twice"])
+    words = [f"rollout.modules=[{own_module}]", "loss.name=twice"]
+    assert load(TrainConfig, base, words).loss.name == "twice", "it may be one of the module's"
+    assert own_module not in sys.modules, "reading imports nothing"
+    import_module(own_module)
+    with pytest.raises(UsageError, match="no policy loss called 'thrice'"):
+        load(TrainConfig, base, [words[0], "loss.name=thrice"])
+    config = load(TrainConfig, base, words)
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     same = logprobs.detach()
     tokens = Tokens(

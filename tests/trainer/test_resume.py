@@ -40,7 +40,7 @@ WARM: dict[str, Any] = {
 
 def ended(forge: Forge, folder: Path, *, words: tuple[str, ...] = ()) -> Story:
     """Resume until the end."""
-    code = forge.run(folder, "train", *words, "--resume", "--out", "run")
+    code = forge.run(folder, "train", *words, "--resume", "--trust-code", "--out", "run")
     assert code == 0, (folder / "err.txt").read_text()
     return Story.of(folder / "run")
 
@@ -92,7 +92,7 @@ def test_killed_again_and_again_and_resumed_it_ends_the_same(
             moment,
             (tmp_path / "err.txt").read_text(),
         )
-        words = ("train", "--resume", "--out", "run")
+        words = ("train", "--resume", "--trust-code", "--out", "run")
     same(ended(forge, tmp_path), undisturbed)
 
 
@@ -120,7 +120,8 @@ def test_killed_at_twenty_random_moments_it_ends_the_same(forge: Forge, tmp_path
     rng = random.Random(7)
     killed = 0
     while killed < 20:
-        words = ("--resume",) if (tmp_path / "run" / "manifest.json").exists() else ("small.yaml",)
+        begun = (tmp_path / "run" / "manifest.json").exists()
+        words = ("--resume", "--trust-code") if begun else ("small.yaml",)
         with forge.started(tmp_path, "train", *words, "--out", "run") as process:
             time.sleep(rng.uniform(0.1, 1.5))
             with suppress(ProcessLookupError):
@@ -155,7 +156,7 @@ def test_the_curriculum_goes_on_where_it_was(forge: Forge, tmp_path: Path) -> No
     expected = whole(forge, tmp_path / "w", **settings)
     write(tmp_path, **settings)
     for number, moment in enumerate([(UPDATE, 2), (UPDATE, 2), (UPDATE, 2)]):
-        words = ("--resume",) if number else ("small.yaml",)
+        words = ("--resume", "--trust-code") if number else ("small.yaml",)
         assert forge.run(tmp_path, "train", *words, "--out", "run", at=moment) == -SIGKILL
     story = ended(forge, tmp_path)
     assert {one["spec"]["env_id"] for one in story.episodes} == {"lessons:Granted", "lessons:Yes"}
@@ -201,7 +202,7 @@ def test_asked_to_stop_it_says_how_to_go_on_and_does(
     said = (tmp_path / "err.txt").read_text().strip().splitlines()[-1]
     assert said.startswith("rollgym: Stopped after step ")
     assert kept in said
-    assert said.endswith("`rollgym train --resume --out run` goes on.")
+    assert said.endswith("`rollgym train --resume --out run --trust-code` goes on.")
     assert "Traceback" not in (tmp_path / "err.txt").read_text()
     same(ended(forge, tmp_path), plain)
 
@@ -234,7 +235,7 @@ def test_a_run_that_went_on_to_more_steps_remembers_how_many(train_here: Run, tm
 
     train_here("run", stop={"steps": 1})
     train_here("run", stop={"steps": 3}, resume=True)
-    summary = run_training(None, (), tmp_path / "run", resume=True, plain=True)
+    summary = run_training(None, (), tmp_path / "run", resume=True, trust_code=True, plain=True)
     assert summary["ended"] == "all 3 steps are done"
 
 

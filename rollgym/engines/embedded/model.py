@@ -18,6 +18,7 @@ from rollgym.engines.embedded.decoder import LeanDecoder, is_lean
 from rollgym.engines.embedded.memory import Blocks
 from rollgym.engines.embedded.modules import ModuleDecoder
 from rollgym.errors import UsageError, one_line
+from rollgym.trust import check_model_folder
 
 __all__ = ["Model", "read_module", "read_tensors"]
 
@@ -155,14 +156,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_module(path: str | Path) -> nn.Module:
-    """The model in a folder in HF format, or a sentence about why there is none."""
+    """The model in a folder in HF format, or a sentence about why there is none. No code of it is run."""
     from transformers import AutoModelForCausalLM
 
     if not Path(path).is_dir():
         raise UsageError(f"No model can be read from {path}: there is no such folder.")
+    check_model_folder(Path(path))
     try:
         with _no_progress_bar():
-            module: nn.Module = AutoModelForCausalLM.from_pretrained(path)
+            module: nn.Module = AutoModelForCausalLM.from_pretrained(
+                path, trust_remote_code=False, local_files_only=True
+            )
     except (OSError, ValueError) as error:
         raise UsageError(f"No model can be read from {path}: {one_line(error)}") from error
     return module

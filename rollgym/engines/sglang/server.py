@@ -93,7 +93,8 @@ class ServerOptions:
         # A virtual environment or path of this process is none of the server's.
         for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME"):
             env.pop(name, None)
-        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        # PYTHONSAFEPATH: files in the current folder must not stand in for packages of the server.
+        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
         if self.on_cpu:
             env |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         return env | dict(self.env)
