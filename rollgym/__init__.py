@@ -92,8 +92,9 @@ def __getattr__(name: str) -> Any:
 def _only_help_is_wanted() -> bool:
     """The help of the ``rollgym`` command needs no environment, and should not wait for Gymnasium."""
     words = sys.argv[1:]
-    asked = not words or any(word in ("-h", "--help", "--version") for word in words)
-    return Path(sys.argv[0] if sys.argv else "").name == "rollgym" and asked
+    completing = "_ROLLGYM_COMPLETE" in os.environ  # a shell asks, possibly for names of environments
+    asked = not words or any(word in ("-h", "--help", "-V", "--version") for word in words)
+    return Path(sys.argv[0] if sys.argv else "").name == "rollgym" and asked and not completing
 
 
 if not _only_help_is_wanted():

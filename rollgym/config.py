@@ -178,7 +178,7 @@ def _read(source: Path | Mapping[str, Any] | None) -> Tree:
     if source is None:
         return Tree()
     if isinstance(source, Path):
-        return read_file(source)
+        return read_file(source, shipped=known_configs())
     try:
         values = jsonable(dict(source))
     except (PydanticSerializationError, ValueError) as error:

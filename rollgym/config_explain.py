@@ -54,7 +54,10 @@ def schema(model: Model) -> dict[str, Any]:
     """The JSON schema of a configuration file."""
     made = model.model_json_schema()
     made["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    extends = {"type": "string", "description": "Another file, relative to this one, that this one changes."}
+    extends = {
+        "type": "string",
+        "description": "A file, relative to this one, or a shipped config by name, that this one changes.",
+    }
     made.setdefault("properties", {})["extends"] = extends
     # What is required may be in the file that this one extends, or in a section's default.
     for part in (made, *made.get("$defs", {}).values()):

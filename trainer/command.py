@@ -1,4 +1,7 @@
-"""What ``rollgym train`` and ``rollgym imitate`` do."""
+"""What ``rollgym train`` and ``rollgym imitate`` do.
+
+Importing this module imports no torch: a mistake is found, and said, before anything heavy is loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,27 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollgym.config import diff, find_config, load
 from rollgym.errors import RunError, UsageError
+from rollgym.extras import require
 from rollgym.files import refuse_links
+from rollgym.folders import new_folder, removed_unless
 from rollgym.model_settings import eval_command
+from rollgym.pretrained import check_model
+from rollgym.registry import import_module
 from rollgym.signals import when_asked_to_stop
 from rollgym.store import MANIFEST, SUMMARY, read_json
 from rollgym.trainer.config import EnvChoice, TrainConfig
 from rollgym.trainer.console import Console
-from rollgym.trainer.loop import train
+from rollgym.trainer.journal import EVALUATIONS, METRICS
 from rollgym.trainer.run import CONFIG, FINAL, Run, held_out
-from rollgym.trainer.setup import Parts, make_stream, open_parts
+from rollgym.trainer.streams import make_stream
 from rollgym.trainer.trusted import TRUST_CODE, code_of, load_to_run, require_trust
+
+if TYPE_CHECKING:
+    from rollgym.trainer.setup import Parts
 
 MAY_CHANGE = ("stop.", "checkpoints.", "tracking.", "name")
 """Settings that a resumed run may have changed: they leave every step as it was."""
@@ -34,21 +44,29 @@ def run_training(
     imitate_only: bool = False,
     plain: bool = False,
     trust_code: bool = False,
+    modules: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train as a configuration says; returns the summary, with the folder as ``run``.
 
     ``trust_code`` lets a resumed run use the code that the config in its own folder names; without it, such a
-    config must be given as ``name``.
+    config must be given as ``name``. ``modules`` are imported by every process of the run, beside those in
+    ``rollout.modules``.
     """
-    config = _resumed(name, overrides, out, trust_code) if resume else _fresh(name, overrides)
+    for module in modules:
+        import_module(module)
+    if resume:
+        config = _resumed(name, overrides, out, trust_code, modules)
+    else:
+        config = _with_modules(_fresh(name, overrides), modules)
     if imitate_only:
         if config.warm_start is None:
             raise UsageError("There is nothing to imitate: the configuration has no warm_start section.")
         config = config.model_copy(update={"stop": config.stop.model_copy(update={"steps": 0})})
     _check(config)
-    folder = out or Path("runs") / (config.name or Path(str(name)).stem)
+    require("Training", "train")
+    folder = out or new_folder(config.name or Path(str(name)).stem)
     console = Console(plain=plain)
-    with console:
+    with console, removed_unless(folder, lambda: _has_begun(folder)):
         run = Run(config, folder, console, resume=resume)
         try:
             console.start(folder.name, config.stop.steps, done=run.progress.step)
@@ -74,15 +92,25 @@ def command_for(config: TrainConfig, env: EnvChoice, folder: Path) -> str:
     )
 
 
+def _has_begun(folder: Path) -> bool:
+    """Whether a run has anything that is worth keeping: a number or a checkpoint."""
+    files = (folder / METRICS, folder / EVALUATIONS)
+    return any(file.is_file() and file.stat().st_size for file in files)
+
+
 def _check(config: TrainConfig) -> None:
     """Find out before anything is written that an environment, a split or a size is not to be had."""
     make_stream(config, config.envs, 0)
     for env in config.envs:
         held_out(config, env)
+    if config.model.path is not None:
+        check_model(config.model.path)
 
 
 async def _train(config: TrainConfig, run: Run) -> None:
     """Ctrl-C ends the run in order: what plays is given back, and the last checkpoint stays."""
+    from rollgym.trainer.loop import train
+
     task = asyncio.current_task()
     assert task is not None
     stopped = False
@@ -112,6 +140,8 @@ async def _train(config: TrainConfig, run: Run) -> None:
 async def _parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
     async with AsyncExitStack() as stack:
         if config.runtime == "local":
+            from rollgym.trainer.setup import open_parts
+
             parts = await stack.enter_async_context(open_parts(config, folder))
         else:
             from rollgym.trainer.setup_ray import open_ray_parts
@@ -133,7 +163,20 @@ def _fresh(name: str | None, overrides: Sequence[str]) -> TrainConfig:
     return config if config.name else config.model_copy(update={"name": Path(name).stem})
 
 
-def _resumed(name: str | None, overrides: Sequence[str], out: Path | None, trust_code: bool) -> TrainConfig:
+def _with_modules(config: TrainConfig, modules: Sequence[str]) -> TrainConfig:
+    """The same settings with more modules to import."""
+    known = config.rollout.modules
+    every = [*known, *(module for module in modules if module not in known)]
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"modules": every})})
+
+
+def _resumed(
+    name: str | None,
+    overrides: Sequence[str],
+    out: Path | None,
+    trust_code: bool,
+    modules: Sequence[str] = (),
+) -> TrainConfig:
     """The settings the run was begun with, and the few that may change."""
     if out is None:
         raise UsageError("Say which run to go on with: --resume --out runs/NAME.")
@@ -146,6 +189,7 @@ def _resumed(name: str | None, overrides: Sequence[str], out: Path | None, trust
     now = load_to_run(out / CONFIG if name is None else find_config(name), overrides)
     if name is not None and not now.name:
         now = now.model_copy(update={"name": before.name})
+    now = _with_modules(now, modules)
     fixed = () if before.learner.schedule == "constant" else ("stop.steps",)  # rates depend on it
     changed = [
         found for found in diff(before, now) if not found.key.startswith(MAY_CHANGE) or found.key in fixed

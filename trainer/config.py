@@ -44,7 +44,8 @@ class ModelChoice(Settings):
     """The policy to train."""
 
     path: str | None = None
-    """A folder in Hugging Face format. Without one, the built-in policy is made for the environments."""
+    """A folder in Hugging Face format, or an id of the Hugging Face Hub (``OWNER/NAME``), out of the cache or
+    fetched. Without one, the built-in policy is made for the environments."""
     size: Literal["tiny", "small", "base"] = "small"
     """Of the built-in policy: 0.1, 0.5 or 2.5 million parameters."""
     context: int = Field(default=2048, ge=32)

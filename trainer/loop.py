@@ -20,7 +20,8 @@ from rollgym.scheduler.scheduler import Scheduler
 from rollgym.trainer.experience import age, make_experience, token_values
 from rollgym.trainer.progress import Clock, reason_to_stop
 from rollgym.trainer.run import Run
-from rollgym.trainer.setup import Parts, make_stream, scheduler_config
+from rollgym.trainer.setup import Parts, scheduler_config
+from rollgym.trainer.streams import make_stream
 from rollgym.trainer.warm_start import warm_start
 
 

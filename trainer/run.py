@@ -18,9 +18,7 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from rollgym.cluster.errors import ActorLost
 from rollgym.config import dump, fingerprint
@@ -37,9 +35,11 @@ from rollgym.trainer.console import Console
 from rollgym.trainer.journal import EVALUATIONS, METRICS, Journal, read_evaluations
 from rollgym.trainer.learner import Metrics
 from rollgym.trainer.progress import Clock, Progress
-from rollgym.trainer.setup import Parts
 from rollgym.types import SCHEMA_VERSION, Episode, Group
 from rollgym.versions import package_versions
+
+if TYPE_CHECKING:
+    from rollgym.trainer.setup import Parts
 
 CONFIG = "config.yaml"
 FINAL, REFERENCE = "final", "reference"
@@ -327,6 +327,8 @@ def _begin_folder(folder: Path, config: TrainConfig) -> None:
 
 def _versions(config: TrainConfig) -> dict[str, str]:
     """Packages and CPU: with the same ones, the same seed gives the same weights bit for bit."""
+    import torch  # here: reading a configuration must not wait for it
+
     return {
         **{name: value for env in config.envs for name, value in package_versions(env.id).items()},
         **{name: version(name) for name in ("torch", "transformers")},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
@@ -26,20 +26,18 @@ from rollgym.chat import load_tokenizer
 from rollgym.engines import Engine
 from rollgym.engines.replicas import ReplicaEngine
 from rollgym.engines.torch import TorchEngine
-from rollgym.errors import RunError, UsageError, boundary
-from rollgym.evalplan import look_at
+from rollgym.errors import RunError, boundary
 from rollgym.model_settings import write_model_settings
 from rollgym.pool import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
-from rollgym.pretrained import model_folder
+from rollgym.pretrained import check_model
 from rollgym.rewards import Weighted
 from rollgym.rewards.settings import make_scorer
 from rollgym.scheduler.config import SchedulerConfig
 from rollgym.scheduler.groups import GroupPolicy
-from rollgym.scheduler.stream import Source, TaskStream
 from rollgym.seeding import derive_seed
-from rollgym.trainer.config import EnvChoice, TrainConfig
+from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.experience import zero_variance
 from rollgym.trainer.handover import Handover
 from rollgym.trainer.learner import Learner, Metrics
@@ -136,9 +134,7 @@ def prepare_model(config: TrainConfig, folder: Path) -> Path:
         envs = [(env.id, env.kwargs) for env in config.envs]
         make_policy(envs, place, size=config.model.size, seed=config.seed, context=config.model.context)
         return place
-    source = model_folder(config.model.path)
-    if not (source / "config.json").is_file():
-        raise UsageError(f"model.path {source} is no model folder: it has no config.json.")
+    source = check_model(config.model.path)
     part = place.with_name(f".{place.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(source, part, ignore=shutil.ignore_patterns("checkpoint*", "optimizer*", ".*"))
@@ -279,28 +275,4 @@ def scheduler_config(config: TrainConfig) -> SchedulerConfig:
         max_skipped=rollout.max_skipped,
         stall_seconds=rollout.stall_seconds,
         evaluation_share=1.0,
-    )
-
-
-def make_stream(config: TrainConfig, envs: Sequence[EnvChoice], stage: int) -> TaskStream:
-    """The tasks to train on, in an order that depends on the seed alone."""
-    return TaskStream([_source(env, config) for env in envs], seed=derive_seed("tasks", config.seed, stage))
-
-
-def _source(env: EnvChoice, config: TrainConfig) -> Source:
-    facts = look_at(env.id, env.kwargs, env.limits)
-    tasks = facts.tasks
-    if tasks is not None and config.rollout.groups > tasks.size(env.split):
-        raise UsageError(
-            f"rollout.groups is {config.rollout.groups}, but the split {env.split!r} of {env.id} has only "
-            f"{tasks.size(env.split)} tasks: a batch would hold some of them twice. Lower rollout.groups."
-        )
-    return Source(
-        env_id=env.id,
-        env_kwargs=env.kwargs,
-        env_version=facts.version,
-        tasks=tasks,
-        split=env.split,
-        weight=env.weight,
-        limits=facts.limits,
     )

@@ -11,11 +11,13 @@ import typer
 from rollgym.cli.common import (
     AgentArgs,
     AgentModules,
+    AgentName,
     AsJson,
     EnvModules,
     WeakSandbox,
     console,
     import_modules,
+    model_options,
     new_folder,
     parse_pairs,
 )
@@ -66,9 +68,7 @@ def names(as_json: AsJson = False) -> None:
 @app.command("run", epilog="Example: rollgym bench run smoke --agent random --workers 2")
 def run(
     suite: SuiteName,
-    agent: Annotated[
-        str, typer.Option(help="Who plays: a name from `rollgym agents`, or module:name.")
-    ] = "random",
+    agent: AgentName = "random",
     model: Annotated[str | None, typer.Option(help="For agents that play with a model: which one.")] = None,
     base_url: Annotated[str | None, typer.Option(help="For chat: the endpoint's address, up to /v1.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this entry (repeatable).")] = None,
@@ -99,10 +99,9 @@ def run(
     if resume and out is None:
         raise UsageError("--resume needs --out DIR, the folder to finish.")
     import_modules(agent_module, "--agent-module")
-    given = {"model": model, "base_url": base_url}
     who = Who(
         agent=agent,
-        options=parse_pairs(agent_arg, "--agent-arg") | {k: v for k, v in given.items() if v is not None},
+        options=parse_pairs(agent_arg, "--agent-arg") | model_options(model, base_url),
         workers=workers,
         concurrency=1 if agent == "human" else concurrency,
         modules=import_modules(env_module),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,14 +12,70 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollgym.errors import MissingExtra, UsageError
+from rollgym.folders import new_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+__all__ = [
+    "AgentArgs",
+    "AgentModules",
+    "AgentName",
+    "AsJson",
+    "EnvArgs",
+    "EnvModules",
+    "EnvName",
+    "Name",
+    "Words",
+    "complete_config",
+    "console",
+    "import_modules",
+    "interval",
+    "load_room",
+    "model_options",
+    "name_and_words",
+    "new_folder",
+    "number",
+    "parse_pairs",
+]
+
+
+def complete_env(incomplete: str) -> list[str]:
+    """For shells: the ids of environments that begin so."""
+    from rollgym.registry import cards
+
+    return [card.env_id for card in cards() if card.env_id.startswith(incomplete)]
+
+
+def complete_agent(incomplete: str) -> list[str]:
+    """For shells: the names of agents that begin so."""
+    from rollgym.agent import agent_cards
+
+    return [card.name for card in agent_cards() if card.name.startswith(incomplete)]
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """For shells: the shipped configurations that begin so."""
+    from rollgym.config import known_configs
+
+    return [name for name in known_configs() if name.startswith(incomplete)]
+
+
 EnvName = Annotated[
     str,
     typer.Argument(
-        metavar="ENV", help="An id (rollgym/Sokoban-v0, CartPole-v1) or module:Class.", show_default=False
+        metavar="ENV",
+        help="An id (rollgym/Sokoban-v0, CartPole-v1) or module:Class.",
+        show_default=False,
+        autocompletion=complete_env,
+    ),
+]
+AgentName = Annotated[
+    str,
+    typer.Option(
+        "--agent",
+        help="Who plays: a name from `rollgym agents`, or module:name.",
+        autocompletion=complete_agent,
     ),
 ]
 EnvModules = Annotated[
@@ -48,7 +103,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="CONFIG", help="A YAML file, or a shipped configuration.", show_default=False),
+    typer.Argument(
+        metavar="CONFIG",
+        help="A YAML file, or a shipped configuration.",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
 ]
 Words = Annotated[
     list[str] | None,
@@ -62,17 +122,6 @@ def name_and_words(config: str | None, settings: list[str] | None) -> tuple[str 
     if config is not None and "=" in config and not Path(config).exists():
         return None, [config, *words]
     return config, words
-
-
-def new_folder(*names: str) -> Path:
-    """A folder under runs/ that is not there yet, named by the time and these names."""
-    words = ["".join(c if c.isalnum() else "-" for c in name).strip("-") for name in names]
-    base = Path("runs") / "-".join([time.strftime("%Y%m%d-%H%M%S"), *words])
-    path, number = base, 1
-    while path.exists():
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
-    return path
 
 
 def load_room(module: str, what: str, extra: str) -> Any:
@@ -98,6 +147,12 @@ def parse_pairs(pairs: Iterable[str] | None, flag: str) -> dict[str, Any]:
         except ValueError:
             found[key] = text
     return found
+
+
+def model_options(model: str | None, base_url: str | None) -> dict[str, Any]:
+    """What --model and --base-url say, as options of an agent."""
+    given = {"model": model, "base_url": base_url}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def import_modules(modules: Iterable[str] | None, flag: str = "--env-module") -> tuple[str, ...]:

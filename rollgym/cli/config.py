@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.cli.common import AsJson, console
+from rollgym.cli.common import AsJson, EnvModules, complete_config, console, import_modules
 
 app = typer.Typer(help="Look at the settings of a training run.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -20,7 +20,12 @@ SCHEMA_EPILOG = "Example: rollgym config schema > train.schema.json"
 
 ConfigName = Annotated[
     str,
-    typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.", show_default=False),
+    typer.Argument(
+        metavar="CONFIG",
+        help="A YAML file, or the name of a shipped one.",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -45,13 +50,16 @@ def names(as_json: AsJson = False) -> None:
 
 
 @app.command("show", epilog=SHOW_EPILOG)
-def show(config: ConfigName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def show(
+    config: ConfigName, overrides: Overrides = None, as_json: AsJson = False, env_module: EnvModules = None
+) -> None:
     """Print every setting of a run, defaults included, as YAML.
 
     Nothing is started; a mistake in the file is found here.
     """
     from rollgym.config import dump, find_config, load, values_of
 
+    import_modules(env_module)
     found = load(root_model(), find_config(config), overrides or ())
     print(json.dumps(values_of(found), ensure_ascii=False) if as_json else dump(found).rstrip())
 

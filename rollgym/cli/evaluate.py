@@ -11,12 +11,14 @@ import typer
 from rollgym.cli.common import (
     AgentArgs,
     AgentModules,
+    AgentName,
     AsJson,
     EnvArgs,
     EnvModules,
     EnvName,
     console,
     import_modules,
+    model_options,
     new_folder,
     parse_pairs,
     say_notes,
@@ -31,10 +33,9 @@ EPILOG = "Example: rollgym eval rollgym/Sokoban-v0 --agent expert --episodes 200
 
 def evaluate(
     env: EnvName,
-    agent: Annotated[
-        str, typer.Option(help="Who plays: a name from `rollgym agents`, or module:name.")
-    ] = "random",
+    agent: AgentName = "random",
     model: Annotated[str | None, typer.Option(help="For agents that play with a model: which one.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="For chat: the endpoint's address, up to /v1.")] = None,
     episodes: Annotated[int, typer.Option(help="How many episodes.")] = 100,
     seed: Annotated[int, typer.Option(help="Chooses tasks and all randomness.")] = 0,
     split: Annotated[str, typer.Option(help="Which tasks.")] = "test",
@@ -81,7 +82,7 @@ def evaluate(
         workers=workers,
         concurrency=1 if agent == "human" else concurrency,
         env_kwargs=parse_pairs(env_arg, "--env-arg"),
-        agent_options=parse_pairs(agent_arg, "--agent-arg") | ({} if model is None else {"model": model}),
+        agent_options=parse_pairs(agent_arg, "--agent-arg") | model_options(model, base_url),
         modules=import_modules(env_module),
         limits=limits,
     )

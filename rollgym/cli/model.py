@@ -40,10 +40,14 @@ def new(
     It has random weights, and a tokenizer for the text of the environments, which are played for this.
     The folder is in Hugging Face format.
     """
+    from rollgym.registry import make
+
     import_modules(env_module)
     kwargs = parse_pairs(env_arg, "--env-arg")
     if kwargs and len(envs) > 1:
         raise UsageError("--env-arg goes with a single environment: which of them it is for cannot be told.")
+    for env in envs:
+        make(env, **kwargs).close()  # a misspelt name is said before torch is loaded
     # By name: the core imports nothing of the trainer.
     maker: Any = importlib.import_module("rollgym.trainer.model")
     with console(stderr=True).status("playing to collect the vocabulary"):

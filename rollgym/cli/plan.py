@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from rollgym.cli.common import AsJson, Name, Words, console, load_room, name_and_words
+from rollgym.cli.common import (
+    AsJson,
+    EnvModules,
+    Name,
+    Words,
+    console,
+    import_modules,
+    load_room,
+    name_and_words,
+)
 from rollgym.errors import UsageError
 
 EPILOG = "Example: rollgym plan sokoban-ppo learner.critic=own --model 7b --tokens 8192 --cluster 8xH100"
@@ -36,6 +45,7 @@ def plan(
     staleness: Staleness = None,
     svg: Svg = None,
     as_json: AsJson = False,
+    env_module: EnvModules = None,
 ) -> None:
     """Plan a training run on devices.
 
@@ -43,6 +53,7 @@ def plan(
     settings: devices.layout=split devices.actor_train=gpu[0-3]. Exit code 2 where nothing fits.
     """
     config, words = name_and_words(config, settings)
+    import_modules(env_module)
     room = load_room("rollgym.trainer.planning", "Planning a training run", "train")
     what_if = room.WhatIf(model=model, reward_model=reward_model, tokens=tokens, staleness=staleness)
     found = room.plan_training(config, words, cluster, what_if)

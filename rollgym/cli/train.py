@@ -8,12 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.cli.common import AsJson, Name, Words, console, load_room, name_and_words
+from rollgym.cli.common import (
+    AsJson,
+    EnvModules,
+    Name,
+    Words,
+    console,
+    import_modules,
+    load_room,
+    name_and_words,
+)
 
 EPILOG = "Example: rollgym train sokoban-grpo stop.steps=20 learner.learning_rate=1e-4"
 IMITATE_EPILOG = "Example: rollgym imitate sokoban-grpo warm_start.episodes=500 --out runs/imitated"
 
-Out = Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/<name>")]
+Out = Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/<time>-<name>")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, exactly.")]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="With --resume: run the code that the config in --out names.")
@@ -29,6 +38,7 @@ def train(
     trust_code: TrustCode = False,
     plain: Plain = False,
     as_json: AsJson = False,
+    env_module: EnvModules = None,
 ) -> None:
     """Train a policy with reinforcement learning.
 
@@ -36,7 +46,7 @@ def train(
     any moment; with --resume it goes on from its last checkpoint, to the same weights as if it had not been.
     """
     how = {"resume": resume, "trust_code": trust_code, "plain": plain}
-    _run(config, settings, out, as_json, **how)
+    _run(config, settings, out, as_json, env_module, **how)
 
 
 def imitate(
@@ -45,13 +55,14 @@ def imitate(
     out: Out = None,
     plain: Plain = False,
     as_json: AsJson = False,
+    env_module: EnvModules = None,
 ) -> None:
     """Train a policy to imitate, without reinforcement learning.
 
     Plays the demonstrations that the configuration's warm_start section describes (an expert's, any agent's,
     or recorded ones) and trains on them. The policy is in the run's folder, under final/.
     """
-    _run(config, settings, out, as_json, imitate_only=True, plain=plain)
+    _run(config, settings, out, as_json, env_module, imitate_only=True, plain=plain)
 
 
 def _run(
@@ -59,10 +70,11 @@ def _run(
     settings: list[str] | None,
     out: Path | None,
     as_json: bool,
+    env_module: list[str] | None,
     **how: bool,
 ) -> None:
     config, words = name_and_words(config, settings)
-    summary = _command().run_training(config, words, out, **how)
+    summary = _command().run_training(config, words, out, modules=import_modules(env_module), **how)
     if as_json:
         print(json.dumps(summary))
     else:

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from rollgym.errors import RollgymError, RunError
+from rollgym.extras import install_command
 from rollgym.sandbox.landlock import LEAST_ABI
 from rollgym.sandbox.namespaces import HOW_TO_ALLOW, HOW_TO_GET, find_bwrap
 from rollgym.sandbox.open import LEVELS, OPENERS
@@ -76,6 +77,6 @@ def _fix(backend: str) -> str:
     return {
         "namespaces": HOW_TO_ALLOW if find_bwrap() else HOW_TO_GET,
         "landlock": f"a kernel with Landlock of version {LEAST_ABI} or later (Linux 6.2), and lsm=landlock",
-        "docker": "start a Docker engine, pip install 'rollgym[docker]', and rollgym sandbox build-image",
+        "docker": f"start a Docker engine, {install_command('docker')}, and rollgym sandbox build-image",
         "none": "nothing: it should work everywhere",
     }[backend]

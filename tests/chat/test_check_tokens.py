@@ -1,6 +1,7 @@
 """``rollgym check tokens``: what it prints, and its exit code."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -10,6 +11,7 @@ from talkers import CHATML, FAMILIES, family, make
 from rollgym.chat import load_tokenizer
 from rollgym.cli.tokens import check_tokens
 from rollgym.errors import MissingExtra, UsageError
+from rollgym.extras import install_command
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def test_a_broken_folder_is_one_sentence(tmp_path):
 def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'rollgym\[train\]'"):
+    with pytest.raises(MissingExtra, match=re.escape(install_command("train"))):
         load_tokenizer(tmp_path)
 
 

@@ -1,6 +1,9 @@
 """``rollgym train`` and ``rollgym imitate``: a mistake is a sentence and leaves nothing behind."""
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,20 +109,24 @@ def test_a_folder_that_cannot_be_written_is_named(train: Command) -> None:
     assert "Cannot write the run to small.yaml/run" in ran.err
 
 
-def test_a_run_is_named_after_its_configuration_and_says_where_the_policy_is(
+def test_runs_are_named_by_time_and_configuration_so_that_training_twice_works(
     train: Command, tmp_path: Path
 ) -> None:
-    ran = train("stop.steps=1")
-    assert ran.code == 0, ran.err
-    assert "1 steps in" in ran.out
-    assert "the policy is in runs/small/final" in ran.out
-    assert (tmp_path / "runs" / "small" / "final" / "model.safetensors").is_file()
+    for _ in range(2):
+        ran = train("stop.steps=0")
+        assert ran.code == 0, ran.err
+        assert "0 steps in" in ran.out
+    first, second = sorted((tmp_path / "runs").iterdir())
+    assert re.fullmatch(r"\d{8}-\d{6}-small", first.name)
+    assert "-small" in second.name
+    assert f"the policy is in runs/{second.name}/final" in ran.out
+    assert (second / "final" / "model.safetensors").is_file()
 
 
 def test_as_json_it_prints_one_object(train: Command) -> None:
     ran = train("stop.steps=1", "--json")
     summary = json.loads(ran.out)
-    assert summary["run"] == "runs/small"
+    assert re.fullmatch(r"runs/\d{8}-\d{6}-small", summary["run"])
     assert summary["steps"] == 1
     assert [line["phase"] for line in summary["evaluations"]] == ["before", "after"]
 
@@ -213,6 +220,80 @@ def test_no_policy_is_made_for_an_environment_that_cannot_be_played(
     ran = train("--out", "run", envs=[{"id": env}])
     assert ran.code == 1
     assert why in ran.err.splitlines()[-1]
+    assert not Path("run").exists()
+
+
+def test_a_failed_start_leaves_no_folder_but_what_was_there(train: Command, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("kept")
+    for out in ("a/b", "empty", "mine"):
+        ran = train("--out", out, model={"path": "broken"})
+        assert ran.code != 0
+    assert not (tmp_path / "a").exists()
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "kept"
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+TYPOS = {
+    "train frozen-lake-gpro": "Did you mean frozen-lake-grpo",
+    "imitate frozen-lake-gpro": "Did you mean frozen-lake-grpo",
+    "train frozen-lake-grpo stop.step=3": "Did you mean steps?",
+    "train frozen-lake-grpo estimator=grop": "Did you mean grpo?",
+    "train frozen-lake-grpo loss.name=gpro": "There is no policy loss called 'gpro'",
+    "train frozen-lake-grpo envs.0.id=rollgym/FrozenLak-v0": "Did you mean rollgym/FrozenLake-v0",
+    "train frozen-lake-grpo envs.0.kwargs.sise=4": "unexpected keyword argument 'sise'",
+    "train frozen-lake-grpo evaluation.split=tset": "Did you mean test?",
+    "train frozen-lake-grpo model.path=nowhere": "model.path nowhere",
+    "train frozen-lake-grpo --ot x": "No such option: --ot",
+    "plan frozen-lake-gpro": "Did you mean frozen-lake-grpo",
+    "plan frozen-lake-grpo stop.step=3": "Did you mean steps?",
+    "config show frozen-lake-gpro": "Did you mean frozen-lake-grpo",
+    "eval rollgym/FrozenLak-v0": "Did you mean rollgym/FrozenLake-v0",
+    "eval rollgym/FrozenLake-v0 --agent lmm": "Did you mean lm?",
+    "eval rollgym/FrozenLake-v0 --agent lm --model nowhere": "nowhere",
+    "eval rollgym/FrozenLake-v0 --agent lm --model x --agent-arg temprature=1": "temprature",
+    "model new rollgym/FrozenLak-v0 --out x": "Did you mean rollgym/FrozenLake-v0",
+    "serve nowhere": "nowhere",
+}
+
+
+def test_a_typo_is_answered_without_torch(tmp_path: Path) -> None:
+    code = """
+import contextlib, io, json, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "transformers", "ray"):
+            raise AssertionError(f"{name} was imported")
+
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: object() if name == "torch" else real(name, package)
+sys.meta_path.insert(0, Refuse())
+from rollgym.cli import main
+
+answers = {}
+for line in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        try:
+            main(line.split())
+            code = 0
+        except SystemExit as end:
+            code = end.code
+    answers[line] = [code, said.getvalue()]
+print(json.dumps(answers))
+"""
+    words = [sys.executable, "-c", code, json.dumps(list(TYPOS))]
+    ran = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=True)
+    answers = json.loads(ran.stdout.splitlines()[-1])
+    wrong = {line: answers[line] for line, told in TYPOS.items() if told not in answers[line][1]}
+    assert wrong == {}
+    assert {code for code, _ in answers.values()} == {2}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_says_how_to_begin(rollgym_command: Command) -> None:

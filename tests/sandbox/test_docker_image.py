@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from rollgym.cli import main
 from rollgym.errors import MissingExtra, UsageError, WorkerLost
+from rollgym.extras import install_command
 from rollgym.sandbox import docker_engine
 from rollgym.sandbox.docker import host_config
 from rollgym.sandbox.docker_channel import Attached
@@ -81,7 +83,7 @@ def test_the_command_needs_an_engine(
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'rollgym\[docker\]'"):
+    with pytest.raises(MissingExtra, match=re.escape(install_command("docker"))):
         open_sandbox(SandboxSettings(backend="docker"))
 
 

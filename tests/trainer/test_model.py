@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import rollgym
 from rollgym.cli.model import new
 from rollgym.errors import MissingExtra, RollgymError, RunError, UsageError
+from rollgym.extras import install_command
 from rollgym.trainer.corpus import Corpus, collect
 from rollgym.trainer.model import ABOUT, SIZES, PolicyInfo, make_model, make_policy
 from rollgym.trainer.tokenizer import SPECIAL, make_tokenizer, pattern
@@ -167,7 +168,7 @@ def test_a_missing_package_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtra, match=re.escape("pip install 'rollgym[train]'")):
+    with pytest.raises(MissingExtra, match=re.escape(install_command("train"))):
         make_policy([LAKE], tmp_path / "p")
 
 

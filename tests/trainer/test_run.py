@@ -117,7 +117,7 @@ def test_the_final_policy_is_a_model_folder_to_train_from(train_here: Run) -> No
 
 
 def test_a_model_folder_without_a_model_is_refused(train_here: Run, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is no model folder: it has no config\.json"):
+    with pytest.raises(UsageError, match=r"the folder holds no model, since it has no config\.json"):
         train_here("run", model={"path": str(tmp_path)})
 
 

@@ -1,6 +1,7 @@
 """The accessibility tree as an agent reads it, and where Chromium is looked for. No browser needed."""
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from rollgym.envs.webshop.browser.find import find_chromium
 from rollgym.envs.webshop.browser.tree import CLICKED, TYPED, read_tree
 from rollgym.errors import MissingExtra, UsageError
+from rollgym.extras import install_command
 
 SNAPSHOT = """\
 - generic [active] [ref=f3e1]:
@@ -94,5 +96,5 @@ def test_without_playwright_the_extra_is_said(monkeypatch: pytest.MonkeyPatch) -
         return None if name == "playwright" else found(name, *rest)
 
     monkeypatch.setattr(importlib.util, "find_spec", no_playwright)
-    with pytest.raises(MissingExtra, match=r"pip install 'rollgym\[browser\]'"):
+    with pytest.raises(MissingExtra, match=re.escape(install_command("browser"))):
         find_chromium()
