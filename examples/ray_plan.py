@@ -3,7 +3,7 @@
 python examples/ray_plan.py [KEY=VALUE ...]
 
 The two GPUs are logical: Ray counts them and nothing needs them, so a layout can be tried on a laptop. The
-learner gets one device, the engine the other. Needs `pip install 'rollgym[train,distributed]'`.
+learner gets one device, the engine the other. Needs `pip install -e '.[train,distributed]'`.
 """
 
 from __future__ import annotations

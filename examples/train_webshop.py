@@ -2,7 +2,7 @@
 
 python examples/train_webshop.py [KEY=VALUE ...]
 
-About ten minutes on two cores. Needs `pip install 'rollgym[train,webshop]'`.
+About ten minutes on two cores. Needs `pip install -e '.[train,webshop]'`.
 """
 
 from __future__ import annotations
