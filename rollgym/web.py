@@ -1,16 +1,39 @@
-"""What all web servers here have in common: where they listen, and that they say nothing of themselves."""
+"""What all web servers here have in common: where they listen, what they refuse, and how they run.
+
+Every server drops connections that do not send a whole request in time, and bounds how many are open: a
+client that stalls, vanishes or opens connections without end cannot hold memory or file descriptors.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollgym.errors import UsageError
 
 if TYPE_CHECKING:
     import uvicorn
+
+
+REQUEST_SECONDS = 30.0
+"""A whole request, body included, must arrive within this time."""
+MAX_CONNECTIONS = 1000
+"""Open connections of one server; half of the process's file descriptors where that is less."""
+
+
+def cross_site(headers: Mapping[str, str]) -> bool:
+    """Whether a browser sends this request for a page of another site.
+
+    Such a page can send a POST to any address without asking, with an empty or plain-text body.
+    """
+    if headers.get("sec-fetch-site", "") in ("cross-site", "same-site"):
+        return True
+    origin, host = headers.get("origin"), headers.get("host", "")
+    return origin is not None and origin not in (f"http://{host}", f"https://{host}")
 
 
 def listening(host: str, port: int, *, backlog: int = 128) -> socket.socket:
@@ -25,13 +48,22 @@ def listening(host: str, port: int, *, backlog: int = 128) -> socket.socket:
         ) from error
 
 
-def web_server(app: Any, *, grace: int = 1, signals: bool = True) -> uvicorn.Server:
+def web_server(
+    app: Any,
+    *,
+    grace: int = 1,
+    signals: bool = True,
+    request_seconds: float = REQUEST_SECONDS,
+    max_connections: int = MAX_CONNECTIONS,
+) -> uvicorn.Server:
     """A server for an ASGI app.
 
     Args:
         app: What answers.
-        grace: Seconds for answers under way when it is told to stop.
+        grace: Seconds for responses in progress when the server stops.
         signals: Whether it listens for Ctrl-C itself, or leaves signals to the program it is a part of.
+        request_seconds: Time for a whole request to arrive; then its connection is closed.
+        max_connections: Open connections; further ones are closed at once.
     """
     import uvicorn
 
@@ -46,6 +78,7 @@ def web_server(app: Any, *, grace: int = 1, signals: bool = True) -> uvicorn.Ser
     return kind(
         uvicorn.Config(
             app,
+            http=_bounded_protocol(request_seconds, _affordable(max_connections)),
             log_config=None,  # who runs us decides where errors are told
             log_level="error",
             access_log=False,
@@ -56,3 +89,61 @@ def web_server(app: Any, *, grace: int = 1, signals: bool = True) -> uvicorn.Ser
             timeout_graceful_shutdown=grace,
         )
     )
+
+
+def _affordable(max_connections: int) -> int:
+    """The cap on connections, within half of the file descriptors that this process may open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max_connections if soft == resource.RLIM_INFINITY else max(1, min(max_connections, soft // 2))
+
+
+@functools.cache
+def _bounded_protocol(request_seconds: float, max_connections: int) -> Any:
+    """An HTTP/1.1 protocol with a deadline for each request and a bound on connections.
+
+    uvicorn has a timeout between requests only: not before the first byte, nor within headers or body.
+    """
+    import asyncio
+
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class BoundedProtocol(H11Protocol):
+        """Closes a connection that does not send a whole request in time."""
+
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > max_connections:
+                transport.abort()
+                return
+            connection = transport.get_extra_info("socket")
+            if connection is not None:  # a peer that vanished without a word is found by the kernel
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._expect_request()
+
+        def data_received(self, data: bytes) -> None:
+            self._expect_request()
+            super().data_received(data)
+            if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+                self._request_arrived()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._request_arrived()
+            super().connection_lost(exc)
+
+        def _expect_request(self) -> None:
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(request_seconds, self._too_late)
+
+        def _request_arrived(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _too_late(self) -> None:
+            self._deadline = None
+            self.transport.abort()
+
+    return BoundedProtocol

@@ -24,10 +24,13 @@ from rollgym.serve.requests import EndBody, OpenBody, Refused, RewardBody, read,
 from rollgym.serve.session import Desk, Session
 from rollgym.serve.sessions import Sessions
 from rollgym.types import Episode
+from rollgym.web import cross_site
 
 T = TypeVar("T")
 SESSION_HEADER = "x-rollgym-session"
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
+RECEIVED_AT_ONCE = 16
+"""Unfinished request bodies together may hold this many times ``max_body``."""
 GONE = 499
 """For a client that has hung up: nobody reads it."""
 Handler = Callable[[Request], Awaitable[Response]]
@@ -42,6 +45,7 @@ class Endpoint:
         self._sessions = sessions
         self._started = time.time()
         self._busy = 0
+        self._receiving = 0
 
     @property
     def options(self) -> ServeOptions:
@@ -128,17 +132,22 @@ class Endpoint:
             raise Refused(404, sentence, code="model_not_found", param="model")
 
     async def _body(self, request: Request) -> bytes:
-        most = self.options.max_body
-        body = b""
-        async for piece in request.stream():
-            body += piece
-            if len(body) > most:
-                raise Refused(413, f"The request is larger than {most:,} bytes, which is the limit.")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        # What a page in a browser can send to any address without being asked is no JSON.
-        if body and kind != "application/json":
+        # A page in a browser can send anything but JSON to any address; an empty body is no exception.
+        if kind != "application/json":
             raise Refused(415, "The request must be JSON (content-type: application/json).")
-        return body
+        most, body = self.options.max_body, bytearray()
+        try:
+            async for piece in request.stream():
+                body += piece
+                self._receiving += len(piece)
+                if len(body) > most:
+                    raise Refused(413, f"The request is larger than {most:,} bytes, which is the limit.")
+                if self._receiving > RECEIVED_AT_ONCE * most:
+                    raise Refused(429, "Too many large requests are being sent at once: try again later.")
+            return bytes(body)
+        finally:
+            self._receiving -= len(body)
 
     def guarded(self, handler: Handler, *, anybody: bool = False) -> Handler:
         """The handler for those who may, with every failure as an answer."""
@@ -147,6 +156,8 @@ class Endpoint:
         async def answer(request: Request) -> Response:
             try:
                 self._check_host(request)
+                if cross_site(request.headers):
+                    raise Refused(403, "Pages of other sites may not use this server.")
                 if not anybody:
                     self._check_key(request)
                 return await handler(request)

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from rollgym.errors import UsageError
+from rollgym.web import MAX_CONNECTIONS, REQUEST_SECONDS
 
 UNKNOWN_ENV = "rollgym/Served-v0"
 """What conversations are recorded as where nobody says what is being played."""
@@ -38,19 +39,25 @@ class ServeOptions:
     """Requests under way at once; more are refused with 429."""
     max_body: int = 4_000_000
     """Bytes of a request; more are refused with 413."""
+    request_seconds: float = REQUEST_SECONDS
+    """Time for a whole request to arrive; then its connection is closed."""
+    max_connections: int = MAX_CONNECTIONS
+    """Connections open at once; further ones are closed."""
     seed: int = 0
     """Of everything that is drawn where a client gives no seed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise UsageError(f"The port must be from 0 to 65535, not {self.port}.")
-        for name in ("max_sessions", "max_requests", "max_body"):
+        for name in ("max_sessions", "max_requests", "max_body", "max_connections"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"max_tokens must be at least 1, not {self.max_tokens}.")
         if not (0 < self.idle_seconds < math.inf):
             raise UsageError(f"The idle time must be positive and finite, not {self.idle_seconds}.")
+        if not (0 < self.request_seconds < math.inf):
+            raise UsageError(f"request_seconds must be positive and finite, not {self.request_seconds}.")
         if self.temperature is not None and not 0 <= self.temperature < math.inf:
             raise UsageError(f"The temperature must be at least 0, not {self.temperature}.")
         if self.seed < 0:

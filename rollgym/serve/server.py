@@ -88,7 +88,13 @@ class RecordingServer:
 
         listener = listening(self.options.host, self.options.port, backlog=512)
         try:
-            self._web = web_server(make_app(self._desk, self.sessions), grace=2, signals=False)
+            self._web = web_server(
+                make_app(self._desk, self.sessions),
+                grace=2,
+                signals=False,
+                request_seconds=self.options.request_seconds,
+                max_connections=self.options.max_connections,
+            )
         except BaseException:
             listener.close()
             raise

@@ -3,8 +3,11 @@
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+import httpx
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -115,3 +118,138 @@ def test_hostile_texts_stay_text(serving: Serving) -> None:
         assert (await place.http.post("/v1/chat/completions", content=lone, headers=head)).status_code < 500
 
     with_server(serving, work)
+
+
+async def connected(place: Any, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A plain connection on which this much was sent."""
+    url = httpx.URL(place.server.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(data)
+    await writer.drain()
+    return reader, writer
+
+
+HEAD = (
+    b"POST /session HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n"
+)
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD[:40], HEAD, HEAD + b"\r\n", HEAD + b"\r\n{"], ids=len)
+def test_a_connection_that_never_sends_a_whole_request_is_dropped(serving: Serving, sent: bytes) -> None:
+    async def run() -> None:
+        async with serving(request_seconds=0.3) as place:
+            reader, writer = await connected(place, sent)
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
+            connections = place.server._web.server_state.connections
+            await until(lambda: not connections)
+
+    asyncio.run(run())
+
+
+def test_a_second_request_that_stalls_is_dropped_too(serving: Serving) -> None:
+    async def run() -> None:
+        async with serving(request_seconds=0.3) as place:
+            reader, writer = await connected(place, b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            assert b"200 OK" in await reader.readuntil(b"\r\n")
+            writer.write(HEAD[:30])
+            with suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+            await until(lambda: not place.server._web.server_state.connections)
+
+    asyncio.run(run())
+
+
+def test_a_reply_may_take_longer_than_its_request(serving: Serving) -> None:
+    """The deadline is for what the client sends, not for what it waits for."""
+
+    async def run() -> None:
+        async with serving(request_seconds=0.2) as place:
+
+            async def slowly() -> None:
+                await asyncio.sleep(0.8)
+
+            place.spy.before = slowly
+            assert (await place.ask([TEXT])).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_connections_and_unfinished_bodies_are_bounded(serving: Serving) -> None:
+    async def run() -> None:
+        async with serving(max_connections=8, max_body=1000) as place:
+            opened = [await connected(place) for _ in range(30)]
+            await until(lambda: len(place.server._web.server_state.connections) <= 8)
+            for _, writer in opened:
+                writer.close()
+            await until(lambda: not place.server._web.server_state.connections)
+            assert (await place.http.get("/health")).status_code == 200
+        async with serving(max_body=1000) as place:
+            # 20 bodies of 900 bytes each that never end: together more than 16 times max_body.
+            opened = [await connected(place, HEAD + b"\r\n" + b" " * 900) for _ in range(20)]
+            first = [asyncio.create_task(reader.readline()) for reader, _ in opened]
+            done, waiting = await asyncio.wait(first, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+            assert all(b"429" in task.result() for task in done)
+            assert waiting
+            for task in waiting:
+                task.cancel()
+            for _, writer in opened:
+                writer.close()
+            # What was given up counts no longer.
+            await until(lambda: len(place.server._web.server_state.connections) <= 1)
+            assert (await place.http.post("/session", json={})).status_code == 201
+
+    asyncio.run(run())
+
+
+CROSS_SITE = [
+    {"origin": "http://evil.example"},
+    {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+]
+
+
+@pytest.mark.parametrize("path", ["end", "reward", "v1/chat/completions"])
+def test_a_page_of_another_site_changes_nothing(serving: Serving, path: str) -> None:
+    """A browser sends such requests without asking, an empty body and plain text included."""
+
+    async def run() -> None:
+        async with serving() as place:
+            await place.say([TEXT], "mine")
+            plain = [
+                {},
+                {"content-type": "text/plain"},
+                {"content-type": "application/x-www-form-urlencoded"},
+            ]
+            as_json = {"content-type": "application/json"}
+            for headers in (*plain, *CROSS_SITE, *(as_json | extra for extra in CROSS_SITE)):
+                for body in (b"", b"{}"):
+                    answer = await place.http.post(f"/session/mine/{path}", content=body, headers=headers)
+                    assert answer.status_code in (403, 415), (headers, body)
+                    assert answer.json()["error"]["message"].endswith(".")
+            standing = (await place.http.get("/session/mine")).json()
+            assert standing == {"id": "mine", "open": True, "turns": 1, "reward": 0.0, "success": None}
+            opened = len(place.server.sessions.open)
+            assert (await place.http.post("/session", headers={"origin": "null"})).status_code == 403
+            assert len(place.server.sessions.open) == opened
+
+    asyncio.run(run())
+
+
+def test_a_client_that_names_this_server_as_its_origin_is_served(serving: Serving) -> None:
+    async def run() -> None:
+        async with serving() as place:
+            headers = {"origin": place.server.url, "sec-fetch-site": "same-origin"}
+            assert (await place.http.post("/session", json={}, headers=headers)).status_code == 201
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens soon; fails after a long while."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
