@@ -40,6 +40,10 @@ class Secret:
         """The header that carries the key; none where there is no key."""
         return {"Authorization": f"Bearer {self._value}"} if self._value else {}
 
+    def reveal(self) -> str | None:
+        """The key itself, for a client that builds its own headers; ``None`` where there is none."""
+        return self._value or None
+
     def hide(self, text: str) -> str:
         """The text with the key blotted out.
 

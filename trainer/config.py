@@ -59,6 +59,8 @@ class EngineChoice(Settings):
     """Our own engine, in the trainer's process or on the cluster; or SGLang servers."""
     url: str | None = None
     """Of an SGLang server or router that runs already; without one, servers are started."""
+    api_key_env: str | None = None
+    """The environment variable that holds the API key of the server at ``url``. Started servers get a key."""
     replicas: int | None = Field(default=None, ge=1)
     """SGLang servers to start; ``null``: as the plan says, or one."""
     python: str | None = None
@@ -299,6 +301,11 @@ class TrainConfig(Settings):
             )
         if self.engine.kind == "torch" and (self.engine.url or self.engine.replicas or self.engine.python):
             raise UsageError("engine.url, replicas and python are of SGLang: set engine.kind to sglang.")
+        if self.engine.api_key_env is not None and self.engine.url is None:
+            raise UsageError(
+                "engine.api_key_env is for the server at engine.url: give that too, or leave it out. A "
+                "server that rollgym starts has a key already."
+            )
         if self.rollout.under_way == "restart" and not self.rollout.staleness:
             raise UsageError(
                 "rollout.under_way is read where episodes play while the weights change: set "

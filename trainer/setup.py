@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rollgym.agents.credentials import find_key
 from rollgym.agents.lm import LmAgent
 from rollgym.agents.lm_carried import model_settings
 from rollgym.agents.prompting import load_template
@@ -203,7 +204,12 @@ async def open_servers(config: TrainConfig, model: Path) -> Engine:
     choice = config.engine
     options = ServerOptions(python=choice.python or sys.executable)
     return await asyncio.to_thread(
-        open_sglang, model, url=choice.url, replicas=choice.replicas or 1, options=options
+        open_sglang,
+        model,
+        url=choice.url,
+        replicas=choice.replicas or 1,
+        options=options,
+        api_key=find_key(choice.api_key_env).reveal(),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from rollgym.errors import MissingExtra, RunError, one_line
+from rollgym.errors import MissingExtra, RunError, UsageError, one_line
 
 
 class ActorLost(RunError):
@@ -25,12 +26,22 @@ class PlacementError(RunError):
     """The devices of a plan could not be had in the time that was given."""
 
 
+OLDEST_RAY = (2, 52)
+"""The first Ray with token authentication: an older one runs code for any host that reaches its ports."""
+
+
 def need_ray() -> Any:
-    """Ray, or a sentence about how to get it."""
+    """Ray, or a sentence about how to get it. One without token authentication is refused."""
     try:
         import ray
     except ImportError as error:
         raise MissingExtra("Running on a cluster", "distributed") from error
+    numbers = tuple(int(part) for part in re.findall(r"\d+", ray.__version__)[:2])
+    if numbers < OLDEST_RAY:
+        raise UsageError(
+            f"Ray {ray.__version__} has no token authentication: every host that reaches its ports could run "
+            f"code here. Install ray>={OLDEST_RAY[0]}.{OLDEST_RAY[1]}."
+        )
     return ray
 
 

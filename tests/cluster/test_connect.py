@@ -123,3 +123,16 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"rollgym\[distributed\]"):
         need_ray()
+
+
+@pytest.mark.parametrize("version", ["2.51.1", "2.9.3", "1.13.0"])
+def test_a_ray_without_token_authentication_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "__version__", version)
+    with pytest.raises(UsageError, match=rf"Ray {version} has no token authentication.*Install ray>=2\.52"):
+        need_ray()
+
+
+@pytest.mark.parametrize("version", ["2.52.0", "2.60.0rc1", "3.0.0.dev0"])
+def test_a_ray_with_token_authentication_is_used(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "__version__", version)
+    assert need_ray() is ray

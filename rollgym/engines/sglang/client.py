@@ -38,14 +38,24 @@ class Refused(AgentError):
 
 
 class Client:
-    """Calls to one address, from whichever event loop is running."""
+    """Calls to one address, from whichever event loop is running.
 
-    def __init__(self, url: str, *, timeout: float = 600.0, retries: int = 4) -> None:
+    Args:
+        url: Of the server or router.
+        timeout: Seconds for one call.
+        retries: Further attempts where nothing of a call got there.
+        api_key: Sent as a bearer token with every call.
+    """
+
+    def __init__(
+        self, url: str, *, timeout: float = 600.0, retries: int = 4, api_key: str | None = None
+    ) -> None:
         if not timeout > 0 or retries < 0:
             raise UsageError(f"Needed: timeout > 0 and retries >= 0, not {timeout} and {retries}.")
         self.url = check_url(url)
         self.timeout = timeout
         self.retries = retries
+        self.headers = auth_headers(api_key)
         self._clients: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient, httpx.AsyncClient] | None = None
 
     async def get(self, path: str) -> Any:
@@ -69,7 +79,9 @@ class Client:
         try:
             with (
                 httpx.Client(timeout=min(30.0, self.timeout), **transport(self.url)) as client,
-                client.stream("GET", self.url + path, headers={"Accept-Encoding": "identity"}) as response,
+                client.stream(
+                    "GET", self.url + path, headers={"Accept-Encoding": "identity", **self.headers}
+                ) as response,
             ):
                 answer = bytearray()
                 for piece in response.iter_raw():
@@ -101,7 +113,7 @@ class Client:
 
             def client(kept: int | None) -> httpx.AsyncClient:
                 return httpx.AsyncClient(
-                    headers={"Accept-Encoding": "identity"},
+                    headers={"Accept-Encoding": "identity", **self.headers},
                     timeout=None,
                     follow_redirects=False,
                     **transport(self.url),
@@ -174,6 +186,11 @@ class Client:
             found = inner.get("message", inner) if isinstance(inner, dict) else inner
         said = short(found if found is not None else answer.decode("utf-8", "replace"))
         return f"{self.url}{path} answered {status}: {said or 'nothing'}."
+
+
+def auth_headers(api_key: str | None) -> dict[str, str]:
+    """How a client shows its key."""
+    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
 
 def parse(answer: bytes, kind: type[T], where: str) -> T:

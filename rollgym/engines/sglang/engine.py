@@ -40,6 +40,7 @@ class SglangEngine:
         timeout: seconds for one call.
         retries: further attempts where a server cannot be reached.
         restarts: how often in a row a server of ours is started again.
+        api_key: that the server at ``url`` asks for; a process of ours has a key of its own.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class SglangEngine:
         timeout: float = 600.0,
         retries: int = 4,
         restarts: int = 3,
+        api_key: str | None = None,
     ) -> None:
         if (url is None) == (server is None) or model_folder is None:
             raise UsageError("An SGLang engine needs the url of a server and the model_folder it runs.")
@@ -64,7 +66,8 @@ class SglangEngine:
         self.server = server
         self.model = ModelFolder.read(model_folder)
         self.restarts = restarts
-        self._options: dict[str, Any] = {"timeout": timeout, "retries": retries}
+        key = api_key if server is None else server.api_key
+        self._options: dict[str, Any] = {"timeout": timeout, "retries": retries, "api_key": key}
         address = url if server is None else server.url
         assert address is not None
         fleet, first = Fleet.connect(address, version, **self._options)

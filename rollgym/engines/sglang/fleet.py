@@ -46,10 +46,14 @@ class Fleet:
         return min((worker.state.contract for worker in self.workers), key=lambda one: one.version)
 
     @classmethod
-    def connect(cls, url: str, version: int | None, *, timeout: float, retries: int) -> tuple[Fleet, int]:
+    def connect(
+        cls, url: str, version: int | None, *, timeout: float, retries: int, api_key: str | None = None
+    ) -> tuple[Fleet, int]:
         """Get to know the servers at an address, and agree on the version of their weights."""
-        front = Client(url, timeout=timeout, retries=retries)
-        clients = [Client(one, timeout=timeout, retries=retries) for one in _addresses(front)]
+        front = Client(url, timeout=timeout, retries=retries, api_key=api_key)
+        clients = [
+            Client(one, timeout=timeout, retries=retries, api_key=api_key) for one in _addresses(front)
+        ]
         facts = [_facts(client) for client in clients]
         workers = [
             Worker(
@@ -207,7 +211,7 @@ def _name_weights(client: Client, version: int) -> None:
     body = {"new_version": str(version), "abort_all_requests": False}
     try:
         with httpx.Client(timeout=30.0, **transport(client.url)) as http:
-            answer = http.post(f"{client.url}/update_weight_version", json=body)
+            answer = http.post(f"{client.url}/update_weight_version", json=body, headers=client.headers)
     except httpx.HTTPError as error:
         raise AgentError(f"{client.url} does not take the name of its weights: {error}.") from None
     if answer.status_code != 200:

@@ -30,11 +30,13 @@ def open_sglang(
     replicas: int = 1,
     options: ServerOptions | None = None,
     version: int = 0,
+    api_key: str | None = None,
     **engine: Any,
 ) -> Engine:
     """An engine on the servers at ``url``, or on ``replicas`` of our own. It blocks until they are ready.
 
-    In a running event loop call it by `asyncio.to_thread`. ``engine``: further arguments of `SglangEngine`.
+    In a running event loop call it by `asyncio.to_thread`. ``api_key``: what the servers at ``url`` ask for.
+    ``engine``: further arguments of `SglangEngine`.
     """
     folder = Path(model_folder)
     if replicas < 1:
@@ -43,7 +45,7 @@ def open_sglang(
         urls = [url] if isinstance(url, str) else list(url)
         if not urls or replicas not in (1, len(urls)):
             raise UsageError(f"{replicas} replicas were asked for, but {len(urls)} addresses given.")
-        engines = [SglangEngine(one, folder, version=version, **engine) for one in urls]
+        engines = [SglangEngine(one, folder, version=version, api_key=api_key, **engine) for one in urls]
     else:
         chosen = options or ServerOptions()
         if replicas > 1 and chosen.port is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from rollgym.engines.sglang.client import transport
+from rollgym.engines.sglang.client import auth_headers, transport
 from rollgym.engines.sglang.orphans import clean_up, forget, guard, members, note, signal_all, started
 from rollgym.errors import EngineLost, UsageError
 
@@ -54,11 +56,21 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int | None = None
     """Default: one that is free."""
+    api_key: str | None = field(default=None, repr=False)
+    """What callers must show; default: one is drawn for each server. Servers behind a router share one."""
     start_seconds: float = 900.0
     extra: tuple[str, ...] = ()
-    """Further words of the command line."""
+    """Further words of the command line, except --config and --api-key."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables."""
+
+    def __post_init__(self) -> None:
+        for word in self.extra:
+            if word.partition("=")[0] in ("--config", "--api-key"):
+                raise UsageError(
+                    f"extra cannot hold {word.partition('=')[0]}: rollgym gives each server a key in a "
+                    "configuration file. Give the other settings as words of their own."
+                )
 
     @property
     def on_cpu(self) -> bool:
@@ -115,6 +127,8 @@ class Server:
         self._guard: int | None = None
         self._closed = False
         self._log = Path(tempfile.mkdtemp(prefix="rollgym-sglang-")) / "server.log"
+        self.api_key = self.options.api_key or secrets.token_hex(32)
+        """Without it the server answers /health only: every user of the machine can reach its port."""
         atexit.register(self.stop)
 
     @property
@@ -139,6 +153,7 @@ class Server:
             text = self._log.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
+        text = text.replace(self.api_key, "***")  # the server prints its arguments
         lines = [line for line in text.splitlines() if line.strip()]
         return "\n".join(lines[-_TAIL:])
 
@@ -162,7 +177,8 @@ class Server:
         path = "/model_info" if paused else "/health"
         try:
             with httpx.Client(timeout=seconds, **transport(self.url)) as client:
-                return client.get(self.url + path).status_code == 200
+                answer = client.get(self.url + path, headers=auth_headers(self.api_key))
+                return answer.status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -191,6 +207,7 @@ class Server:
         atexit.unregister(self.stop)
         with suppress(OSError):
             self._log.unlink(missing_ok=True)
+            self._key_file.unlink(missing_ok=True)
             self._log.parent.rmdir()
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
@@ -203,9 +220,17 @@ class Server:
                     return
                 time.sleep(0.05)
 
+    @property
+    def _key_file(self) -> Path:
+        """In a folder that only this user can read; command lines are visible to every user."""
+        return self._log.with_name("key.yaml")
+
     def _launch(self) -> None:
         options = self.options
+        # JSON is YAML: the quotes keep a key of digits a text.
+        self._key_file.write_text(f"api-key: {json.dumps(self.api_key)}\n", encoding="utf-8")
         command = options.command(self.model, self._port, self.version)
+        command += ["--config", str(self._key_file)]
         try:
             with self._log.open("wb") as out:
                 # Its own session: so that all of it can be ended, and Ctrl-C is ours to handle.

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from scripted_server import model_folder
 
@@ -130,6 +131,52 @@ def test_stopping_ends_every_process_and_a_restart_keeps_the_address(folder: Pat
     server.close()
     assert second is not None
     assert not orphans.started(second)
+
+
+ASKS_FOR_A_KEY = """#!{python}
+import json, sys, http.server
+words = sys.argv
+port = int(words[words.index("--port") + 1])
+key = json.loads(open(words[words.index("--config") + 1]).read().partition(":")[2])
+print("server_args: api_key=" + key, words, flush=True)
+class Guarded(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        good = self.headers.get("Authorization") == "Bearer " + key
+        self.send_response(200 if good else 401)
+        self.end_headers()
+    def log_message(self, *args): pass
+http.server.HTTPServer(("127.0.0.1", port), Guarded).serve_forever()
+"""
+"""Like SGLang with an API key: takes it from its configuration file, prints its arguments."""
+
+
+def test_a_server_has_a_key_that_no_other_user_can_see(folder: Path, tmp_path: Path) -> None:
+    """Its port is open to every user of the machine; its command line and log are read by others."""
+    python = program(tmp_path / "py", ASKS_FOR_A_KEY.format(python=sys.executable))
+    one, other = (Server(folder, ServerOptions(python=python)) for _ in range(2))
+    try:
+        one.start()
+        assert one.healthy(paused=True)
+        assert httpx.get(f"{one.url}/model_info", trust_env=False).status_code == 401
+        assert len(one.api_key) >= 32
+        assert one.api_key != other.api_key
+        words = Path(f"/proc/{one.pid}/cmdline").read_bytes().decode()
+        assert one.api_key not in words
+        assert one.api_key not in Path(f"/proc/{one.pid}/environ").read_bytes().decode()
+        file = Path(words.split("\0")[words.split("\0").index("--config") + 1])
+        assert file.parent.stat().st_mode & 0o077 == 0
+        assert "api_key=" in one.log
+        assert one.api_key not in one.log
+    finally:
+        one.close()
+        other.close()
+    assert not file.parent.exists()
+
+
+def test_the_key_is_not_given_in_other_words() -> None:
+    for extra in (("--config", "x.yaml"), ("--api-key=abc",)):
+        with pytest.raises(UsageError, match=f"extra cannot hold {extra[0].partition('=')[0]}"):
+            ServerOptions(extra=extra)
 
 
 def test_servers_of_an_owner_that_is_gone_are_ended_and_no_others(tmp_path: Path) -> None:

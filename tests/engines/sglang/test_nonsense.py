@@ -320,3 +320,18 @@ def test_control_calls_go_to_every_worker_of_a_router(
         assert len(worker.asked("/continue_generation")) == 1
         assert not worker.asked("/generate")
     assert not server.asked("/pause_generation")
+
+
+def test_a_server_that_asks_for_a_key_gets_it_with_every_call(
+    server: Scripted, folder: Path, runner: asyncio.Runner
+) -> None:
+    server.api_key = "let-me-in-please"
+    with pytest.raises(AgentError, match="answered 401"):
+        SglangEngine(server.url, folder, retries=0)
+    with pytest.raises(AgentError, match="answered 401"):
+        SglangEngine(server.url, folder, retries=0, api_key="another-key")
+    server.weights = "default"
+    engine = SglangEngine(server.url, folder, version=3, retries=0, api_key="let-me-in-please")
+    assert runner.run(engine.generate(ask())).token_ids
+    assert engine.version == 3
+    runner.run(engine.close())

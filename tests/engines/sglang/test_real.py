@@ -100,9 +100,9 @@ def test_greedy_takes_the_most_likely_token_for_certain(
     assert logits.argmax(-1).tolist() == list(made.token_ids)
     body = {"input_ids": list(PROMPT), "sampling_params": {"temperature": 0.0, "max_new_tokens": 24}}
     body["sampling_params"]["ignore_eos"] = True  # type: ignore[index]
-    raw = httpx.post(
-        f"{engine._fleet.front.url}/generate", json={**body, "return_logprob": True}, timeout=60
-    ).json()
+    url, asked = f"{engine._fleet.front.url}/generate", {**body, "return_logprob": True}
+    assert httpx.post(url, json=asked, timeout=60).status_code == 401, "the server has a key"
+    raw = httpx.post(url, json=asked, headers=engine._fleet.front.headers, timeout=60).json()
     said = [one[0] for one in raw["meta_info"]["output_token_logprobs"]]
     plain = plain_logprobs(model, PROMPT + made.token_ids, len(PROMPT))
     assert raw["output_ids"] == list(made.token_ids)

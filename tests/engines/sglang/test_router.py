@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from torch_models import plain_logprobs
 from rollgym.engines import GenerateRequest, Generation, Sampling, WeightSource
 from rollgym.engines.embedded.model import read_module
 from rollgym.engines.sglang import Server, ServerOptions, SglangEngine
+from rollgym.engines.sglang.client import auth_headers
 from rollgym.engines.sglang.server import start_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PROMPT = (7, 8, 9, 10)
+KEY = "one-key-for-both-servers"
 Model = Callable[[int], Path]
 
 
@@ -31,7 +34,8 @@ def servers(real_options: ServerOptions, real_model: Model) -> Iterator[list[Ser
     asked = [real_options.python, "-c", "import sglang_router"]
     if subprocess.run(asked, env=real_options.environment(), capture_output=True, check=False).returncode:
         pytest.skip("sglang-router is not installed beside SGLang")
-    servers = [Server(real_model(0), real_options) for _ in range(2)]
+    options = replace(real_options, api_key=KEY)
+    servers = [Server(real_model(0), options) for _ in range(2)]
     start_all(servers)
     yield servers
     for server in servers:
@@ -46,7 +50,7 @@ def router(real_options: ServerOptions, servers: list[Server], tmp_path: Path) -
     command = [real_options.python, "-m", "sglang_router.launch_router", "--worker-urls"]
     command += [*(server.url for server in servers), "--host", "127.0.0.1", "--port", str(port)]
     # The policy that goes by routing keys: a session stays where it began.
-    command += ["--policy", "manual", "--assignment-mode", "min_group"]
+    command += ["--policy", "manual", "--assignment-mode", "min_group", "--api-key", KEY]
     log = tmp_path / "router.log"
     with (
         log.open("wb") as out,
@@ -65,7 +69,7 @@ def router(real_options: ServerOptions, servers: list[Server], tmp_path: Path) -
 def both_are_there(url: str) -> bool:
     try:
         with httpx.Client(trust_env=False, timeout=30) as client:
-            found = client.get(f"{url}/workers").json()
+            found = client.get(f"{url}/workers", headers=auth_headers(KEY)).json()
     except (httpx.HTTPError, ValueError):
         return False
     return sum(bool(one.get("is_healthy")) for one in found.get("workers", ())) == 2
@@ -92,7 +96,7 @@ def test_through_a_router_both_servers_answer_and_get_new_weights(
     old, new = real_model(0), real_model(1)  # made here: that needs an event loop of its own
 
     async def main() -> None:
-        engine = SglangEngine(router, old)
+        engine = SglangEngine(router, old, api_key=KEY)
         assert {worker.client.url for worker in engine._fleet.workers} == {one.url for one in servers}
         made = await asyncio.gather(*(engine.generate(ask(f"s{i}")) for i in range(24)))
         assert max(gap(old, one) for one in made) < 1e-4
