@@ -1,7 +1,8 @@
 """A seccomp filter in the kernel's own form, for x86_64 and aarch64, without any library.
 
-It is a list of what is refused: untrusted code is ordinary Python, and a list of what is allowed would have
-to follow every C library. A refused call fails with EPERM, as if the caller lacked a right.
+It is a list of what is refused, up to the last number that was looked at: untrusted code is ordinary Python,
+and a list of what is allowed would have to follow every C library. A refused call fails with EPERM, as if the
+caller lacked a right; a number beyond the list with ENOSYS, as on a kernel that is older than the call.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import struct
 from dataclasses import dataclass
 
 from rollgym.errors import UsageError
-from rollgym.sandbox.syscalls import CHECKED, NUMBERS, SHARED, SIGNALS
+from rollgym.sandbox.syscalls import CHECKED, FIRST_UNKNOWN, GAP, NUMBERS, SHARED, SIGNALS
 
 LOAD, AND, EQUAL, ANY_BIT, AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x45, 0x35, 0x06
 ALLOW, KILL = 0x7FFF0000, 0x80000000
@@ -22,8 +23,16 @@ X32 = 0x40000000
 """From here on, numbers of x86_64 are those of its 32-bit-pointer sibling: the same calls past the list."""
 AF_UNIX, SOCK_STREAM, SOCK_SEQPACKET = 1, 1, 5
 NEW_NAMESPACES = 0x7E020000
-TIOCSTI, TIOCLINUX = 0x5412, 0x541C
-MAP_SHARED, MAP_SHARED_VALIDATE, MAP_ANONYMOUS = 1, 3, 0x20
+MAP_SHARED, MAP_SHARED_VALIDATE, MAP_ANONYMOUS, MAP_HUGETLB = 1, 3, 0x20, 0x40000
+SIGCHLD = 17
+FCNTLS = (10, 1024, 1026)
+"""F_SETSIG, F_SETLEASE, F_NOTIFY: a signal of choice, SIGCONT for one, whenever a pipe or a folder changes;
+and files that keep others waiting."""
+F_SETOWN, F_SETOWN_EX = 8, 15
+IOCTLS = (0x5412, 0x541C, 0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)
+"""TIOCSTI, TIOCLINUX; FS_IOC_SETFLAGS, _FSSETXATTR, _SETVERSION, _ENABLE_VERITY, _SET_ENCRYPTION_POLICY: what
+is typed for others, and attributes of files, for which it is enough to read them."""
+FIOSETOWN, SIOCSPGRP = 0x8901, 0x8902
 
 Instruction = tuple[int, int, int, int]
 """Operation, how far to jump if true, if false, and its constant."""
@@ -51,6 +60,12 @@ def program(profile: Profile | None = None, machine: str | None = None) -> bytes
     steps: list[Instruction] = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     if machine == "x86_64":
         steps += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
+    first, after = GAP[column]
+    steps += [(AT_LEAST, 2, 0, FIRST_UNKNOWN), (AT_LEAST, 0, 2, first), (AT_LEAST, 1, 0, after)]
+    steps += [_refuse(errno.ENOSYS)]
+    # First those that the kernel cannot remember as allowed, because their arguments count.
+    for name, checks in _checks(profile).items():
+        steps += _when(CHECKED[name][column], checks)
     refused = dict(NUMBERS)
     if profile.shared_host:
         refused |= SHARED
@@ -59,8 +74,6 @@ def program(profile: Profile | None = None, machine: str | None = None) -> bytes
     for numbers in refused.values():
         if (number := numbers[column]) is not None:
             steps += _when(number, [_refuse()])
-    for name, checks in _checks(profile).items():
-        steps += _when(CHECKED[name][column], checks)
     return b"".join(struct.pack("HBBI", *step) for step in [*steps, (RETURN, 0, 0, ALLOW)])
 
 
@@ -78,9 +91,21 @@ def _argument(index: int) -> Instruction:
     return LOAD, 0, 0, 16 + 8 * index
 
 
+def _unless(index: int, values: tuple[int, ...]) -> list[Instruction]:
+    """Refuse a call whose argument is one of these, allow all others."""
+    last = len(values) - 1
+    tests = [(EQUAL, last - at, 1 if at == last else 0, value) for at, value in enumerate(values)]
+    return [_argument(index), *tests, _refuse(), (RETURN, 0, 0, ALLOW)]
+
+
 def _checks(profile: Profile) -> dict[str, list[Instruction]]:
     allow: Instruction = (RETURN, 0, 0, ALLOW)
     family = [_argument(0), (EQUAL, 1, 0, AF_UNIX), _refuse(errno.EAFNOSUPPORT)]
+    # The kernel's pool of huge pages is the host's.
+    small: list[Instruction] = [_argument(3), (ANY_BIT, 0, 1, MAP_HUGETLB), _refuse(errno.ENOMEM)]
+    # The children of a process that ignores SIGCHLD are never waited for, and their CPU time would be lost.
+    # To ask for the present action is allowed: both halves of the pointer to a new one are 0.
+    ask: list[Instruction] = [_argument(1), (EQUAL, 0, 2, 0), (LOAD, 0, 0, 16 + 8 + 4), (EQUAL, 1, 0, 0)]
     checks = {
         # Its flags are in memory, which a filter cannot read; the C library then takes clone.
         "clone3": [_refuse(errno.ENOSYS)],
@@ -88,15 +113,23 @@ def _checks(profile: Profile) -> dict[str, list[Instruction]]:
         "socket": [*family, allow],
         "socketpair": [*family, allow],
         "prlimit64": [_argument(0), (EQUAL, 1, 0, 0), _refuse(), allow],
-        "ioctl": [_argument(1), (EQUAL, 1, 0, TIOCSTI), (EQUAL, 0, 1, TIOCLINUX), _refuse(), allow],
+        "ioctl": _unless(1, IOCTLS),
+        "mmap": [*small, allow],
+        "rt_sigaction": [_argument(0), (EQUAL, 0, 1 + len(ask), SIGCHLD), *ask, _refuse(), allow],
+        "fcntl": _unless(1, FCNTLS),
     }
     if profile.shared_host:
         # Sockets of the host have names in its file system; a pair that is connected cannot reach them.
         checks["socket"] = [_refuse(errno.EAFNOSUPPORT)]
         kind: list[Instruction] = [_argument(1), (AND, 0, 0, 0xF), (EQUAL, 2, 0, SOCK_STREAM)]
         checks["socketpair"] = [*family, *kind, (EQUAL, 1, 0, SOCK_SEQPACKET), _refuse(), allow]
+        # SIGIO to a process of the host.
+        checks["fcntl"] = _unless(1, (*FCNTLS, F_SETOWN, F_SETOWN_EX))
+        checks["ioctl"] = _unless(1, (*IOCTLS, FIOSETOWN, SIOCSPGRP))
+        # In one call more disk than any watch can see in time. The C library writes zeros instead.
+        checks["fallocate"] = [_refuse(errno.EOPNOTSUPP)]
     if profile.no_shared_memory:
         shared: list[Instruction] = [(AND, 0, 0, 0xF), (EQUAL, 1, 0, MAP_SHARED)]
         shared += [(EQUAL, 0, 1, MAP_SHARED_VALIDATE), _refuse(), allow]
-        checks["mmap"] = [_argument(3), (ANY_BIT, 0, len(shared) - 1, MAP_ANONYMOUS), *shared]
+        checks["mmap"] = [*small, (ANY_BIT, 0, len(shared) - 1, MAP_ANONYMOUS), *shared]
     return checks
