@@ -44,11 +44,6 @@ class Worker:
             os._exit(1)
         self.send({"python": platform.python_version(), "uid": os.getuid(), "pid": os.getpid()}, [])
 
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """Processes that outlive an execution."""
-        return (self.session.head,) if self.session else ()
-
     def fill(self, view: memoryview) -> None:
         """Fill a buffer from the host."""
         while view:
@@ -102,8 +97,7 @@ class Worker:
                 watch.wipe()
 
     def _exec(self, request: dict[str, Any], body: bytearray, watches: list[Watch]) -> Any:
-        # Whatever the session left running must neither touch nor see this execution.
-        _signal(self.kept, signal.SIGSTOP)
+        # The session is stopped, so it can neither touch nor see this execution.
         scratch: dict[str, list[str]] = {}
         try:
             # A name that nobody can take beforehand.
@@ -117,18 +111,18 @@ class Worker:
             worker_files.renew(self._home)
             for path, names in scratch.items():
                 worker_files.empty(path, names)
-            _signal(self.kept, signal.SIGCONT)
 
     def _execute(self, request: dict[str, Any], body: bytearray, watches: list[Watch]) -> Any:
         (out, out_end), (err, err_end), (ready, ready_end) = pipes = pipe(), pipe(), pipe()
         try:
-            watch = self._watch(request, out, err, request["folder"])
+            watch = self._watch(request, out, err, request["folder"], ready)
             watches.append(watch)
+            watch.given = request["stdin"]
             pid = os.fork()
             if not pid:
                 worker_child.program(self.config, request, body, out_end, err_end, ready_end)
             broken, status = self._until_exit(pid, watch)
-            worker_limits.sweep(self.kept)
+            self._park()
             if not broken and not _any(ready):
                 raise OSError("the walls of an execution could not be raised")
             return watch.reply(*_ending(broken, status), "fresh")
@@ -161,14 +155,26 @@ class Worker:
         watch = self._watch(request, self.session.out, self.session.err, self._home)
         watches.append(watch)
         ended, code, state = self.session.turn(body, watch)
-        worker_limits.sweep(() if state == "lost" else self.kept)
+        # Between turns nothing of the session runs: no limit would be watched.
+        if state == "lost" or not self._park():
+            worker_limits.sweep()
+            ended, code, state = ("lost" if ended == "exit" else ended), None, "lost"
         reply = watch.reply(ended, code, state)
         if state == "lost":
             self._drop()
         return reply
 
-    def _watch(self, request: dict[str, Any], out: int, err: int, folder: str) -> Watch:
-        return Watch(self.source, self.config, request["limits"], self.kept, out, err, folder)
+    def _park(self) -> bool:
+        """Stop the head of the session and end all else; whether there is one."""
+        if self.session is None:
+            worker_limits.sweep()
+            return False
+        return worker_limits.park(self.session.head)
+
+    def _watch(
+        self, request: dict[str, Any], out: int, err: int, folder: str, ready: int | None = None
+    ) -> Watch:
+        return Watch(self.source, self.config, request["limits"], out, err, folder, ready)
 
     def _drop(self) -> None:
         if self.session:
@@ -189,14 +195,6 @@ class Worker:
             worker_files.empty(path)
         worker_files.renew(self._home)
         return {}, []
-
-
-def _signal(pids: tuple[int, ...], number: int) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
 
 
 def _any(descriptor: int) -> bool:

@@ -173,11 +173,16 @@ def session(config: dict[str, Any], folder: str, out: int, err: int, orders: int
         prepare(config, folder, out, err, (orders, status))
         worker_limits.limit(config["limits"], config["base"])
         module, stream = main_module(), os.fdopen(orders, "rb", buffering=0, closefd=False)
+        _show(config, 0)
+        _say(status, turn=0, ready=1)
         while True:
             order = json.loads(_exactly(stream, int.from_bytes(_exactly(stream, 4), "big")))
+            _show(config, 1)
             source = _exactly(stream, order["code"]).decode("utf-8", "replace")
             if child := os.fork():
-                _say(status, turn=order["turn"], died=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+                died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                _show(config, 0)
+                _say(status, turn=order["turn"], died=died)
                 continue
             _turn(config, order, source, module, status)
     finally:
@@ -188,6 +193,8 @@ def _turn(
     config: dict[str, Any], order: dict[str, Any], source: str, module: types.ModuleType, status: int
 ) -> None:
     """Run one turn in this process, which then is the head."""
+    # Or the kernel sends SIGHUP to a group of stopped processes when the last head, its parent, ends.
+    os.setsid()
     worker_limits.limit(order["limits"], config["base"], hard=False)
     code = run(source, f"<turn {order['turn']}>", module)
     flush()
@@ -195,7 +202,15 @@ def _turn(
     if threading.active_count() > 1 and (child := os.fork()):
         os.waitpid(child, 0)
         os._exit(1)
+    _show(config, 0)
     _say(status, turn=order["turn"], code=code, pid=os.getpid())
+
+
+def _show(config: dict[str, Any], whether: int) -> None:
+    """Let other executions look into this process through /proc, or not: never while it is not watched."""
+    # Only in a PID namespace: elsewhere the walls give no sight of /proc, and the worker must see its files.
+    if config["init"]:
+        worker_walls.prctl(worker_walls.PR_SET_DUMPABLE, whether)
 
 
 def _exactly(stream: Any, size: int) -> bytes:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+
+from rollgym.sandbox import worker_limits
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -148,3 +150,47 @@ def usage(folder: str, most_files: int) -> tuple[int, int]:
         except OSError:  # Closed, or too deep to be named: whatever it hides, nobody needs that.
             return size, most_files + 1
     return size, files
+
+
+def unlinked(folder: str, each: int) -> int | None:
+    """Bytes of files without a name that processes below this one hold; none where one hides what it holds.
+
+    A file that is only mapped cannot be asked for its size: it counts ``each``.
+    """
+    blocks: dict[tuple[int, int], int] = {}
+    mapped: set[int] = set()
+    for pid in worker_limits.family():
+        for task in worker_limits.threads(pid):
+            try:
+                blocks |= _open_files(task)
+                mapped |= set(_mapped_files(task, folder))
+            except PermissionError:
+                # One that is just ending has no memory, and shows nothing either.
+                if worker_limits.address_space(pid):
+                    return None
+            except OSError:
+                continue
+    known = {inode for _, inode in blocks}
+    return sum(blocks.values()) * 512 + each * len(mapped - known)
+
+
+def _open_files(task: str) -> dict[tuple[int, int], int]:
+    """Of open regular files without a name: device and number, and how many blocks they have."""
+    found = {}
+    for name in os.listdir(f"{task}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            state = os.stat(f"{task}/fd/{name}")
+            if stat.S_ISREG(state.st_mode) and not state.st_nlink:
+                found[state.st_dev, state.st_ino] = state.st_blocks
+    return found
+
+
+def _mapped_files(task: str, folder: str) -> Iterator[int]:
+    """Numbers of mapped files of a folder that have no name any more."""
+    with open(f"{task}/maps", "rb") as file:
+        maps = file.read()
+    if b" (deleted)" in maps:
+        for line in maps.splitlines():
+            number, _, name = line.partition(b"/")
+            if name.endswith(b" (deleted)") and (b"/" + name).startswith(os.fsencode(folder)):
+                yield int(number.split()[4])

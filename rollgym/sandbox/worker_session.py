@@ -14,6 +14,8 @@ from rollgym.sandbox.worker_watch import Watch, pipe
 
 BACK_SECONDS = 5.0
 """How long a head may take to say that a turn was killed."""
+READY_SECONDS = 30.0
+"""How long the first head may take to raise its walls."""
 
 
 class Session:
@@ -33,6 +35,11 @@ class Session:
             worker_child.session(config, folder, out, err, orders, status)
         for descriptor in (out, err, orders, status):
             os.close(descriptor)
+        poll = select.poll()
+        poll.register(self._status, select.POLLIN)
+        if not poll.poll(READY_SECONDS * 1000) or "ready" not in self._said():
+            self.close()
+            raise OSError("the walls of a session could not be raised")
 
     def turn(self, code: bytearray, watch: Watch) -> tuple[str, int | None, str]:
         """Run code; return how it ended, its exit code, and what became of the state."""
@@ -40,13 +47,20 @@ class Session:
         self._back = False
         order = json.dumps({"turn": self._turn, "code": len(code), "limits": watch.limits}).encode()
         whole = bytearray(len(order).to_bytes(4, "big") + order) + code
+        worker_limits.send(self.head, signal.SIGCONT)
         try:
             ended, exit_code, head = self._until_said(whole, watch)
         finally:
             whole[:] = bytes(len(whole))
+        pids = worker_limits.family()
+        if ended == "exit" and head in pids:
+            # What it used since the last look counts too, and it must not use more meanwhile.
+            worker_limits.send(head, signal.SIGSTOP)
+            if broken := watch.broken(pids, (head,)):
+                ended, exit_code, head = broken, None, self.head
         if ended not in ("exit", "lost") and head is not None and not self._gone_back():
             head = None
-        if head is None or head not in worker_limits.family() or not worker_limits.alive(head):
+        if head is None or head not in pids or not worker_limits.alive(head):
             return ("lost" if ended == "exit" else ended), None, "lost"
         state = "rolled_back" if head == self.head else "committed"
         self.head = head

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Collection
 from typing import Any
 
 from rollgym.sandbox import worker_files, worker_limits
@@ -84,22 +85,29 @@ def pipe() -> tuple[int, int]:
 class Watch:
     """The time, memory, output and disk of one execution, while it runs."""
 
+    _disk_seen = 0.0
+    """When the disk was looked at, by this watch or the last."""
+
     def __init__(
         self,
         host: int,
         config: dict[str, Any],
         limits: dict[str, Any],
-        kept: tuple[int, ...],
         out: int,
         err: int,
         folder: str,
+        ready: int | None = None,
     ) -> None:
         self.host, self.limits, self.folder = host, limits, folder
         self.work, self.scratch = config["work"], config["scratch"]
         self.taps = (Tap(out, 2 * limits["output_chars"]), Tap(err, 2 * limits["output_chars"]))
         self.started = self._checked = time.monotonic()
         self._every = CHECK_SECONDS
-        self._cpu_before = worker_limits.cpu_seconds(kept)
+        self.given = 0
+        """Bytes of input, which may lie in a file without a name that is not the code's."""
+        self._ready = ready
+        """Where the process writes a byte when untrusted code is about to begin; none where it has begun."""
+        self._cpu_before = worker_limits.cpu_total(worker_limits.family())
         self._tick = TICK_MS
         self._disk_due = 0.0
 
@@ -137,26 +145,46 @@ class Watch:
             return None
         self._checked = now
         pids = worker_limits.family()
-        most = self.limits["memory_mb"] * worker_limits.MB
-        used = worker_limits.memory(pids, most)
-        if used > most:
-            return "memory_limit"
-        self._every = SOON_SECONDS if 4 * used > most else CHECK_SECONDS
-        if worker_limits.cpu_seconds(pids) - self._cpu_before > self.limits["cpu"]:
-            return "cpu_limit"
-        if now < self._disk_due:
-            return None
+        broken = self._uses_too_much(pids, pids)
+        if broken or now < self._disk_due:
+            return broken
         full = self._fills_disk()
         # Counting many files is slow; it must not take more than a tenth of the time.
         self._disk_due = now + 10 * (time.monotonic() - now)
         return "output_limit" if full else None
 
+    def broken(self, pids: list[int], stay: tuple[int, ...]) -> str | None:
+        """Which limit is broken, if any, at the end of a turn, of whose processes some stay."""
+        broken = self._uses_too_much(pids, stay)
+        # Of many turns that are shorter than the time between two looks, not each has one of its own.
+        if broken or (not self._disk_due and time.monotonic() - Watch._disk_seen < CHECK_SECONDS):
+            return broken
+        return "output_limit" if self._fills_disk() else None
+
+    def _uses_too_much(self, pids: list[int], holders: Collection[int]) -> str | None:
+        """Whether the memory of ``holders`` or the CPU time of all is over its limit."""
+        most = self.limits["memory_mb"] * worker_limits.MB
+        used = worker_limits.memory(holders, most)
+        if used > most:
+            return "memory_limit"
+        self._every = SOON_SECONDS if 4 * used > most else CHECK_SECONDS
+        if worker_limits.cpu_total(pids) - self._cpu_before > self.limits["cpu"]:
+            return "cpu_limit"
+        return None
+
     def _fills_disk(self) -> bool:
+        Watch._disk_seen = time.monotonic()
         if self.scratch:  # Sized file systems of their own: only the number of files is free.
             states = [os.statvfs(path) for path in (self.work, *self.scratch)]
             return any(state.f_files - state.f_ffree > MOST_FILES for state in states)
+        most = self.limits["disk_mb"] * worker_limits.MB
         size, files = worker_files.usage(self.folder, MOST_FILES)
-        return size > self.limits["disk_mb"] * worker_limits.MB or files > MOST_FILES
+        if size > most or files > MOST_FILES:
+            return True
+        if self._ready is not None and not select.select([self._ready], [], [], 0)[0]:
+            return False
+        hidden = worker_files.unlinked(self.work, self.limits["file_mb"] * worker_limits.MB)
+        return hidden is None or size + hidden > most + self.given
 
     def wipe(self) -> None:
         """Leave nothing in memory."""

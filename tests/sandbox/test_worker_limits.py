@@ -1,5 +1,6 @@
 """What an execution may use, and that nothing of it is left."""
 
+import contextlib
 import os
 import textwrap
 import time
@@ -66,6 +67,105 @@ def test_processes_and_files_are_limited(sandbox: WorkerSandbox) -> None:
     assert sandbox.exec(files, limits=Limits(open_files=50)).stdout == "True\n"
     ran = sandbox.exec("open('big', 'wb').write(bytes(3 << 20))", limits=Limits(file_mb=2))
     assert "File too large" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "before", ["pass", "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"], ids=["unwaited", "ignored"]
+)
+def test_children_that_are_not_waited_for_are_counted(sandbox: WorkerSandbox, before: str) -> None:
+    burn = code(f"""
+        import os, signal, time
+        try: {before}
+        except PermissionError: print("refused")
+        while True:
+            source, sink = os.pipe()
+            if not os.fork():
+                while time.process_time() < 0.04: pass
+                os._exit(0)
+            os.close(sink); os.read(source, 1); os.close(source)
+        """)
+    ran = sandbox.exec(burn, limits=Limits(seconds=20, cpu_seconds=1, processes=200))
+    assert ran.ended is Ended.CPU
+    assert ran.stdout == ("" if before == "pass" else "refused\n")
+
+
+def test_the_cpu_time_of_one_turn_is_not_charged_to_the_next(sandbox: WorkerSandbox) -> None:
+    limits = Limits(seconds=20, cpu_seconds=1)
+    burn = "import os, time\nif not os.fork():\n  while time.process_time() < 0.7: pass\n  os._exit(0)\n"
+    for _ in range(3):
+        ran = sandbox.run(burn + "time.sleep(0.1)\nwhile time.process_time() < 0.3: pass", limits=limits)
+        assert (ran.ended, ran.state) == (Ended.EXIT, "committed")
+
+
+def test_a_process_without_its_first_thread_is_counted_and_ended(sandbox: WorkerSandbox) -> None:
+    sandbox.run("x = 1")
+    leave = code("""
+        import ctypes, os, platform, threading, time
+        def stay():
+            time.sleep(0.1); held = b"x" * (90 << 20); time.sleep(20)
+        for _ in range(4):
+            if not os.fork():
+                threading.Thread(target=stay).start()
+                ctypes.CDLL(None).syscall(93 if platform.machine() == "aarch64" else 60, 0)
+        time.sleep(WAIT)
+        """)
+    assert sandbox.exec(leave.replace("WAIT", "9"), limits=Limits(memory_mb=200)).ended is Ended.MEMORY
+    before = [pid for pid in descendants(os.getpid()) if alive(pid)]
+    assert sandbox.exec(leave.replace("WAIT", "0.05"), limits=Limits(memory_mb=200)).ok
+    assert [pid for pid in descendants(os.getpid()) if alive(pid)] == before
+
+
+UNLINKED = {
+    "open": "held.append(file)",
+    "mapped": "held.append(mmap.mmap(file, 4096, access=1)); os.close(file)",
+    "hidden": "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); held.append(file)",
+}
+
+
+@pytest.mark.parametrize("how", UNLINKED)
+def test_files_without_a_name_are_counted(open_or_skip: Callable[..., WorkerSandbox], how: str) -> None:
+    fill = code(f"""
+        import ctypes, mmap, os, time
+        held = []
+        for number in range(12):
+            file = os.open("gone", os.O_CREAT | os.O_RDWR)
+            os.unlink("gone")
+            os.write(file, bytes(8 << 20))
+            {UNLINKED[how]}
+            time.sleep(0.05)
+        """)
+    with contextlib.closing(open_or_skip("landlock")) as sandbox:
+        assert sandbox.exec(fill, limits=Limits(disk_mb=32)).ended is Ended.OUTPUT
+        assert sandbox.run(fill, limits=Limits(disk_mb=32)).ended is Ended.OUTPUT
+        assert sandbox.exec(fill, limits=Limits(disk_mb=400, file_mb=8)).ok is (how != "hidden")
+
+
+def test_the_disk_is_looked_at_when_a_turn_ends(open_or_skip: Callable[..., WorkerSandbox]) -> None:
+    fill = "import os; f = os.open('gone', 66); os.unlink('gone'); os.write(f, bytes(40 << 20))"
+    with contextlib.closing(open_or_skip("landlock")) as sandbox:
+        for _ in range(3):
+            time.sleep(0.1)  # since the last look
+            ran = sandbox.run(fill, limits=Limits(disk_mb=32))
+            assert (ran.ended, ran.state) == (Ended.OUTPUT, "rolled_back")
+
+
+def test_input_is_not_counted_as_disk_and_zeros_can_be_written(sandbox: WorkerSandbox) -> None:
+    big = "x" * (33 << 20)
+    assert sandbox.exec("import time; time.sleep(0.2)", stdin=big, limits=Limits(disk_mb=32)).ok
+    allocate = "import os; os.posix_fallocate(os.open('a', 66), 0, 5 << 20); print(os.stat('a').st_size)"
+    assert sandbox.exec(allocate).stdout == f"{5 << 20}\n"
+
+
+def test_signals_in_a_queue_are_limited(sandbox: WorkerSandbox) -> None:
+    queue = code("""
+        import ctypes, os, signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+        count = 0
+        while count < 5000 and not ctypes.CDLL(None).sigqueue(os.getpid(), 40, None): count += 1
+        os.kill(os.getpid(), 0)
+        print(count <= 256)
+        """)
+    assert sandbox.exec(queue).stdout == "True\n"
 
 
 def test_the_disk_is_limited_and_freed(sandbox: WorkerSandbox) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rollgym.errors import UsageError
 from rollgym.sandbox.client import WorkerSandbox
 from rollgym.sandbox.types import Ended, Limits
-from rollgym.sandbox.worker_limits import descendants
+from rollgym.sandbox.worker_limits import cpu_seconds, descendants, stat
 
 code = textwrap.dedent
 
@@ -53,13 +53,104 @@ def test_a_turn_that_had_not_begun_when_its_time_was_over_never_begins(
     before = set(descendants(os.getpid()))
     sandbox.run("x = 1")
     (head,) = set(descendants(os.getpid())) - before
-    os.kill(head, signal.SIGSTOP)
-    later = threading.Timer(1.0, os.kill, [head, signal.SIGCONT])
+    until = time.monotonic() + 1.0
+
+    def hold() -> None:
+        while time.monotonic() < until:
+            os.kill(head, signal.SIGSTOP)
+        os.kill(head, signal.SIGCONT)
+
+    later = threading.Thread(target=hold)
     later.start()
     ran = sandbox.run("import time; time.sleep(10); x = 2", limits=Limits(seconds=0.2))
     assert (ran.ended, ran.state) == (Ended.TIMEOUT, "rolled_back")
     later.join()
     assert sandbox.run("print(x)").stdout == "1\n"
+
+
+GO_ON = code("""
+    import json, os, sys, threading, time
+    frame = sys._getframe()
+    while "order" not in frame.f_locals: frame = frame.f_back
+    said = {"turn": frame.f_locals["order"]["turn"], "code": 0, "pid": os.getpid()}
+    def grow(end=time.time() + 5):
+        held = []
+        while time.time() < end:
+            held.append(b"x" * 1000)
+            with open("grown", "ab") as file: file.write(held[-1])
+    threading.Thread(target=grow, daemon=True).start()
+    for number in range(3, 32):
+        try: os.write(number, json.dumps(said).encode() + b"\\n")
+        except OSError: pass
+    grow()
+    """)
+"""Says that its turn is over, and goes on in two threads."""
+
+
+def test_between_turns_nothing_of_a_session_runs(another: Callable[[], WorkerSandbox]) -> None:
+    sandbox = another()
+    before = set(descendants(os.getpid()))
+    assert sandbox.run(GO_ON).state == "committed"
+    (head,) = set(descendants(os.getpid())) - before
+    first = len(sandbox.read("grown")), cpu_seconds([head])
+    time.sleep(0.4)
+    assert (len(sandbox.read("grown")), cpu_seconds([head])) == first
+    assert sandbox.exec("print('fresh')").stdout == "fresh\n"
+    assert (len(sandbox.read("grown")), cpu_seconds([head])) == first
+    assert stat(head)[0] == "T"
+
+
+GROUP = "import os, threading, time\nthreading.Thread(target=time.sleep, args=[9]).start(); os.setpgid(0, 0)"
+
+
+@pytest.mark.parametrize(
+    "turn",
+    ["y = 1", "1 / 0", "import os; os._exit(3)", "import time; time.sleep(9)", GROUP],
+)
+def test_a_session_is_stopped_however_its_turn_ended(another: Callable[[], WorkerSandbox], turn: str) -> None:
+    sandbox = another()
+    before = set(descendants(os.getpid()))
+    sandbox.run("x = 41")
+    sandbox.run(turn, limits=Limits(seconds=0.3))
+    (head,) = set(descendants(os.getpid())) - before
+    assert stat(head)[0] == "T"
+    sandbox.exec("import os, signal\nfor n in range(2, 99):\n  try: os.kill(n, signal.SIGCONT)\n  except: 0")
+    assert stat(head)[0] == "T"
+    assert sandbox.run("print(x + 1)").stdout == "42\n"
+
+
+def test_what_a_turn_holds_when_it_ends_is_counted(sandbox: WorkerSandbox) -> None:
+    sandbox.run("x = 1")
+    ran = sandbox.run("x = b'x' * (150 << 20)", limits=Limits(memory_mb=100))
+    assert (ran.ended, ran.state) == (Ended.MEMORY, "rolled_back")
+    # Both the turn and the state before it hold them, but they are the same pages.
+    assert sandbox.run("x = b'x' * (60 << 20)", limits=Limits(memory_mb=100)).state == "committed"
+    for _ in range(2):
+        assert sandbox.run("print(len(x))", limits=Limits(memory_mb=100)).stdout == f"{60 << 20}\n"
+
+
+def test_an_execution_cannot_read_the_memory_of_the_session(sandbox: WorkerSandbox) -> None:
+    sandbox.run("x = 1")
+    for turn in ("x = 2", "import os; os._exit(1)", "x = 3"):
+        sandbox.run(turn)
+        ran = sandbox.exec(
+            code("""
+            import os
+            try: pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+            except PermissionError: pids = [1, os.getppid()]
+            others = [pid for pid in pids if pid != os.getpid()]
+            print(len(others))
+            for pid in others:
+                for name in ("mem", "maps", "environ", "fd/0", "root/work"):
+                    try: open(f"/proc/{pid}/{name}", "rb"); print("open", pid, name)
+                    except PermissionError: pass
+            """)
+        )
+        assert ran.stdout == "2\n", ran.stderr
+    assert sandbox.run("import os; print(x, len(os.listdir('/proc/self/fd')) > 2 if x else 0)").stdout in (
+        "3 True\n",
+        "",  # Landlock gives no sight of /proc
+    )
 
 
 def test_threads_and_processes_end_with_the_turn(sandbox: WorkerSandbox) -> None:
