@@ -1,14 +1,18 @@
 """No walls: only for those who say so, and the same contract otherwise. Nothing here may harm the host."""
 
 import contextlib
+import os
+import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from rollgym.errors import UsageError
+from rollgym.errors import UsageError, WorkerLost
 from rollgym.sandbox.client import WorkerSandbox
 from rollgym.sandbox.plain import open_plain
 from rollgym.sandbox.types import Ended, Level, Limits, SandboxSettings
+from rollgym.sandbox.worker_limits import alive, descendants
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +42,18 @@ def test_it_runs_and_limits_like_the_others(plain: WorkerSandbox) -> None:
     assert plain.read("a") == b"b"
     plain.reset()
     assert "NameError" in plain.run("print(x)").stderr
+
+
+def test_a_session_does_not_outlive_a_worker_that_was_killed() -> None:
+    sandbox = open_plain(SandboxSettings(allow_unsafe=True))
+    sandbox.run("x = 1")
+    sandbox.run("x = 2")
+    worker: int = sandbox._channel.pid  # type: ignore[attr-defined]
+    (head,) = descendants(worker)
+    os.kill(worker, signal.SIGKILL)
+    with pytest.raises(WorkerLost):
+        sandbox.run("x = 3")
+    deadline = time.monotonic() + 20
+    while alive(head) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not alive(head)
