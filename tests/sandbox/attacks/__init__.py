@@ -3,8 +3,10 @@
 None of them is ever to run outside a sandbox.
 """
 
+from .between_turns import BETWEEN_TURNS
 from .channel import CHANNEL
 from .files import FILES
+from .host_resources import HOST_RESOURCES
 from .kernel import KERNEL
 from .leftovers import LEFTOVERS
 from .memory import MEMORY
@@ -26,7 +28,9 @@ ATTACKS: tuple[Attack, ...] = (
     *OUTPUT,
     *TIME,
     *KERNEL,
+    *HOST_RESOURCES,
     *CHANNEL,
+    *BETWEEN_TURNS,
     *SECRETS,
     *LEFTOVERS,
     *PRIVILEGE,

@@ -14,6 +14,18 @@ _USER, _MOUNT, _PID, _NET, _IPC, _UTS, _CGROUP, _TIME = (
 # name: (gain, arguments): wrong on purpose where a right call would change the host.
 _CALLS = {
     "io_uring_setup": ("system calls past the filter", "4, ctypes.create_string_buffer(200)"),
+    "io_setup": ("memory in the kernel, from a number shared by all users",
+        "16, ctypes.byref(ctypes.c_ulong())"),
+    "file_setattr": ("attributes of files of the host",
+        "-100, b'.', ctypes.create_string_buffer(24), 24, 0"),
+    "file_getattr": ("a call that no filter knew",
+        "-100, b'/', ctypes.create_string_buffer(24), 24, 0"),
+    "cachestat": ("what others have read",
+        "0, ctypes.create_string_buffer(16), ctypes.create_string_buffer(40), 0"),
+    "statmount": ("mounts of the host", "ctypes.create_string_buffer(b'\\x20', 32), None, 0, 0"),
+    "listmount": ("mounts of the host", "ctypes.create_string_buffer(b'\\x20', 32), None, 0, 0"),
+    "set_mempolicy_home_node": ("memory of other nodes", "0, 0, 0, 1"),
+    "lsm_set_self_attr": ("the label of a security module", "0, None, 0, 1"),
     "keyctl": ("keys of the kernel", "0, -3, 1"),
     "add_key": ("memory and messages in the kernel", 'b"user", b"rollgym", b"x", 1, -2'),
     "request_key": ("a helper program started by the kernel", 'b"user", b"rollgym", None, 0'),
@@ -106,6 +118,22 @@ def x32():
     pwned("an x32 getpid gave", got) if got > 0 else held("x32", os.strerror(ctypes.get_errno()))
 in_child(x32)
 """
+_FUTURE = """
+known = []
+for number in (*range(337, 424), *range(463, 1024)):
+    got = LIBC.syscall(ctypes.c_long(number), *[ctypes.c_long(-1)] * 6)
+    if got >= 0 or ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM): known.append(number)
+pwned("the kernel knows", known) if known else held("the kernel knows none")
+"""
+_FLAGS = """
+import fcntl
+open("mine", "w").close()
+fd = os.open("mine", os.O_RDONLY)
+for request, size in ((0x40086602, 8), (0x401C5820, 28), (0x40806685, 128)):
+    try: fcntl.ioctl(fd, request, bytes(size)); pwned(hex(request))
+    except OSError as error:
+        held(error) if error.errno == errno.EPERM else pwned("reached the kernel:", hex(request), error)
+"""
 _SECCOMP = """
 class Program(ctypes.Structure): _fields_ = [("n", ctypes.c_ushort), ("p", ctypes.c_void_p)]
 before = LIBC.prctl(21, 0, 0, 0, 0)
@@ -155,5 +183,13 @@ KERNEL: tuple[Attack, ...] = (
     attack(_F, "setns", "namespaces of others", _SETNS),
     attack(_F, "int80", "system calls past a filter for 64 bits", _OLD_ABI),
     attack(_F, "x32", "system calls past a filter for 64 bits", _X32),
+    attack(_F, "numbers-of-the-future", "calls that came after the filter", _FUTURE, control=True),
+    attack(
+        _F,
+        "attributes-of-files",
+        "files of the host that it may read made unchangeable",
+        _FLAGS,
+        control=True,
+    ),
     attack(_F, "take-walls-down", "everything behind the filter", _SECCOMP, control=True),
 )

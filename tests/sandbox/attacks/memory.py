@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rollgym.sandbox.types import Level, Limits
 
 from .model import Attack, attack, run, survived, told_or_killed
@@ -41,6 +43,66 @@ def _hold(
 def _fill(name: str, place: str, *, needs: Level = Level.LANDLOCK) -> Attack:
     code = _FILL.format(place=place)
     return attack(_F, name, "memory as files", code, judge=told_or_killed, limits=_SMALL, needs=needs)
+
+
+_UNLINKED = """
+import array, mmap
+say("TRIED")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+kept, held_mb = [], 0
+def new():
+    fd = os.open("hidden", os.O_CREAT | os.O_RDWR, 0o600); os.unlink("hidden"); return fd
+def fill(fd):
+    for _ in range(10): os.write(fd, bytes(1 << 20))
+    return fd
+try:
+    pairs = []
+    {setup}
+    while held_mb < 400:
+        {step}; held_mb += 10
+        time.sleep(0.02)
+    time.sleep(0.3); pwned(held_mb, "MB of disk held, 32 allowed")
+except OSError as error: held("stopped at", held_mb, "MB", error)
+"""
+_HIDDEN = {
+    "unlinked-files": ("pass", "kept.append(fill(new()))"),
+    "unlinked-files-hidden": ("LIBC.prctl(4, 0, 0, 0, 0)", "kept.append(fill(new()))"),
+    "preallocated-file": (
+        "kept.append(new())",
+        'call("fallocate", kept[0], 1, held_mb << 20, 10 << 20)',
+    ),
+    "unlinked-mapped-files": (
+        "pass",
+        "fd = fill(new()); kept.append(LIBC.mmap(None, 4096, 1, 1, fd, 0)); os.close(fd)",
+    ),
+    "unlinked-sent-files": (
+        "pairs = socket.socketpair()",
+        'fd = fill(new()); pairs[0].sendmsg([b"x"], [(1, 1, array.array("i", [fd]))]); os.close(fd)',
+    ),
+    "unlinked-in-thread": (
+        "stacks = []",
+        "fd = fill(new()); stacks.append(ctypes.create_string_buffer(65536)); "
+        "LIBC.clone(LIBC.pause, ctypes.c_void_p(ctypes.addressof(stacks[-1]) + 65024), 0x10B00, None); "
+        "os.close(fd)",
+    ),
+}
+"""By name: what comes first, and what then holds ten more megabytes that no folder shows. The last one keeps
+them in a thread with descriptors of its own."""
+
+
+def _hidden(name: str, how: tuple[str, str]) -> Attack:
+    setup, step = how
+    code = _UNLINKED.format(setup=setup, step=step)
+    return attack(
+        _F,
+        name,
+        "disk that no folder shows",
+        code,
+        judge=told_or_killed,
+        limits=replace(_SMALL, processes=64),
+        needs=Level.LANDLOCK,
+        slow=name != "unlinked-files",
+    )
 
 
 _TOUCH = "kept[-1].write(bytes(10 << 20))"
@@ -101,6 +163,30 @@ pwned(whole, "children of 90 MB") if whole > 5 else held(whole, "children of 90 
         limits=_SMALL,
         control=True,
     ),
+    attack(
+        _F,
+        "children-without-main-thread",
+        "memory of processes that look dead",
+        """
+import threading
+say("TRIED")
+def hold():
+    time.sleep(0.3); data = b"x" * (90 << 20); time.sleep(2); os._exit(0)
+children = 0
+for _ in range(12):
+    try:
+        if not os.fork():
+            threading.Thread(target=hold).start(); call("exit", 0)
+        children += 1
+    except (OSError, MemoryError): break
+ended = [os.waitpid(-1, 0)[1] for _ in range(children)]
+whole = ended.count(0)
+pwned(whole, "children of 90 MB") if whole > 5 else held(whole, "children of 90 MB lived")
+""",
+        judge=told_or_killed,
+        limits=_SMALL,
+    ),
+    *(_hidden(name, how) for name, how in _HIDDEN.items()),
     attack(
         _F,
         "socket-buffers",

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .stage import Stage
 
 LIMITS = Limits(seconds=5, memory_mb=256, processes=16, open_files=128, file_mb=32, disk_mb=32)
+IDLE = 100
+"""What a session may get done before it is stopped: a machine may be busy."""
 BRIEF = Limits(seconds=1, memory_mb=256, processes=16, open_files=128, file_mb=32, disk_mb=32)
 
 
@@ -29,9 +31,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call to the sandbox. ``text`` is the program, or the name of a file."""
+    """One call to the sandbox. ``text`` is the program, the name of a file, or the seconds of a pause."""
 
-    call: Literal["exec", "run", "read", "write", "reset"]
+    call: Literal["exec", "run", "read", "write", "reset", "pause"]
     text: str = ""
     stdin: str = ""
     files: tuple[tuple[str, bytes], ...] = ()
@@ -142,6 +144,14 @@ def unfetched(evidence: Evidence) -> Finding:
     if evidence.lines("TRIED"):
         return Verdict.BLOCKED, "it stayed inside"
     return Verdict.UNJUDGED, f"nothing was read: {evidence.ran}"
+
+
+def idle(evidence: Evidence) -> Finding:
+    """A file counts what was done (milliseconds or megabytes) while no call was made."""
+    if not evidence.fetched or not evidence.lines("TRIED"):
+        return Verdict.UNJUDGED, f"nothing was counted: {evidence.ran} {evidence.refused}"
+    done = int(evidence.fetched[-1] or b"0")
+    return (Verdict.SUCCEEDED if done > IDLE else Verdict.BLOCKED), f"{done} between two calls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,25 @@ os.write(2, b"\\xe2\\x82")
     ),
 )
 
+_UNWAITED = """
+say("TRIED")
+no_wait = ctypes.create_string_buffer(152)
+ctypes.memmove(ctypes.addressof(no_wait) + 136, (ctypes.c_int * 1)(2), 4)
+try: {before}
+except OSError as error: say(error)
+burnt, source, sink = 0.0, *os.pipe()
+while burnt < 2.2:
+    try:
+        if not os.fork():
+            while time.process_time() < 0.03: pass
+            os.write(sink, b"."); os._exit(0)
+    except OSError: break
+    os.read(source, 1); burnt += 0.03
+if burnt < 2.2: os.wait()
+while burnt < 2.2: pass
+pwned(round(burnt, 1), "seconds of CPU time, 1 allowed")
+"""
+
 TIME: tuple[Attack, ...] = (
     attack(_T, "busy-loop", "a processor", 'say("TRIED")\nwhile True: pass', judge=stopped, limits=BRIEF),
     attack(
@@ -167,6 +186,22 @@ pwned(round(burnt, 1), "seconds of processor time, 1 allowed")
         judge=stopped,
         limits=replace(LIMITS, seconds=12, cpu_seconds=1),
         slow=True,
+    ),
+    *(
+        attack(
+            _T,
+            name,
+            "CPU time counted for none",
+            _UNWAITED.format(before=before),
+            judge=stopped,
+            limits=replace(LIMITS, seconds=20, cpu_seconds=1, processes=64),
+            slow=True,
+        )
+        for name, before in (
+            ("burn-in-unwaited-children", "pass"),
+            ("burn-in-ignored-children", "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"),
+            ("burn-in-unreported-children", "LIBC.sigaction(17, no_wait, None)"),
+        )
     ),
     attack(
         _T,

@@ -135,7 +135,9 @@ class Stage:
             if folder.name.isdigit():
                 with contextlib.suppress(OSError, IndexError):
                     name, rest = (folder / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
-                    if name == self.mark and rest.split()[0] not in "ZX":
+                    # A process whose first thread has ended looks dead, and may have others.
+                    fields = rest.split()
+                    if name == self.mark and (fields[0] not in "ZX" or int(fields[17]) > 1):
                         found.append(int(folder.name))
         return found
 

@@ -108,6 +108,8 @@ class Trial:
             evidence.ran.append(sandbox.run(code, limits=limits))
         elif step.call == "reset":
             sandbox.reset()
+        elif step.call == "pause":
+            time.sleep(float(step.text))
         else:
             name = step.text.replace("FOLDER", str(self.stage.folder))
             try:
