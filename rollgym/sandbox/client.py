@@ -82,16 +82,21 @@ def worker_config(limits: Limits, **more: Any) -> dict[str, Any]:
     """The configuration frame of a worker. Each backend says what differs.
 
     ``walls``: whether the seccomp filter is put on the ``worker``, on each ``child`` (with Landlock: ``read``
-    and ``write`` are the paths) or on ``none``; ``filter``: it, in hex; ``machine``: what it is for;
-    ``work``: the folder for executions and session; ``scratch``: other folders that are cleaned, all on file
-    systems of limited size; ``processes``: whether the user id inside is its ``own``, ``shared`` with others,
-    or RLIMIT_NPROC is to be left alone (``none``); ``uid``: where the worker itself must give up being root.
+    and ``write`` are the paths; of those read, only ``opened`` and what is below can be, and the names in
+    ``listed``) or on ``none``; ``hidden``: paths that must not be readable inside; ``filter``: it, in hex;
+    ``machine``: what it is for; ``work``: the folder for executions and session; ``scratch``: other folders
+    that are cleaned, all on file systems of limited size; ``processes``: whether the user id inside is its
+    ``own``, ``shared`` with others, or RLIMIT_NPROC is to be left alone (``none``); ``uid``: where the worker
+    itself must give up being root.
     """
     config = {
         "walls": "worker",
         "filter": "",
         "machine": "",
         "read": [],
+        "opened": [],
+        "listed": [],
+        "hidden": [],
         "write": [],
         "work": "/work",
         "scratch": ["/tmp", "/dev/shm"],

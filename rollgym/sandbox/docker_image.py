@@ -16,6 +16,7 @@ from typing import IO
 
 from rollgym.errors import RunError, UsageError
 from rollgym.sandbox import docker_engine
+from rollgym.sandbox.hidden import OURS
 
 SKIPPED = {"test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
 PROGRAMS = ("/bin/sh",)
@@ -110,7 +111,10 @@ def _library(folders: list[str], cache: str) -> Iterable[str]:
     for top in folders:
         for folder, below, names in os.walk(top):
             below[:] = [name for name in below if name not in SKIPPED and not name.startswith("config-")]
+            below[:] = [name for name in below if not OURS.fullmatch(name)]
             for name in names:
+                if OURS.fullmatch(name):
+                    continue
                 path = os.path.join(folder, name)
                 if os.path.isfile(path) and (not name.endswith(".pyc") or name.endswith(f".{cache}.pyc")):
                     yield path

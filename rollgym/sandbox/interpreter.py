@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import random
 import stat
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from rollgym.errors import RunError
+from rollgym.sandbox import hidden
 from rollgym.sandbox.client import BOOT, PYTHON_FLAGS
 
 NOBODY = 65534
@@ -27,10 +30,16 @@ class Interpreter:
     """What it needs to read, outside /usr."""
     why: str
     """Which it is, in words."""
+    needed: tuple[str, ...] = ()
+    """What it cannot start without, wherever that is."""
 
     def command(self, preload: tuple[str, ...] = ()) -> list[str]:
         """The command that boots a worker; modules to preload may lie in its site-packages."""
         return [self.path, *(flag for flag in PYTHON_FLAGS if not (preload and flag == "-S")), BOOT]
+
+    def hidden(self, roots: Iterable[str], preload: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """What must not be seen of these folders: see `rollgym.sandbox.hidden`."""
+        return hidden.hidden(roots, packages=bool(preload), needed=self.needed)
 
 
 def spare_uid() -> int | None:
@@ -64,12 +73,16 @@ def find_python(preload: tuple[str, ...] = ()) -> Interpreter:
     own = sys.executable if preload else os.path.realpath(sys.executable)
     prefixes = {sys.base_prefix, *([sys.prefix] if preload else [])}
     folders = tuple(sorted(prefix for prefix in prefixes if not prefix.startswith("/usr")))
-    needed = [own, os.path.realpath(own), sysconfig.get_path("stdlib"), *folders]
-    if all(_readable(path) for path in needed):
-        return Interpreter(own, folders, f"the Python of this process, {sys.version.split()[0]}")
+    needed = [own, os.path.realpath(own), sysconfig.get_path("stdlib")]
+    if all(_readable(path) for path in (*needed, *folders)):
+        why = f"the Python of this process, {sys.version.split()[0]}"
+        return Interpreter(own, folders, why, (*needed, *([sys.prefix] if preload else [])))
     if _readable("/usr/bin/python3"):
         reason = f"{own} cannot be read by an unprivileged user"
-        return Interpreter("/usr/bin/python3", (), f"/usr/bin/python3, {_version()}, because {reason}")
+        why = f"/usr/bin/python3, {_version()}, because {reason}"
+        return Interpreter(
+            "/usr/bin/python3", (), why, ("/usr/bin/python3", *glob.glob("/usr/lib/python3.*"))
+        )
     raise RunError(
         f"No Python can be used inside a sandbox: {own} cannot be read by an unprivileged user, and there "
         "is no /usr/bin/python3. Install Python for all users (apt install python3), or do not run as root."

@@ -10,6 +10,7 @@ from rollgym.sandbox import client, seccomp
 from rollgym.sandbox.cgroup import Cgroup
 from rollgym.sandbox.client import ENVIRONMENT, WorkerSandbox
 from rollgym.sandbox.folder import PipesWithFolder, make_folder
+from rollgym.sandbox.hidden import split
 from rollgym.sandbox.interpreter import NOBODY, Interpreter, find_python, spare_uid
 from rollgym.sandbox.launch import boot
 from rollgym.sandbox.namespaces import NO_CGROUP
@@ -48,6 +49,9 @@ def open_landlock(settings: SandboxSettings) -> WorkerSandbox:
     no_signals = abi < SIGNALS_ABI and uid is None
     profile = seccomp.Profile(shared_host=True, no_signals=no_signals, no_shared_memory=cgroup is None)
     folder = make_folder(uid)
+    roots = _readable(python)
+    out = python.hidden(roots, settings.preload)
+    opened, listed = split(roots, out)
     channel = PipesWithFolder(
         folder, python.command(settings.preload), uid=uid, environment=ENVIRONMENT, cgroup=cgroup
     )
@@ -56,7 +60,10 @@ def open_landlock(settings: SandboxSettings) -> WorkerSandbox:
         walls="child",
         filter=seccomp.program(profile).hex(),
         machine=platform.machine(),
-        read=_readable(python),
+        read=roots,
+        opened=opened,
+        listed=listed,
+        hidden=list(out),
         write=list(DEVICES),
         work=folder,
         scratch=[],

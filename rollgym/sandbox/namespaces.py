@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from rollgym.errors import RunError
-from rollgym.sandbox import client, seccomp
+from rollgym.sandbox import client, hidden, seccomp
 from rollgym.sandbox.cgroup import Cgroup
 from rollgym.sandbox.client import WorkerSandbox
 from rollgym.sandbox.interpreter import Interpreter, find_python, spare_uid
@@ -21,6 +21,7 @@ HOW_TO_ALLOW = (
     "allow user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
 )
 INSIDE_ID = "1000"
+LIBRARIES = ("/lib", "/lib32", "/lib64", "/bin")
 NO_CGROUP = (
     "No memory cgroup can be made here: total memory is watched twenty times a second, so a fast program can "
     "exceed it for a moment, and what the kernel holds for pipes and sockets is not counted."
@@ -47,7 +48,7 @@ def command(bwrap: str, python: Interpreter, settings: SandboxSettings, *, count
     for name, value in client.ENVIRONMENT.items():
         words += ["--setenv", name, value]
     words += ["--uid", INSIDE_ID, "--gid", INSIDE_ID, "--hostname", "sandbox", "--cap-drop", "ALL"]
-    words += [*_system(), *_each("--ro-bind", python.folders)]
+    words += [*_system(), *_each("--ro-bind", python.folders), *_masks(masked(python, settings))]
     # Some settings of the kernel belong to a namespace, and so to the code.
     words += ["--proc", "/proc", "--size", "4096", "--tmpfs", "/proc/sys", "--remount-ro", "/proc/sys"]
     words += ["--dev", "/dev"]
@@ -60,9 +61,26 @@ def command(bwrap: str, python: Interpreter, settings: SandboxSettings, *, count
     return [*words, "--", *python.command(settings.preload)]
 
 
+def masked(python: Interpreter, settings: SandboxSettings) -> tuple[str, ...]:
+    """What is hidden of the folders that are mounted, by the names they have inside."""
+    mounts = ("/usr", *(path for path in LIBRARIES if not os.path.islink(path)), *python.folders)
+    return hidden.inside(python.hidden(mounts, settings.preload), mounts)
+
+
+def _masks(paths: tuple[str, ...]) -> list[str]:
+    words: list[str] = []
+    for path in paths:
+        if os.path.isdir(path):
+            words += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
+        else:
+            # A device that may not be opened there, since the mount has no devices.
+            words += ["--ro-bind", os.devnull, path]
+    return words
+
+
 def _system() -> list[str]:
     words = ["--ro-bind", "/usr", "/usr"]
-    for path in ("/lib", "/lib32", "/lib64", "/bin"):
+    for path in LIBRARIES:
         if os.path.islink(path):
             words += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
@@ -95,6 +113,7 @@ def open_namespaces(settings: SandboxSettings) -> WorkerSandbox:
         filter=seccomp.program(profile).hex(),
         machine=platform.machine(),
         preload=list(settings.preload),
+        hidden=list(masked(python, settings)),
     )
     boot(channel, config, python.why)
     return WorkerSandbox(

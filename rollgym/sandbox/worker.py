@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import glob
 import importlib
 import os
 import platform
@@ -20,6 +21,8 @@ from rollgym.sandbox import protocol, worker_child, worker_files, worker_limits,
 from rollgym.sandbox.worker_session import Session
 from rollgym.sandbox.worker_watch import HostGone, Watch, pipe
 
+LOOKED_AT = 50
+"""Files of a hidden folder that are tried to be read."""
 OURS = 3
 """Processes that are not the code's: the worker, the head of the session, and the one that waits."""
 
@@ -224,8 +227,12 @@ def _set_up(config: dict[str, Any]) -> None:
     config["init"] = os.getpid() == 1
     if not config["init"]:
         worker_walls.prctl(worker_walls.PR_SET_CHILD_SUBREAPER, 1)
-    for name in config["preload"]:
-        importlib.import_module(name)
+    _preload(config["preload"])
+    # Rules with many parts are made once: an execution only puts them on.
+    config["rules"] = None
+    if config["walls"] == "child" and config["listed"]:
+        rules = config["opened"], [config["work"], *config["write"]], config["listed"]
+        config["rules"] = worker_walls.make_rules(*rules)[0]
     worker_walls.prctl(worker_walls.PR_SET_NO_NEW_PRIVS, 1)
     worker_walls.prctl(worker_walls.PR_SET_DUMPABLE, 0)
     tasks = {"own": OURS, "shared": worker_limits.tasks_of_user(), "none": -1}[config["processes"]]
@@ -234,6 +241,7 @@ def _set_up(config: dict[str, Any]) -> None:
         raise OSError(f"the filter is for {config['machine']}, this is {platform.machine()}")
     if config["walls"] == "worker":
         worker_walls.install_filter(bytes.fromhex(config["filter"]))
+        _check_hidden(config)
     elif config["walls"] == "child":
         _try_walls(config)
     for name in [name for name in sys.modules if name.split(".")[0] == "rollgym"]:
@@ -248,11 +256,66 @@ def _try_walls(config: dict[str, Any]) -> None:
     if not pid:
         try:
             worker_child.raise_walls(config, config["work"])
+            _check_hidden(config)
             os._exit(0)
+        except Visible:
+            os._exit(2)
         finally:
             os._exit(1)
-    if os.waitpid(pid, 0)[1]:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 2:
+        raise Visible("rollgym can be read inside, and with it the solutions of its tasks")
+    if code:
         raise OSError("the walls of an execution cannot be raised")
+
+
+class Visible(Exception):
+    """Something is seen inside that must not be."""
+
+
+class _NotHere:
+    """Refuses to import rollgym: what is in the memory of the worker, each execution inherits."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] == "rollgym":
+            raise ImportError("rollgym cannot be imported in a sandbox")
+
+
+def _preload(names: list[str]) -> None:
+    refuse = _NotHere()
+    sys.meta_path.insert(0, refuse)
+    try:
+        for name in names:
+            importlib.import_module(name)
+    finally:
+        sys.meta_path.remove(refuse)
+
+
+def _check_hidden(config: dict[str, Any]) -> None:
+    """See for ourselves that nothing of rollgym can be read, whether the host knows of it or not."""
+    folders = {*sys.path, "/usr/lib/python3/dist-packages"}
+    for prefix in {sys.prefix, sys.base_prefix, "/usr", "/usr/local"}:
+        folders |= set(glob.glob(f"{glob.escape(prefix)}/lib*/py*/*-packages"))
+    for path in (*config["hidden"], *(os.path.join(folder, "rollgym") for folder in folders)):
+        if _readable(path):
+            raise Visible(f"{path} can be read inside, and with it the solutions of tasks")
+
+
+def _readable(path: str) -> bool:
+    """Whether a file can be read, or one of the first in a folder: walls hide all of it or nothing."""
+    files = [path] if not os.path.isdir(path) else []
+    for folder, _, names in os.walk(path):
+        files += [os.path.join(folder, name) for name in names]
+        if len(files) >= LOOKED_AT:
+            break
+    for name in files[:LOOKED_AT]:
+        try:
+            with open(name, "rb") as file:
+                if file.read(1):
+                    return True
+        except OSError:
+            continue
+    return False
 
 
 def main() -> None:

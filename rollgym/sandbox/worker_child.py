@@ -26,6 +26,9 @@ def raise_walls(config: dict[str, Any], folder: str) -> None:
     """The walls of one process, where the worker itself has none: it must see /proc."""
     if config["walls"] == "child":
         worker_walls.restrict(config["read"], [folder, *config["write"]])
+        if config["rules"] is not None:
+            worker_walls.enforce(config["rules"])
+            os.close(config["rules"])
         worker_walls.install_filter(bytes.fromhex(config["filter"]))
 
 
@@ -36,7 +39,8 @@ def prepare(config: dict[str, Any], folder: str, out: int, err: int, keep: tuple
         os.dup2(out, 1)
         os.dup2(err, 2)
         first = 3
-        for descriptor in sorted(keep):
+        rules = () if config["rules"] is None else (config["rules"],)
+        for descriptor in sorted((*keep, *rules)):
             os.closerange(first, descriptor)
             first = descriptor + 1
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))

@@ -16,6 +16,7 @@ RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
 """How many file rights each version of Landlock knows."""
 READ = 1 << 0 | 1 << 2 | 1 << 3
 """Execute, read files, read folders."""
+LIST = 1 << 3
 FILE_RIGHTS = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 """Those that make sense for what is no folder."""
 
@@ -59,8 +60,24 @@ def landlock_abi() -> int:
         return 0
 
 
-def restrict(read: Iterable[str], write: Iterable[str]) -> int:
+def restrict(read: Iterable[str], write: Iterable[str], listed: Iterable[str] = ()) -> int:
     """Let this process see only these folders and files from now on; return the version of Landlock."""
+    ruleset, abi = make_rules(read, write, listed)
+    try:
+        enforce(ruleset)
+    finally:
+        os.close(ruleset)
+    return abi
+
+
+def enforce(ruleset: int) -> None:
+    """Put rules on this process, beside those that it has."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    _syscall(LANDLOCK_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint32(0))
+
+
+def make_rules(read: Iterable[str], write: Iterable[str], listed: Iterable[str] = ()) -> tuple[int, int]:
+    """Rules for later, as a descriptor, and the version of Landlock; ``listed`` shows names alone."""
     abi = landlock_abi()
     if abi < 1:
         raise OSError("Landlock is not available")
@@ -69,14 +86,13 @@ def restrict(read: Iterable[str], write: Iterable[str]) -> int:
     fields = struct.pack("QQQ", rights, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
     ruleset = _syscall(LANDLOCK_CREATE, fields, ctypes.c_size_t(len(fields)), ctypes.c_uint32(0))
     try:
-        for paths, allowed in ((read, READ), (write, rights)):
+        for paths, allowed in ((read, READ), (listed, LIST), (write, rights)):
             for path in paths:
                 _allow(ruleset, path, allowed & rights)
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
-        _syscall(LANDLOCK_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint32(0))
-    finally:
+    except BaseException:
         os.close(ruleset)
-    return abi
+        raise
+    return ruleset, abi
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
