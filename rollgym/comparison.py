@@ -48,10 +48,10 @@ def _same_environment(a: dict[str, Any], b: dict[str, Any]) -> None:
 
 
 def by_task(episodes: Sequence[Episode]) -> dict[Key, list[Episode]]:
-    """Episodes that did not fail, by the task they played."""
+    """Episodes that have a score, by the task they played."""
     groups: dict[Key, list[Episode]] = defaultdict(list)
     for episode in episodes:
-        if not episode.outcome.failed:
+        if not episode.excluded:
             spec = episode.spec
             groups[(spec.split, spec.task, spec.env_seed)].append(episode)
     return dict(sorted(groups.items(), key=lambda item: str(item[0])))
@@ -59,7 +59,7 @@ def by_task(episodes: Sequence[Episode]) -> dict[Key, list[Episode]]:
 
 def success_of(episodes: Sequence[Episode]) -> float | None:
     """The share that succeeded, of those that say."""
-    values = [float(e.success) for e in episodes if e.success is not None]
+    values = [float(e.scored_success) for e in episodes if e.scored_success is not None]
     return sum(values) / len(values) if values else None
 
 

@@ -8,6 +8,7 @@
         ├── EnvError            an environment raised or broke its contract
         ├── WorkerLost          the process that hosted an environment died or was killed
         ├── AgentError          the agent (or the engine behind it) could not act
+        │   ├── AgentRaised     the agent's own code raised: counts as its failure
         │   └── EngineLost      the server or process that generates has died or cannot be reached
         ├── ContextFull         the conversation no longer fits the model (ends as token_limit)
         ├── RewardError         an episode was played but could not be scored (ends as env_error)
@@ -87,6 +88,10 @@ class WorkerLost(RunError):
 
 class AgentError(RunError):
     """The agent, or the engine or endpoint behind it, could not produce an action."""
+
+
+class AgentRaised(AgentError):
+    """The agent's own code raised while it chose an action: this counts as its failure."""
 
 
 class EngineLost(AgentError):

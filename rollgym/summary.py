@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollgym.seeding import stable_digest
 from rollgym.stats import bootstrap_mean, pass_at_k, percentiles, wilson
 from rollgym.types import Episode, Outcome
 
+EXCLUDED_EPISODES = 3
+EXCLUDED_SHARE = 0.02
+"""When more episodes than this, or a greater share of them, are excluded from a score, it is marked."""
+
 
 def summarise(manifest: dict[str, Any], episodes: Sequence[Episode]) -> dict[str, Any]:
-    """One JSON-able object. Failed episodes are counted and named, but have no score."""
+    """One JSON-able object.
+
+    Episodes that infrastructure ended are excluded from rates and means, and counted. Errors that the agent
+    can have caused count as its failures.
+    """
     episodes = sorted(episodes, key=lambda episode: episode.spec.episode_id)
-    scored = [episode for episode in episodes if not episode.outcome.failed]
+    scored = [episode for episode in episodes if not episode.excluded]
+    excluded = len(episodes) - len(scored)
     groups: dict[str, list[Episode]] = defaultdict(list)
     for episode in scored:
         groups[episode.spec.group_id or episode.spec.episode_id].append(episode)
@@ -32,9 +41,12 @@ def summarise(manifest: dict[str, Any], episodes: Sequence[Episode]) -> dict[str
         "requested": manifest["episodes"],
         "complete": len(episodes) == manifest["episodes"],
         "scored": len(scored),
-        "failed": len(episodes) - len(scored),
+        "failed": sum(episode.outcome.failed for episode in episodes),
+        "excluded": excluded,
+        "many_excluded": many_excluded(excluded, len(episodes)),
         "per_task": manifest["per_task"],
         **_success(clusters),
+        "success_all": _success_all(episodes),
         **_returns(clusters),
         "pass_at_k": _pass_at_k(clusters),
         "outcomes": {kind.value: outcomes[kind] for kind in Outcome if outcomes[kind]},
@@ -51,8 +63,7 @@ def summarise(manifest: dict[str, Any], episodes: Sequence[Episode]) -> dict[str
 
 
 def _success(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
-    values = [[float(e.success) for e in cluster if e.success is not None] for cluster in clusters]
-    values = [cluster for cluster in values if cluster]
+    values = [_successes(cluster) for cluster in clusters if _successes(cluster)]
     count = sum(map(len, values))
     if not count:
         return {"success_rate": None, "success_ci": None, "success_ci_method": None}
@@ -68,6 +79,36 @@ def _success(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
     return {"success_rate": wins / count, "success_ci": list(interval), "success_ci_method": method}
 
 
+def _successes(episodes: Sequence[Episode]) -> list[float]:
+    return [float(e.scored_success) for e in episodes if e.scored_success is not None]
+
+
+def _success_all(episodes: Sequence[Episode]) -> float | None:
+    """The share of successes among all episodes, where excluded ones count as failures."""
+    known = _successes(episodes)
+    lost = sum(episode.excluded for episode in episodes)
+    return sum(known) / (len(known) + lost) if known else None
+
+
+def many_excluded(excluded: int, episodes: int) -> bool:
+    """Whether so many episodes are excluded that the score of the others may mislead."""
+    return excluded > EXCLUDED_EPISODES or excluded > EXCLUDED_SHARE * episodes
+
+
+def exclusion_note(summary: Mapping[str, Any]) -> str | None:
+    """A warning for a summary from which more than a few episodes are excluded."""
+    if not summary["many_excluded"]:
+        return None
+    rate, whole = summary["success_rate"], summary["success_all"]
+    counted = (
+        "" if rate is None else f" Success is {rate:.3f} without them and {whole:.3f} with them as failures."
+    )
+    return (
+        f"{summary['excluded']} of {summary['episodes']} episodes ended by errors of the infrastructure and "
+        f"are excluded from the score.{counted}"
+    )
+
+
 def _returns(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
     if not clusters:
         return {"mean_return": None, "return_ci": None}
@@ -77,8 +118,8 @@ def _returns(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
 
 
 def _pass_at_k(clusters: Sequence[Sequence[Episode]]) -> dict[str, float]:
-    known = [[e.success for e in cluster if e.success is not None] for cluster in clusters]
-    tries = [(len(cluster), sum(cluster)) for cluster in known if cluster]
+    known = [_successes(cluster) for cluster in clusters]
+    tries = [(len(cluster), int(sum(cluster))) for cluster in known if cluster]
     if not tries:
         return {}
     most = min(n for n, _ in tries)

@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
     @property
     def failed(self) -> bool:
-        """True where infrastructure, not the policy, ended the episode: it has no score."""
+        """True where an error ended the episode; `Episode.excluded` says whether it has a score."""
         return self in _FAILED
 
     @property
@@ -187,6 +187,8 @@ class Failure:
     type: str
     message: str
     traceback: str = ""
+    by_agent: bool = False
+    """Whether the agent can have caused it: it then counts as a failure of the agent."""
     infrastructure: bool = False
     """Whether the machines failed and not the episode: its worker, engine, server or node was lost."""
 
@@ -241,6 +243,24 @@ class Episode:
             self.error is None or self.outcome.failed,
             f"an episode with an error cannot have the outcome '{self.outcome}'",
         )
+
+    @property
+    def excluded(self) -> bool:
+        """True where infrastructure ended the episode: it has no score and is counted apart.
+
+        An error that the agent can have caused is not: otherwise failing would raise its score.
+        """
+        return self.outcome.failed and not (self.error is not None and self.error.by_agent)
+
+    @property
+    def scored_success(self) -> bool | None:
+        """Success as it counts in a score: a failure where the agent caused an error.
+
+        ``None`` where the episode is excluded, or the environment does not define success.
+        """
+        if not self.outcome.failed:
+            return self.success
+        return None if self.excluded or self.reset_info.get("success") is None else False
 
     @property
     def total_reward(self) -> float:

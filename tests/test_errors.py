@@ -40,6 +40,7 @@ def test_a_wrong_call_exits_with_2_and_failed_work_with_1():
         "EnvError",
         "WorkerLost",
         "AgentError",
+        "AgentRaised",
         "ContextFull",
         "EngineLost",
         "RewardError",

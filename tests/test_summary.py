@@ -1,10 +1,11 @@
 """A summary's numbers can be checked by hand, and failures are counted without getting a score."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from rollgym.summary import content_hash, first_observation, summarise
+from rollgym.summary import content_hash, exclusion_note, first_observation, many_excluded, summarise
 from rollgym.types import Episode, EpisodeSpec, Failure, Outcome, Turn, Usage
 
 MANIFEST = {
@@ -42,6 +43,16 @@ def played(name, rewards, success, *, group=None, usage=None, valid=True, second
 def failed(name, message="boom", outcome=Outcome.ENV_ERROR):
     spec = EpisodeSpec(episode_id=name, env_id="a/B-v0", group_id=name[0])
     return Episode(spec=spec, outcome=outcome, error=Failure(type="E", message=message))
+
+
+def crashed(name, rewards=()):
+    """An episode whose agent made the environment raise."""
+    spec = EpisodeSpec(episode_id=name, env_id="a/B-v0", group_id=name[0])
+    turns = tuple(Turn(observation="", action="a", reward=r) for r in rewards)
+    error = Failure(type="E", message="boom", by_agent=True)
+    return Episode(
+        spec=spec, outcome=Outcome.ENV_ERROR, turns=turns, error=error, reset_info={"success": False}
+    )
 
 
 FOUR = [
@@ -183,3 +194,47 @@ def test_the_first_observation_is_known_even_where_nobody_acted():
     idle = Episode(spec=spec, outcome=Outcome.TIME_LIMIT, final_observation="look")
     assert first_observation(idle) == "look"
     assert first_observation(FOUR[0]) == "a 0"
+
+
+def test_an_agent_cannot_raise_its_success_by_crashing_what_judges_it():
+    honest = [played(f"{n:02}", [float(n < 8)], n < 8, group="") for n in range(30)]
+    crashing = [*honest[:8], *(crashed(f"{n:02}") for n in range(8, 30))]
+    one, other = summarise(MANIFEST, honest), summarise(MANIFEST, crashing)
+    assert other["success_rate"] == one["success_rate"] == pytest.approx(8 / 30)
+    assert other["mean_return"] == one["mean_return"]
+    assert (other["failed"], other["excluded"], other["scored"]) == (22, 0, 30)
+    assert other["many_excluded"] is False
+
+
+def test_rewards_before_a_crash_count_and_pass_at_k_does_too():
+    found = summarise(MANIFEST, [played("a1", [1.0], True), crashed("a2", [0.5, 0.25])])
+    assert found["mean_return"] == pytest.approx((1.0 + 0.75) / 2)
+    assert found["pass_at_k"] == {"1": 0.5, "2": 1.0}
+
+
+def test_excluded_episodes_are_counted_and_success_over_all_is_there_too():
+    found = summarise(
+        MANIFEST, [played("a", [1.0], True), played("b", [0.0], False), failed("c"), failed("d")]
+    )
+    assert (found["failed"], found["excluded"], found["scored"]) == (2, 2, 2)
+    assert (found["success_rate"], found["success_all"]) == (0.5, 0.25)
+    assert exclusion_note(found) == (
+        "2 of 4 episodes ended by errors of the infrastructure and are excluded from the score. "
+        "Success is 0.500 without them and 0.250 with them as failures."
+    )
+    assert exclusion_note(summarise(MANIFEST, [played("a", [1.0], True)])) is None
+
+
+@pytest.mark.parametrize(
+    ("excluded", "episodes", "many"),
+    [(0, 10, False), (1, 10, True), (1, 50, False), (3, 150, False), (4, 1_000, True), (0, 0, False)],
+)
+def test_more_than_a_few_excluded_mark_a_summary(excluded, episodes, many):
+    assert many_excluded(excluded, episodes) is many
+
+
+def test_a_crash_is_no_failure_where_success_is_not_defined():
+    undefined = crashed("b")
+    undefined = replace(undefined, reset_info={"success": None})
+    found = summarise(MANIFEST, [played("a", [1.0], None), undefined])
+    assert (found["success_rate"], found["success_all"], found["excluded"]) == (None, None, 0)

@@ -28,7 +28,7 @@ from rollgym.files import replacing
 from rollgym.scheduler.events import EventLog
 from rollgym.scheduler.scheduler import Scheduler
 from rollgym.store import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, write_json
-from rollgym.summary import summarise
+from rollgym.summary import exclusion_note, summarise
 from rollgym.trainer.checkpoint import Checkpoints
 from rollgym.trainer.config import EnvChoice, TrainConfig
 from rollgym.trainer.console import Console
@@ -210,6 +210,8 @@ class Run:
             episodes = await scheduler.evaluate(wanted.specs)
             summary = _score(wanted, episodes)
             self.journal.evaluated(self.progress.step, {"phase": phase, "env": env.id, **summary})
+            if note := exclusion_note(summary):
+                self.console.note(f"evaluation of {env.id}: {note}")
             if summary["success_rate"] is not None:
                 found.append(summary["success_rate"])
                 low, high = summary["success_ci"]
@@ -296,8 +298,9 @@ def held_out(config: TrainConfig, env: EnvChoice) -> Plan:
 def _score(wanted: Plan, episodes: Sequence[Episode]) -> dict[str, Any]:
     summary = summarise(wanted.manifest, episodes)
     names = (
-        "success_rate", "success_ci", "mean_return", "return_ci", "episodes", "failed", "outcomes",
-        "length", "valid_actions", "split", "seed", "task_set", "content_hash",
+        "success_rate", "success_ci", "mean_return", "return_ci", "episodes", "failed", "excluded",
+        "many_excluded", "success_all", "outcomes", "length", "valid_actions", "split", "seed", "task_set",
+        "content_hash",
     )  # fmt: skip
     return {name: summary[name] for name in names}
 

@@ -56,7 +56,13 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
             found.append(f"{name}: {row['episodes']} of {row['requested']} episodes were played.")
         if row["failed"]:
             said = f": {row['errors'][0]['message']}" if row["errors"] else ""
-            found.append(f"{name}: {row['failed']} episodes failed and have no score{said}")
+            found.append(f"{name}: {row['failed']} episodes ended by an error{said}")
+        if row["excluded"]:
+            mark = "**WARNING** " if row["many_excluded"] else ""
+            found.append(
+                f"{mark}{name}: {row['excluded']} of {row['episodes']} episodes are excluded from the score; "
+                f"success is {share(row['success_all'])} with them as failures."
+            )
         for kind, words in (("token_limit", "of tokens, or a full context"), ("time_limit", "of time")):
             if count := row["outcomes"].get(kind):
                 found.append(f"{name}: {count} of {row['episodes']} episodes ended at the limit {words}.")

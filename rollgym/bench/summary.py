@@ -60,9 +60,12 @@ def _row(
         "episodes": summary["episodes"],
         "requested": summary["requested"],
         "failed": summary["failed"],
+        "excluded": summary["excluded"],
+        "many_excluded": summary["many_excluded"],
         "complete": summary["complete"] and not summary["failed"],
         "success": summary["success_rate"],
         "success_ci": summary["success_ci"],
+        "success_all": summary["success_all"],
         "score": summary["mean_return"],
         "score_ci": summary["return_ci"],
         "pass_at_k": summary["pass_at_k"],
@@ -120,11 +123,15 @@ def _wall(episodes: Sequence[Episode]) -> float:
 def _totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     known = [row for row in rows if row["success"] is not None]
     tokens = [row["tokens"] for row in rows if row["tokens"] is not None]
+    whole = [row["success_all"] for row in rows if row["success_all"] is not None]
     return {
         "success": math.fsum(row["success"] for row in known) / len(known) if known else None,
         "success_ci": list(mean_interval(known)) if known else None,
+        "success_all": math.fsum(whole) / len(whole) if whole else None,
         "episodes": sum(row["episodes"] for row in rows),
         "failed": sum(row["failed"] for row in rows),
+        "excluded": sum(row["excluded"] for row in rows),
+        "many_excluded": any(row["many_excluded"] for row in rows),
         "tokens": sum(tokens) if tokens else None,
         "wall_seconds": math.fsum(row["wall_seconds"] for row in rows),
     }

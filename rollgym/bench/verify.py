@@ -225,7 +225,9 @@ def _check_summary(
         if before != now:
             verdict.add(name, f"the file has changed since: its hash is {now[:16]}, not {str(before)[:16]}")
     if right["failed"]:
-        verdict.notes.append(f"{right['failed']} episodes failed and have no score")
+        verdict.notes.append(
+            f"{right['failed']} episodes ended by an error; {right['excluded']} are excluded from the score"
+        )
     if right["left_out"]:
         verdict.notes.append(f"not played: {', '.join(right['left_out'])}")
     if right["other_tasks"]:

@@ -132,6 +132,13 @@ def _report(playing: SuiteRun, summary: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(summary, ensure_ascii=False))
     else:
         print_results(console(), summary)
+    for row in summary["entries"]:
+        if row["many_excluded"]:
+            typer.echo(
+                f"rollgym: WARNING: {row['name']}: {row['excluded']} of {row['episodes']} episodes ended by "
+                "errors of the infrastructure and are excluded from the score.",
+                err=True,
+            )
     troubles = list(playing.trouble)
     done, wanted = summary["episodes"], sum(len(plan.specs) for plan in playing.plans.values())
     again = f"the same command with --out {playing.out} --resume plays"

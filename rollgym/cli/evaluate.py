@@ -100,11 +100,14 @@ def evaluate(
 def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> None:
     from rollgym.cli.tables import print_summary
     from rollgym.evaluate import first_error
+    from rollgym.summary import exclusion_note
 
     if as_json:
         print(json.dumps(summary, ensure_ascii=False))
     else:
         print_summary(console(), summary)
+    if note := exclusion_note(summary):
+        typer.echo(f"rollgym: WARNING: {note}", err=True)
     done, wanted = summary["episodes"], summary["requested"]
     if done < wanted:
         typer.echo(

@@ -92,9 +92,9 @@ class EpisodeProgress:
 
     def _count(self, episode: Episode) -> None:
         self._failed += episode.outcome.failed
-        if episode.success is not None:
+        if episode.scored_success is not None:
             self._scored += 1
-            self._wins += episode.success
+            self._wins += episode.scored_success
 
     def _numbers(self) -> str:
         words = [f"success {self._wins / self._scored:.1%}"] if self._scored else []

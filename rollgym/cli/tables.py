@@ -26,6 +26,11 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
         table.add_row("success", f"– ({summary['success_means']})")
     else:
         table.add_row("success", f"[bold]{summary['success_rate']:.3f}[/]  {interval(summary['success_ci'])}")
+    if summary["excluded"]:
+        style = "bold red" if summary["many_excluded"] else "yellow"
+        whole = summary["success_all"]
+        counted = "" if whole is None else f"  success of all episodes {whole:.3f}"
+        table.add_row(f"[{style}]excluded[/]", f"[{style}]{summary['excluded']}[/]{counted}")
     table.add_row("return", f"[bold]{number(summary['mean_return'])}[/]  {interval(summary['return_ci'])}")
     if summary["per_task"] > 1:
         table.add_row("pass@k", "  ".join(f"{k}: {value:.3f}" for k, value in summary["pass_at_k"].items()))

@@ -10,11 +10,21 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from rollgym.agent import Agent, Briefing, Move, Player
-from rollgym.errors import AgentError, ContextFull, EnvError, RewardError, RollgymError, boundary
+from rollgym.errors import (
+    AgentError,
+    AgentRaised,
+    ContextFull,
+    EnvError,
+    RewardError,
+    RollgymError,
+    WorkerLost,
+    boundary,
+)
 from rollgym.failures import failure_of, outcome_of
 from rollgym.pool import EnvPool, EnvSession, Reset, Step
 from rollgym.records import clean_text
@@ -91,6 +101,7 @@ class EpisodeLife:
         self._scorer = scorer
         self._attempts = attempts
         self.watcher = watcher
+        self._failed_in = EpisodeState.QUEUED
         self._task: asyncio.Task[Outcome] | None = None
         self._started = time.time()
         self._clock = time.perf_counter()
@@ -117,7 +128,8 @@ class EpisodeLife:
             self.cancelled_by_caller = not self._cancel_asked
             outcome = Outcome.CANCELLED
         except RollgymError as failure:
-            outcome, error = outcome_of(failure), failure_of(failure)
+            by_agent = caused_by_agent(failure, self._failed_in)
+            outcome, error = outcome_of(failure), replace(failure_of(failure), by_agent=by_agent)
         except Exception as bug:
             # Nobody foresaw it; still the episode ends, and says why.
             outcome, error = Outcome.ENV_ERROR, failure_of(bug)
@@ -142,6 +154,7 @@ class EpisodeLife:
         try:
             outcome = await self._in_time()
         except BaseException:
+            self._failed_in = self.state
             with suppress(Exception):
                 await self._give_back()
             raise
@@ -225,7 +238,7 @@ class EpisodeLife:
     async def _turn(self, session: EnvSession, player: Player) -> Turn:
         self._enter(EpisodeState.GENERATING)
         began = time.perf_counter()
-        with _border(AgentError, "the agent raised"):
+        with _border(AgentError, "the agent raised"), boundary(AgentRaised, "the agent raised"):
             move = _as_move(await player.act(self._observation, self._info))
         decided = time.perf_counter()
         self._enter(EpisodeState.STEPPING)
@@ -273,6 +286,18 @@ class EpisodeLife:
             started=self._started,
             seconds=time.perf_counter() - self._clock,
         )
+
+
+def caused_by_agent(error: RollgymError, state: EpisodeState) -> bool:
+    """Whether an agent can have caused an error that ended its episode in this state.
+
+    All that goes wrong while its action is played, unless others brought the worker down; and what its own
+    code raises. Opening, resetting, closing and scoring an episode, and the engine or endpoint that an agent
+    asks, are infrastructure.
+    """
+    if state is EpisodeState.STEPPING:
+        return not isinstance(error, WorkerLost) or bool(getattr(error, "guilty", False))
+    return isinstance(error, AgentRaised)
 
 
 @contextmanager

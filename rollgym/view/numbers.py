@@ -17,14 +17,16 @@ _EXACT = 2_000
 
 
 def describe(rows: Sequence[Row]) -> dict[str, Any]:
-    """The numbers of some episodes. Failed ones are counted, but have no score."""
-    scored = [row for row in rows if row.outcome not in FAILED]
+    """The numbers of some episodes. Those that infrastructure ended are counted, but have no score."""
+    # Where an agent can have caused an error, the row says that it did not succeed.
+    scored = [row for row in rows if row.outcome not in FAILED or row.success is not None]
     clusters = _clusters(scored)
     valid = [row.valid for row in scored if row.valid is not None]
     return {
         "episodes": len(rows),
         "tasks": len(clusters),
-        "failed": len(rows) - len(scored),
+        "failed": sum(row.outcome in FAILED for row in rows),
+        "excluded": len(rows) - len(scored),
         "success": success(clusters),
         "return": _mean(clusters),
         "length": percentiles([float(row.turns) for row in scored]),

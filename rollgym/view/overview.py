@@ -126,6 +126,7 @@ def _evaluation(line: dict[str, Any]) -> dict[str, Any]:
         "return": _interval(line.get("mean_return"), line.get("return_ci")),
         "episodes": _number(line.get("episodes")),
         "failed": _number(line.get("failed")) or 0,
+        "excluded": _number(line.get("excluded")) or 0,
         "length": _number(_object(line.get("length")).get("mean")),
         "valid": _number(line.get("valid_actions")),
     }

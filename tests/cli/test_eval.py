@@ -113,7 +113,9 @@ def test_a_dead_worker_is_replaced_and_the_episode_played_again(
     assert sorted(episode.attempts for episode in episodes) == [1, 1, 1, 2]
 
 
-def test_failures_are_counted_named_and_have_no_score(rollgym_command: Command, tmp_path: Path) -> None:
+def test_failures_of_an_agent_are_counted_named_and_lower_its_score(
+    rollgym_command: Command, tmp_path: Path
+) -> None:
     words = ("--episodes", 12, "--workers", 2, "--agent", "faulty:Yes", "--out", "r", "--json")
     ran = rollgym_command("eval", "faulty:DiesOnSomeTasks", *words)
     summary = json.loads(ran.out)
@@ -122,7 +124,10 @@ def test_failures_are_counted_named_and_have_no_score(rollgym_command: Command, 
     assert ran.code == 1
     assert "episodes failed: a worker process died" in ran.err
     assert summary["failed"] == len(lost) >= 1
-    assert summary["scored"] == 12 - len(lost)
+    # An action brought the worker down each time, so these count as failures of the agent.
+    assert (summary["scored"], summary["excluded"], summary["many_excluded"]) == (12, 0, False)
+    assert summary["success_rate"] == (12 - len(lost)) / 12
+    assert all(episode.error is not None and episode.error.by_agent for episode in lost)
     # The guilty ones, and none of those that shared a worker with them.
     guilty = {e.spec.episode_id for e in episodes if e.spec.task is not None and e.spec.task % 3 == 0}
     assert {episode.spec.episode_id for episode in lost} == guilty

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from virtual import VirtualPlayer, VirtualSession, World, run
 
-from rollgym.errors import AgentError, ContextFull
+from rollgym.errors import AgentError, ContextFull, EngineLost, EnvError, WorkerLost
+from rollgym.pool import LeaseLost
 from rollgym.scheduler.episode import CLOSE_SECONDS, EpisodeLife, EpisodeState, play_episode
 from rollgym.types import Episode, EpisodeSpec, Limits, Outcome
 
@@ -89,6 +90,35 @@ def test_whatever_is_raised_is_an_outcome(
         assert said in episode.error.message
     if where[1] not in ("open", "close", "leave"):
         assert given_back(world)
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "by_agent"),
+    [
+        ((World, "open"), OSError("no socket"), False),
+        ((VirtualSession, "reset"), KeyError("x"), False),
+        ((VirtualSession, "reset"), LeaseLost("dead", guilty=True), False),
+        ((VirtualSession, "step"), KeyError("x"), True),
+        ((VirtualSession, "step"), EnvError("odd"), True),
+        ((VirtualSession, "step"), LeaseLost("dead", guilty=True), True),
+        ((VirtualSession, "step"), LeaseLost("dead with another"), False),
+        ((VirtualSession, "step"), WorkerLost("the browser died"), False),
+        ((VirtualSession, "close"), KeyError("x"), False),
+        ((VirtualPlayer, "act"), KeyError("x"), True),
+        ((VirtualPlayer, "act"), TimeoutError(), True),
+        ((VirtualPlayer, "act"), AgentError("the endpoint said 500"), False),
+        ((VirtualPlayer, "act"), EngineLost("gone"), False),
+        ((VirtualPlayer, "act"), asyncio.CancelledError(), False),
+        ((VirtualPlayer, "leave"), KeyError("x"), False),
+    ],
+)
+def test_what_an_agent_can_cause_counts_as_its_failure(
+    where: tuple[type, str], error: BaseException, by_agent: bool
+) -> None:
+    episode, _, _ = play((*where, raises(error)))
+    assert episode.error is not None
+    assert episode.error.by_agent is by_agent
+    assert episode.excluded is not by_agent
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])
