@@ -234,7 +234,7 @@ def test_episodes_that_failed_are_mentioned_but_hold(tmp_path: Path) -> None:
     text = SUITE.replace('env = "faulty:Counting"\ntasks', 'env = "faulty:RaisesOnSomeTasks"\ntasks')
     verdict = verify(play(tmp_path, "random", text), sample=0)
     assert verdict.holds, verdict.problems
-    assert "episodes failed and have no score" in " ".join(verdict.notes)
+    assert "episodes ended by an error; " in " ".join(verdict.notes)
 
 
 def test_a_lost_game_cannot_be_passed_off_as_a_failure(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rollgym.sandbox.types import Level, Limits
 
-from .model import Attack, attack, run, survived, told_or_killed
+from .model import Attack, Step, attack, run, survived, told_or_killed
 
 _F = "memory"
 _SMALL = Limits(seconds=6, memory_mb=128, processes=16, open_files=200, file_mb=32, disk_mb=32)
@@ -213,6 +213,25 @@ time.sleep(1.5)
         limits=_SMALL,
         needs=Level.LANDLOCK,
         slow=True,
+    ),
+    attack(
+        _F,
+        "hoard-pipes",
+        "other sandboxes of the user, a judge's among them, without their input",
+        run(
+            """
+import fcntl
+hoard, size = [], 1 << 20
+while size >= 4096 and len(hoard) < 100:
+    try:
+        hoard.append(os.pipe())
+        if fcntl.fcntl(hoard[-1][1], 1031, size) < size: size //= 2
+    except OSError: size //= 2
+"""
+        ),
+        Step(
+            "exec", 'held("its input is there") if len(sys.stdin.read()) == 60_000 else pwned()', "x" * 60_000
+        ),
     ),
     attack(
         _F,

@@ -99,6 +99,27 @@ pwned("modules of the host:", [m for m in ("rollgym", "gymnasium", "pytest") if 
     ),
     attack(
         _S,
+        "rollgym-itself",
+        "reference solutions and experts of the environments",
+        """
+import glob, importlib
+places = [STAGE["rollgym"]]
+for prefix in {sys.prefix, sys.base_prefix, "/usr", "/usr/local"}:
+    places += glob.glob(prefix + "/lib*/py*/*-packages/*roll" + "gym*")
+places += [os.path.join(path, "roll" + "gym") for path in sys.path]
+for place in places:
+    for name in ("envs/code/expert.py", "sandbox/worker.py", "__init__.py", "METADATA", ""):
+        path = os.path.join(place, name).rstrip("/")
+        try: pwned(path, open(path, "rb").read(20))
+        except OSError as error: held(error)
+    sys.path.insert(0, os.path.dirname(place))
+    try: pwned(importlib.import_module("rollgym.envs.code.expert"))
+    except Exception as error: held(error)
+""",
+        control=True,
+    ),
+    attack(
+        _S,
         "kernel-log",
         "what the kernel says of the host",
         """

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import rollgym
+
 NOBODY = 65534
 SECRET_VARIABLE = "ROLLGYM_ATTACK_SECRET"
 
@@ -92,6 +94,7 @@ class Stage:
             "owned": str(self.owned),
             "home": str(self.home),
             "pid": self.process.pid,
+            "rollgym": str(Path(rollgym.__file__).parent),
             **{name: a.decode("latin-1") if isinstance(a, bytes) else a for name, a in addresses.items()},
         }
 
