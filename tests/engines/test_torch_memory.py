@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch_models import gather, make_engine, make_model, plain_logprobs, prompt, request
-from transformers import AutoModelForCausalLM, MambaConfig, MistralConfig
+from transformers import AutoModelForCausalLM, MambaConfig, MptConfig
 
 from rollgym.engines import Generation, WeightSource
 from rollgym.engines.embedded.batcher import Batcher
@@ -224,11 +224,11 @@ def test_the_engine_shares_no_weights_with_the_model_it_was_given() -> None:
 def test_what_cannot_be_run_is_refused_in_a_sentence() -> None:
     sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
     mamba = AutoModelForCausalLM.from_config(MambaConfig(**sizes))
-    with pytest.raises(UsageError, match="cannot run MambaForCausalLM"):
+    with pytest.raises(UsageError, match="cannot run MambaForCausalLM: it has linear_attention layers"):
         make_engine(mamba)
-    windowed = MistralConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, sliding_window=8)
-    with pytest.raises(UsageError, match="sliding_window"):
-        make_engine(AutoModelForCausalLM.from_config(windowed))
+    alibi = MptConfig(vocab_size=50, d_model=32, n_heads=4, n_layers=2)
+    with pytest.raises(UsageError, match="cannot run MptForCausalLM: it has no attention that can be"):
+        make_engine(AutoModelForCausalLM.from_config(alibi))
     with pytest.raises(UsageError, match="No model can be read from nowhere"):
         make_engine("nowhere")
     with pytest.raises(UsageError, match="cache_tokens=100 cannot hold one conversation"):

@@ -18,13 +18,14 @@ finds the rule for the machine at hand):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rollgym.engines.embedded.cache import Arena, round_up
+from rollgym.engines.embedded.features import PLAIN, Features, weigh
 
 __all__ = ["Group", "Rows", "Rule", "Span", "attend", "lay_out", "store"]
 
@@ -70,6 +71,21 @@ class Group:
     values: Sequence[Tensor]
     bias: Tensor
     """0 where a row may look, minus infinity where it may not."""
+    at: Tensor
+    """[row] positions."""
+    local: dict[tuple[int | None, int | None], Tensor] = field(default_factory=dict)
+    """The same by window and chunk, for layers that do not look all the way back."""
+
+    def bias_of(self, features: Features) -> Tensor:
+        """Where rows may look in a layer with a window or chunks."""
+        limits = features.window, features.chunk
+        if limits == (None, None):
+            return self.bias
+        if limits not in self.local:
+            keys = torch.arange(self.bias.shape[-1], device=self.at.device)
+            seen = features.sees(self.at, keys).view(self.bias.shape)
+            self.local[limits] = torch.where(seen, 0.0, -torch.inf).to(self.bias.dtype)
+        return self.local[limits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,34 +134,59 @@ def _group(arena: Arena, at: Tensor, length: int, first: int, slot: int, *, shar
     seen = torch.arange(length, device=at.device) <= at[:, None]
     bias = torch.where(seen, 0.0, -torch.inf).to(arena.data.dtype)
     keys, values = arena.views(slot, 1 if shared else len(at), length)
-    return Group(first, first + len(at), shared, keys, values, bias if shared else bias[:, None, None])
+    return Group(first, first + len(at), shared, keys, values, bias if shared else bias[:, None, None], at)
 
 
 def store(rows: Rows, layer: int, kv: Tensor) -> None:
     """Write the rows' keys and values, ``kv[row, key or value, head]``, into a layer of the arena."""
-    rows.layers[layer].index_put_(rows.places, kv.narrow(0, 0, rows.count))
+    into = rows.layers[layer]
+    if into.shape[3:] != kv.shape[2:]:  # a layer with fewer or smaller heads than others
+        into = into[:, :, :, : kv.shape[2], : kv.shape[3]]
+    into.index_put_(rows.places, kv.narrow(0, 0, rows.count))
 
 
-def attend(rows: Rows, layer: int, queries: Tensor, scale: float) -> Tensor:
+def attend(rows: Rows, layer: int, queries: Tensor, scale: float, features: Features = PLAIN) -> Tensor:
     """What each row's queries, ``[row, kv head, query of that head]``, find. Padding rows find anything."""
     if rows.groups[0].last == len(queries):
-        return _own(rows.groups[0], layer, queries, scale, rows.rule)
+        return _own(rows.groups[0], layer, queries, scale, rows.rule, features)
     found = torch.zeros_like(queries, memory_format=torch.contiguous_format)
     for group in rows.groups:
         part = queries[group.first : group.last]
         ask = _shared if group.shared else _own
-        found[group.first : group.last] = ask(group, layer, part, scale, rows.rule)
+        found[group.first : group.last] = ask(group, layer, part, scale, rows.rule, features)
     return found
 
 
-def _own(group: Group, layer: int, queries: Tensor, scale: float, rule: Rule) -> Tensor:
+def _held(group: Group, layer: int, queries: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys and values of a layer, as many and as large heads as its queries ask for."""
+    keys, values = group.keys[layer], group.values[layer]
+    _, heads, _, dim = queries.shape
+    if keys.shape[1] == heads and keys.shape[3] == dim:
+        return keys, values
+    return keys[:, :heads, :, :dim], values[:, :heads, :, :dim]
+
+
+def _own(group: Group, layer: int, queries: Tensor, scale: float, rule: Rule, features: Features) -> Tensor:
     """Each row asks the keys of its own slot."""
     count = queries.shape[2]
+    keys, values = _held(group, layer, queries)
+    if not features.plain_softmax:
+        return _weighed(queries, keys, values, group.bias_of(features), scale, features)
     padded = _widen(queries, -count % rule.queries)
-    found = F.scaled_dot_product_attention(
-        padded, group.keys[layer], group.values[layer], group.bias, scale=scale
-    )
+    found = F.scaled_dot_product_attention(padded, keys, values, group.bias_of(features), scale=scale)
     return found if padded is queries else found.narrow(2, 0, count)
+
+
+def _weighed(
+    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float, features: Features
+) -> Tensor:
+    """Each row asks, or all rows ask the same keys: with a cap on the scores or with sinks."""
+    rows, heads, per_head, dim = queries.shape
+    single = queries.reshape(rows, heads * per_head, 1, dim)
+    if len(keys) != rows:
+        keys, values = keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1)
+    seen = (bias == 0).view(rows, 1, 1, -1)
+    return weigh(single, keys, values, seen, scale, features).view(rows, heads, per_head, dim)
 
 
 def _widen(queries: Tensor, more: int) -> Tensor:
@@ -160,15 +201,19 @@ def _widen(queries: Tensor, more: int) -> Tensor:
     return F.pad(queries, (0, 0, 0, more))
 
 
-def _shared(group: Group, layer: int, queries: Tensor, scale: float, rule: Rule) -> Tensor:
+def _shared(
+    group: Group, layer: int, queries: Tensor, scale: float, rule: Rule, features: Features
+) -> Tensor:
     """All rows ask the keys of one slot, as queries of one product."""
     count, heads, per_head, dim = queries.shape
+    keys, values = _held(group, layer, queries)
+    bias = group.bias_of(features)
+    if not features.plain_softmax:
+        return _weighed(queries, keys, values, bias, scale, features)
     together = queries.transpose(0, 1).reshape(1, heads, count * per_head, dim)
-    bias = group.bias if per_head == 1 else group.bias.repeat_interleave(per_head, 0)
+    bias = bias if per_head == 1 else bias.repeat_interleave(per_head, 0)
     more = -len(bias) % rule.queries
     if more:
         together, bias = F.pad(together, (0, 0, 0, more)), F.pad(bias, (0, 0, 0, more))
-    found = F.scaled_dot_product_attention(
-        together, group.keys[layer], group.values[layer], bias[None, None], scale=scale
-    )
+    found = F.scaled_dot_product_attention(together, keys, values, bias[None, None], scale=scale)
     return found.narrow(2, 0, count * per_head).reshape(heads, count, per_head, dim).transpose(0, 1)

@@ -15,15 +15,28 @@ from torch import Tensor, nn
 from rollgym.engines.embedded.attention import Rule, Span, lay_out
 from rollgym.engines.embedded.cache import Arena, KVShape, round_up
 from rollgym.engines.embedded.decoder import LeanDecoder, is_lean
+from rollgym.engines.embedded.features import (
+    Unsupported,
+    local_sizes,
+    position_limit,
+    unknown_beyond,
+    unknown_layers,
+)
 from rollgym.engines.embedded.memory import Blocks
-from rollgym.engines.embedded.modules import ModuleDecoder
-from rollgym.errors import UsageError, one_line
+from rollgym.engines.embedded.modules import Heads, ModuleDecoder
+from rollgym.errors import UsageError, boundary, one_line
 from rollgym.trust import check_model_folder
 
 __all__ = ["Model", "read_module", "read_tensors"]
 
 Decoder = Callable[..., Tensor]
 log = logging.getLogger(__name__)
+_TOLERANCE = {True: 0.001, False: 0.1}
+"""Nats by which log-probs may differ from a plain forward, mean over the vocabulary; True: in float32."""
+_COUNTED = "floor_scale"
+"""Llama 4 counts positions from the start of a pass, and they matter to it from this one on."""
+_PROBE_WORK = 50_000_000_000
+"""Parameters times tokens that a check beyond a window may cost: about a second on a CPU."""
 
 
 class Model:
@@ -40,15 +53,12 @@ class Model:
         module: Any = copy.deepcopy(source) if isinstance(source, nn.Module) else read_module(source)
         self.module: Any = module.to(device=device, dtype=dtype).eval().requires_grad_(False)
         _own(self.module)
-        self.device = device
+        self.device, self._dtype = device, dtype
         self.context = _context(self.module.config, context)
         self.parameters: int = sum(p.numel() for p in self.module.parameters())
         self.vocabulary = len(self.module.get_input_embeddings().weight)
-        try:
-            self.shape = _kv_shape(self.module.config, dtype, device)
-        except AttributeError as error:
-            raise UsageError(f"The torch engine cannot run {self._name}: {one_line(error)}") from error
-        self.queries = self.module.config.num_attention_heads // self.shape.heads
+        self.shape: KVShape
+        self.queries: int
         """How many query heads share a head of keys."""
         self.rule = Rule(rows=1, queries=1)
         self.exact = False
@@ -104,39 +114,82 @@ class Model:
                 own.copy_(tensors[name])
 
     def _choose(self) -> Decoder:
-        ids = torch.arange(7, 31) * 7919 % self.vocabulary
-        ids = ids[: self.context].to(self.device)
-        with torch.inference_mode():
-            plain = self.module(input_ids=ids[None], use_cache=False).logits[0]
+        if strange := unknown_layers(self.module.config):
+            raise self._refusal(f"it has {' and '.join(strange)} layers, whose state it does not keep")
+        beyond = [name for name in unknown_beyond(self.module.config) if name != _COUNTED]
+        if beyond:
+            raise self._refusal(f"what it attends to depends on {' and '.join(beyond)}")
+        rows = self._probe()
+        with boundary(UsageError, f"The torch engine cannot run {self._name}"), torch.inference_mode():
+            plain = [self.module(input_ids=ids[None], use_cache=False).logits[0] for ids in rows]
         if is_lean(self.module, self.module.config):
+            self._shape(_heads(self.module.config))
             lean = LeanDecoder(self.module, self.context)
-            if self._agrees(lean, ids, plain):
+            if self._gap(lean, rows, plain) is None:
                 self.lean = True
                 return lean
             log.warning("the lean decoder disagrees with the %s module; using the module", self._name)
-        decoder = ModuleDecoder(self.module, self.context)
         try:
-            agrees = self._agrees(decoder, ids, plain)
+            decoder = ModuleDecoder(self.module)
+            self._shape(decoder.heads)
+            gap = self._gap(decoder, rows, plain)
+        except Unsupported as error:
+            raise self._refusal(f"it has {error}") from None
         except Exception as error:
-            raise UsageError(f"The torch engine cannot run {self._name}: {one_line(error)}") from error
-        if not agrees:
-            raise UsageError(
-                f"The torch engine cannot run {self._name}: with keys and values kept, its logits differ."
+            raise self._refusal(one_line(error)) from error
+        if gap is not None:
+            raise self._refusal(
+                f"with keys and values kept, its log-probs differ from a plain forward by {gap:.2g} nats"
             )
         return decoder
 
+    def _refusal(self, reason: str) -> UsageError:
+        return UsageError(f"The torch engine cannot run {self._name}: {reason}. Set engine.kind=sglang.")
+
+    def _shape(self, heads: Heads) -> None:
+        self.queries = heads.queries
+        self.shape = KVShape(
+            layers=heads.layers, heads=heads.heads, dim=heads.dim, dtype=self._dtype, device=self.device
+        )
+
+    def _probe(self) -> list[Tensor]:
+        """Ids to compare with the plain forward: two rows, the first beyond any window where it is cheap."""
+        long = [size + 9 for size in local_sizes(self.module.config)]
+        size = max([24, *(n for n in long if n <= self.context and n * self.parameters <= _PROBE_WORK)])
+        ids = torch.arange(7, 7 + size) * 7919 % self.vocabulary
+        return [ids[: self.context].to(self.device), ids.flip(0)[: min(self.context, 11)].to(self.device)]
+
     @torch.inference_mode()
-    def _agrees(self, decoder: Decoder, ids: Tensor, plain: Tensor) -> bool:
-        """True where a prefill in two parts and single steps give the plain forward's logits."""
-        arena = Arena(self.shape, 1, round_up(len(ids), 64))
-        cuts = sorted({0, *(n for n in (9, 16, 17, 18) if n < len(ids)), len(ids)})
-        gap = 0.0
-        for first, last in zip(cuts, cuts[1:], strict=False):
-            spans = [Span(0, first, ids[first:last].tolist())]
-            logits = decoder(lay_out(spans, arena, self.rule), None)[0]
-            gap = max(gap, float((logits - plain[last - 1]).abs().max()))
-        size = max(1.0, float(plain.abs().max()))
-        return gap < size * (1e-4 if plain.dtype == torch.float32 else 0.1)
+    def _gap(self, decoder: Decoder, rows: Sequence[Tensor], plain: Sequence[Tensor]) -> float | None:
+        """How far log-probs are from the plain forward's, if that is more than rounding.
+
+        The rows share passes: each is prefilled in parts and then goes on by single steps.
+        """
+        arena = Arena(self.shape, len(rows), round_up(max(map(len, rows)), 64))
+        at = [0] * len(rows)
+        gaps = []
+        for wanted in (9, 7, 1, 1, *[1] * 4, max(map(len, rows)), 1, 1):
+            # The last two tokens of a row are steps, whatever it took to get there.
+            sizes = [
+                min(wanted, max(len(ids) - 2 - begun, 1), len(ids) - begun)
+                for ids, begun in zip(rows, at, strict=True)
+            ]
+            spans = [
+                Span(slot, at[slot], rows[slot][at[slot] : at[slot] + size].tolist())
+                for slot, size in enumerate(sizes)
+                if size > 0
+            ]
+            # Slots of a pass are consecutive: rows that have ended are the last.
+            if not spans:
+                break
+            logits = decoder(lay_out(spans, arena, self.rule), None)
+            for span, row in zip(spans, logits, strict=False):
+                at[span.slot] += len(span.ids)
+                expected = plain[span.slot][at[span.slot] - 1]
+                gaps.append((_logs(row) - _logs(expected)).abs().mean())
+        gap = float(torch.stack(gaps).max())
+        bound = _TOLERANCE[self._dtype == torch.float32]
+        return None if gap <= bound else gap
 
     @property
     def _name(self) -> str:
@@ -188,21 +241,27 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _context(config: Any, asked: int | None) -> int:
+    """The longest conversation: what positions allow where each token is computed by itself."""
     longest = getattr(config, "max_position_embeddings", None)
+    if (limit := position_limit(config)) is not None:
+        longest = min(longest or limit, limit)
+    if _COUNTED in (beyond := unknown_beyond(config)):
+        longest = min(longest or beyond[_COUNTED] - 1, beyond[_COUNTED] - 1)
     if asked is not None and longest is not None and asked > longest:
         raise UsageError(f"The model's context is {longest} tokens; context_length={asked} is more.")
     return int(asked or longest or 4096)
 
 
-def _kv_shape(config: Any, dtype: torch.dtype, device: torch.device) -> KVShape:
+def _heads(config: Any) -> Heads:
+    """Of a model that the lean decoder knows."""
     heads = config.num_attention_heads
-    return KVShape(
-        layers=config.num_hidden_layers,
-        heads=getattr(config, "num_key_value_heads", None) or heads,
-        dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        dtype=dtype,
-        device=device,
-    )
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Heads(config.num_hidden_layers, kept, dim, heads // kept)
+
+
+def _logs(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits.float(), -1)
 
 
 def _some(names: Sequence[str]) -> str:
