@@ -1,7 +1,8 @@
 """Packed rows in models of transformers: attention along each row's path, and a last layer with no idle work.
 
-The states of the last layer are read only where an action token is predicted; there alone it asks and thinks.
-Every token still has its keys and values.
+Windows, chunks, capped scores and sinks are computed as the model asks for them; whatever else it asks for is
+`Unsupported`, and its rows are padded. The states of the last layer are read only where an action token is
+predicted; there alone it asks and thinks. Every token still has its keys and values.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rollgym.engines.embedded.features import Features, asked_for, weigh
 from rollgym.trainer.packing import Packing
 from rollgym.trainer.rows import IntArray
 
@@ -22,10 +24,6 @@ PACKED = "rollgym_packed"
 """The name under which transformers knows the attention of packed rows."""
 FEW = 0.5
 """Above this share of wanted tokens, attention is as soon computed for all of them."""
-
-
-class UnlikePacked(Exception):
-    """Attention of another kind than packed rows get here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,37 +63,48 @@ def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Attention as transformers asks for it, ``[batch, head, token, dim]``, within each row."""
-    # A window, a cap on the logits, sinks: what is asked for in these words is not done here.
-    if any(kwargs.get(name) is not None for name in ("sliding_window", "softcap", "s_aux")):
-        raise UnlikePacked
+    features = asked_for(module, attention_mask, kwargs)
     paths: Paths = kwargs.get("cu_seq_lens_q") or Paths([query.shape[2]], [0])
-    how: Any = {"scale": kwargs.get("scaling"), "enable_gqa": query.shape[1] != key.shape[1]}
+    scale = kwargs.get("scaling")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     along: tuple[Tensor, ...] = (query, key, value)
     if paths.route is not None:
         along = tuple(x.transpose(1, 2).index_select(1, paths.route).transpose(1, 2) for x in along)
     rows = list(zip(*(torch.split(x, paths.sizes, 2) for x in along), strict=True))
     if paths.wanted is None or paths.asking is None or getattr(module, "layer_idx", None) != _last(module):
         found = [
-            F.scaled_dot_product_attention(q, k, v, is_causal=True, **how)[:, :, known:]
+            _row(q, k, v, None, scale, features)[:, :, known:]
             for (q, k, v), known in zip(rows, paths.known, strict=True)
         ]
         return torch.cat(found, 2).transpose(1, 2).contiguous(), None
     found = [
-        F.scaled_dot_product_attention(q.index_select(2, at), k, v, attn_mask=_until(at, k.shape[2]), **how)
+        _row(q.index_select(2, at), k, v, at, scale, features)
         for (q, k, v), at in zip(rows, paths.asking, strict=True)
         if len(at)
     ]
     return _spread(torch.cat(found, 2).transpose(1, 2), paths.wanted, query.shape[2]), None
 
 
+def _row(
+    query: Tensor, key: Tensor, value: Tensor, at: Tensor | None, scale: float, features: Features
+) -> Tensor:
+    """Attention within one row; ``at`` says where in it the queries are, if they are not all of it."""
+    size = key.shape[2]
+    how: Any = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
+    if features.plain_softmax and features.whole(size):
+        if at is None:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, **how)
+        if len(at) == 1 and bool(at[0] == size - 1):
+            return F.scaled_dot_product_attention(query, key, value, **how)
+    every = torch.arange(size, device=query.device)
+    seen = features.sees(every if at is None else at, every)
+    if features.plain_softmax:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, **how)
+    return weigh(query, key, value, seen, scale, features)
+
+
 def _last(module: Any) -> int:
     return int(module.config.num_hidden_layers) - 1
-
-
-def _until(at: Tensor, size: int) -> Tensor | None:
-    """What tokens at these places of a row may look at; None where that is all of it."""
-    seen = torch.arange(size, device=at.device)[None] <= at[:, None]
-    return None if len(at) == 1 and bool(at[0] == size - 1) else seen
 
 
 def _spread(found: Tensor, wanted: Tensor, size: int) -> Tensor:
@@ -104,12 +113,11 @@ def _spread(found: Tensor, wanted: Tensor, size: int) -> Tensor:
     return whole.index_copy(1, wanted, found)
 
 
-def no_mask(*args: Any, **kwargs: Any) -> None:
-    """The mask that `attend` needs: none."""
-
-
 def spare_last_layer(body: Any) -> None:
-    """Have the last layer's MLP see only the tokens whose states will be read, where it has one."""
+    """Have the last layer's MLP see only the tokens whose states will be read, where it has one.
+
+    Rows that are not packed are not affected.
+    """
     layers = getattr(body, "layers", None) or getattr(body, "h", None)
     if layers is not None and isinstance(getattr(layers[-1], "mlp", None), nn.Module):
         layers[-1].register_forward_pre_hook(_note_wanted, with_kwargs=True)
@@ -130,5 +138,9 @@ def _choose_wanted(mlp: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | N
     return (args[0].index_select(1, mlp.rollgym_wanted[0]), *args[1:])
 
 
-def _spread_wanted(mlp: Any, args: Any, found: Tensor) -> Tensor | None:
-    return None if mlp.rollgym_wanted is None else _spread(found, *mlp.rollgym_wanted)
+def _spread_wanted(mlp: Any, args: Any, found: Any) -> Any:
+    if mlp.rollgym_wanted is None:
+        return None
+    if isinstance(found, tuple):  # some experts return what their router said besides
+        return (_spread(found[0], *mlp.rollgym_wanted), *found[1:])
+    return _spread(found, *mlp.rollgym_wanted)

@@ -29,6 +29,7 @@ async def train(parts: Parts, run: Run) -> str:
     """Train until something says that it is enough; returns what."""
     clock = Clock(run.progress.seconds)
     await run.restore(parts)
+    run.note_layout(await parts.compute(parts.learner.describe_layout))
     while True:
         try:
             async with open_scheduler(parts, run) as scheduler:

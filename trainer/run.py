@@ -33,6 +33,7 @@ from rollgym.trainer.checkpoint import Checkpoints
 from rollgym.trainer.config import EnvChoice, TrainConfig
 from rollgym.trainer.console import Console
 from rollgym.trainer.journal import EVALUATIONS, METRICS, Journal, read_evaluations
+from rollgym.trainer.layout import LayoutChoice
 from rollgym.trainer.learner import Metrics
 from rollgym.trainer.progress import Clock, Progress
 from rollgym.types import SCHEMA_VERSION, Episode, Group
@@ -126,6 +127,13 @@ class Run:
         if self.config.loss.kl_coef:
             await parts.compute(parts.export, self.folder / REFERENCE)
             await parts.compute(parts.learner.set_reference, self.folder / REFERENCE)
+
+    def note_layout(self, choice: LayoutChoice) -> None:
+        """Say how the learner lays out rows, and keep it with the run."""
+        write_json(
+            self.folder / MANIFEST, {**read_json(self.folder / MANIFEST), "learner_layout": choice.to_json()}
+        )
+        self.console.note(str(choice))
 
     def note_position(self, scheduler: Scheduler) -> None:
         """Remember which tasks come next, before any of them starts."""

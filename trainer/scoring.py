@@ -16,8 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rollgym.errors import UsageError
-from rollgym.trainer.attention import PACKED, UnlikePacked, attend, no_mask, paths_of, spare_last_layer
+from rollgym.engines.embedded.features import (
+    Unsupported,
+    local_mask,
+    position_limit,
+    unknown_beyond,
+    unknown_layers,
+)
+from rollgym.errors import UsageError, one_line
+from rollgym.trainer.attention import PACKED, attend, paths_of, spare_last_layer
 from rollgym.trainer.packing import pack
 from rollgym.trainer.rows import IntArray, Row
 
@@ -36,25 +43,47 @@ class Scores:
 
 def states(body: Any, rows: Sequence[Row], layout: Layout, device: torch.device) -> Tensor:
     """[N, width]: the states of a transformer that predict the action tokens."""
+    given, spots = _laid_out(body, rows, layout, device)
+    return _chosen(body(**given, use_cache=False).last_hidden_state, spots)
+
+
+def _laid_out(
+    body: Any, rows: Sequence[Row], layout: Layout, device: torch.device
+) -> tuple[dict[str, Any], Tensor]:
+    """What a model is called with to read these rows, and where its states predict the action tokens."""
     inputs = [row.inputs for row in rows]
+    longest = max(map(len, inputs))
+    check_length(body.config, longest)
     if layout == "packed":
         packing = pack(inputs)
         spots = np.concatenate([path[row.places - 1] for row, path in zip(rows, packing.paths, strict=True)])
-        found = body(
-            input_ids=torch.from_numpy(packing.ids)[None].to(device),
-            position_ids=torch.from_numpy(packing.positions)[None].to(device),
-            use_cache=False,
-            cu_seq_lens_q=paths_of(packing, spots, device),
-        )
+        given = {
+            "input_ids": torch.from_numpy(packing.ids)[None].to(device),
+            "position_ids": torch.from_numpy(packing.positions)[None].to(device),
+            "cu_seq_lens_q": paths_of(packing, spots, device),
+        }
     else:
-        longest = max(map(len, inputs))
         padded = np.zeros((len(rows), longest), dtype=np.int64)
         for number, row in enumerate(inputs):
             padded[number, : len(row)] = row
         spots = np.concatenate([row.places - 1 + number * longest for number, row in enumerate(rows)])
-        found = body(input_ids=torch.from_numpy(padded).to(device), use_cache=False)
-    hidden: Tensor = found.last_hidden_state
-    return hidden.flatten(0, 1)[torch.from_numpy(spots).to(device)]
+        given = {"input_ids": torch.from_numpy(padded).to(device)}
+    return given, torch.from_numpy(spots).to(device)
+
+
+def _chosen(hidden: Tensor, spots: Tensor) -> Tensor:
+    return hidden.flatten(0, 1)[spots]
+
+
+def check_length(config: Any, length: int) -> None:
+    """Refuse rows so long that a token's log-prob would depend on what is computed beside it."""
+    limit = position_limit(config)
+    if limit is not None and length > limit:
+        raise UsageError(
+            f"A row has {length} tokens, but positions of this model ({config.model_type}) change beyond "
+            f"{limit} (original_max_position_embeddings), so its log-probs would be wrong: keep episodes "
+            f"within {limit} tokens."
+        )
 
 
 def score(model: Any, rows: Sequence[Row], *, layout: Layout = "padded", temperature: float = 1.0) -> Scores:
@@ -62,12 +91,10 @@ def score(model: Any, rows: Sequence[Row], *, layout: Layout = "padded", tempera
 
     Rows that the model reads alike are computed once, whatever was sampled at their end.
     """
-    body, head = parts(model)
-    device = head.weight.device
+    device = parts(model)[1].weight.device
     once, again = distinct(rows)
-    hidden = states(body, once, layout, device)
+    hidden, logits = _states_and_logits(model, once, layout, device)
     targets = torch.from_numpy(np.concatenate([row.ids[row.places] for row in rows])).to(device)
-    logits = head(hidden).float()
     if temperature != 1.0:
         logits = logits / temperature
     everything = F.log_softmax(logits, -1)
@@ -76,6 +103,31 @@ def score(model: Any, rows: Sequence[Row], *, layout: Layout = "padded", tempera
         return Scores(everything.gather(-1, targets[:, None])[:, 0], entropy, hidden)
     at = torch.from_numpy(again).to(device)
     return Scores(everything[at, targets], entropy[at], hidden[at])
+
+
+def _states_and_logits(
+    model: Any, rows: Sequence[Row], layout: Layout, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The model's states that predict the action tokens, and its own logits of them.
+
+    The model computes its logits itself, from these states alone: some cap or scale them after the head.
+    """
+    inner = _inner(model)
+    body = parts(model)[0]
+    given, spots = _laid_out(body, rows, layout, device)
+    kept: list[Tensor] = []
+
+    def choose(_: Any, __: Any, found: Any) -> Any:
+        kept.append(_chosen(found.last_hidden_state, spots))
+        found.last_hidden_state = kept[0][None]
+        return found
+
+    hook = body.register_forward_hook(choose)
+    try:
+        logits: Tensor = inner(**given, use_cache=False).logits
+    finally:
+        hook.remove()
+    return kept[0], logits[0].float()
 
 
 def distinct(rows: Sequence[Row]) -> tuple[list[Row], IntArray]:
@@ -96,45 +148,51 @@ def distinct(rows: Sequence[Row]) -> tuple[list[Row], IntArray]:
     return once, np.concatenate(spots)
 
 
+def _inner(model: Any) -> Any:
+    """The transformers model itself, without adapters around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def parts(model: Any) -> tuple[Any, Any]:
     """The transformer and the layer that makes logits of its states."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = _inner(model)
     body, head = getattr(inner, inner.base_model_prefix, None), inner.get_output_embeddings()
+    if body is None:  # the prefix of Llama 4 is that of a model with images around it
+        body = getattr(inner, "model", None)
+    if body is not None and [name for name, _ in body.named_children()] == ["decoder"]:
+        body = body.decoder  # OPT's forward goes past the module around its decoder
     if body is None or head is None or body is inner:
         raise UsageError(f"The trainer cannot take {type(inner).__name__} apart into body and head.")
     return body, head
 
 
 @torch.no_grad()
-def check_parts(model: Any, vocabulary: int) -> None:
-    """Refuse a model that does more to its states than its head: its log-probs would be wrong here."""
-    body, head = parts(model)
-    ids = torch.arange(3, 11, device=head.weight.device)[None] % vocabulary
-    whole = model(input_ids=ids, use_cache=False).logits
-    ours = head(body(input_ids=ids, use_cache=False).last_hidden_state)
-    if not torch.allclose(whole.float(), ours.float(), atol=1e-3, rtol=1e-3):
-        name = type(model).__name__
-        raise UsageError(f"{name} changes its logits after the head; the trainer cannot use it.")
-
-
-@torch.no_grad()
-def allow_packing(model: Any) -> bool:
-    """Have a transformers model attend row by row where it is given packed rows; False where it cannot."""
+def allow_packing(model: Any) -> str | None:
+    """Have a transformers model attend row by row where it is given packed rows; why not, where it cannot."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     if packs(model):
-        return True
+        return None
+    config = parts(model)[0].config
+    if strange := unknown_layers(config):
+        return f"it has {' and '.join(strange)} layers, which do not keep packed rows apart"
+    if beyond := unknown_beyond(config):
+        return f"it changes with the number of tokens ({', '.join(beyond)})"
     AttentionInterface.register(PACKED, attend)
-    AttentionMaskInterface.register(PACKED, no_mask)
+    AttentionMaskInterface.register(PACKED, local_mask)
     usual = model.config._attn_implementation
-    model.set_attn_implementation(PACKED)
     try:
+        model.set_attn_implementation(PACKED)
         model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
         spare_last_layer(parts(model)[0])
-    except UnlikePacked:
+    except Unsupported as error:
         model.set_attn_implementation(usual)
-    return packs(model)
+        return f"it has {error}"
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        model.set_attn_implementation(usual)
+        return f"it has attention of its own ({one_line(error)})"
+    return None if packs(model) else "its attention cannot be replaced"
 
 
 def packs(model: Any) -> bool:

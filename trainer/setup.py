@@ -19,15 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from rollgym.agents.credentials import find_key
 from rollgym.agents.lm import LmAgent
 from rollgym.agents.lm_carried import model_settings
 from rollgym.agents.prompting import load_template
 from rollgym.chat import load_tokenizer
 from rollgym.engines import Engine
+from rollgym.engines.embedded.features import position_limit
 from rollgym.engines.replicas import ReplicaEngine
 from rollgym.engines.torch import TorchEngine
-from rollgym.errors import RunError, boundary
+from rollgym.errors import RunError, UsageError, boundary
 from rollgym.model_settings import write_model_settings
 from rollgym.pool import EnvPool
 from rollgym.pool.inline import InlinePool
@@ -43,6 +46,7 @@ from rollgym.trainer.experience import zero_variance
 from rollgym.trainer.handover import Handover
 from rollgym.trainer.learner import Learner, Metrics
 from rollgym.trainer.learner.local import LocalLearner
+from rollgym.trainer.learner.objective import GAP_LIMIT
 from rollgym.trainer.learner.settings import LearnerSettings
 from rollgym.trainer.loss_settings import LossSettings
 from rollgym.trainer.model import make_policy
@@ -177,6 +181,8 @@ def make_parts(
     **more: Any,
 ) -> Parts:
     """The parts, with an agent and a scorer over them; ``more`` are further fields."""
+    if config.engine.kind == "sglang":  # the embedded engine keeps to it by itself
+        check_context(folder / MODEL, engine)
     tokenizer = load_tokenizer(folder / MODEL)
     scorer = None
     if config.rewards:
@@ -238,7 +244,29 @@ def learner_options(config: TrainConfig) -> dict[str, Any]:
         "total_steps": max(steps, 1),
         "kl_target": config.kl_target,
         "seed": derive_seed("learner", config.seed),
+        "gap_limit": gap_limit(config),
     }
+
+
+def gap_limit(config: TrainConfig) -> float:
+    """Nats between engine and learner, on average, above which a run ends."""
+    cuda = bool(config.gpus) or torch.cuda.is_available()
+    device = config.learner.device or ("cuda" if cuda else "cpu")
+    precise = device == "cpu" and config.learner.dtype != "bfloat16" and config.engine.kind == "torch"
+    return GAP_LIMIT["float32" if precise else "bfloat16"]
+
+
+def check_context(model: Path, engine: Engine) -> None:
+    """Refuse an engine that goes on where a model's positions begin to mean something else."""
+    from transformers import AutoConfig
+
+    limit = position_limit(AutoConfig.from_pretrained(model))
+    if limit is not None and engine.context_length > limit:
+        raise UsageError(
+            f"Positions of the model in {model} change beyond {limit} tokens "
+            "(original_max_position_embeddings), and rows beyond that cannot be trained on: start the "
+            f"servers with --context-length {limit}."
+        )
 
 
 def imitation(config: TrainConfig, rate: float) -> tuple[LearnerSettings, LossSettings]:

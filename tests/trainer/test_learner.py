@@ -20,7 +20,7 @@ from learner_cases import (  # noqa: E402
     tiny,
     weights,
 )
-from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM  # noqa: E402  # noqa: E402
+from transformers import GPT2Config, GPT2LMHeadModel, StableLmConfig, StableLmForCausalLM  # noqa: E402
 
 from rollgym.errors import RunError, UsageError  # noqa: E402
 from rollgym.trainer.batch import Batch, make_batch  # noqa: E402
@@ -28,9 +28,9 @@ from rollgym.trainer.learner.settings import LearnerSettings, rate_at  # noqa: E
 from rollgym.trainer.losses import LossSettings  # noqa: E402
 
 WITH_KL = LossSettings("grpo", kl_coef=0.2)
-WINDOW = MistralConfig(
+UNPACKED = StableLmConfig(
     **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 4},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2},
 )
 
 
@@ -222,16 +222,24 @@ def test_a_learner_that_shares_learns_as_the_owner_does() -> None:
     assert_same(weights(owner), weights(alone), 0.0)
 
 
-def test_attention_with_a_window_is_padded_or_refused() -> None:
-    model, batch = shaken(MistralForCausalLM(WINDOW)), mixed_batch()
+def test_rows_that_cannot_be_packed_are_padded_or_refused() -> None:
+    """StableLM drops what says where packed rows begin: they would see one another."""
+    model, batch = shaken(StableLmForCausalLM(UNPACKED).eval()), mixed_batch()
     chosen = make_learner(model)
+    choice = chosen.describe_layout()
+    assert choice.layout == "padded"
+    assert choice.gap is not None
+    assert choice.gap < 1e-4
+    assert "log-probs differ from a plain forward" in str(choice)
     assert chosen.logprobs(batch) == pytest.approx(
         make_learner(model, layout="padded").logprobs(batch), abs=1e-6
     )
     guest = make_learner(chosen.model, options={"share": True})
     assert guest._layout == chosen._layout == "padded"
     assert guest.logprobs(batch) == pytest.approx(chosen.logprobs(batch), abs=1e-6)
-    with pytest.raises(UsageError, match="MistralForCausalLM cannot attend to packed rows.*learner.layout"):
+    with pytest.raises(
+        UsageError, match="StableLmForCausalLM cannot be trained on packed rows: .* Set learner.layout=padded"
+    ):
         make_learner(model, layout="packed")
 
 

@@ -17,6 +17,8 @@ from transformers import (  # noqa: E402
     LlamaModel,
     MistralConfig,
     MistralForCausalLM,
+    MptConfig,
+    MptForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -24,7 +26,7 @@ from transformers import (  # noqa: E402
 from rollgym.errors import UsageError  # noqa: E402
 from rollgym.trainer import scoring  # noqa: E402
 from rollgym.trainer.rows import Row  # noqa: E402
-from rollgym.trainer.scoring import Layout, Scores, allow_packing, check_parts, distinct, packs, score  # noqa: E402
+from rollgym.trainer.scoring import Layout, Scores, allow_packing, distinct, packs, score  # noqa: E402
 
 LAYOUTS: list[Layout] = ["padded", "packed"]
 SIZES: dict[str, Any] = {
@@ -50,7 +52,7 @@ def rows_of(seed: int = 0) -> list[Row]:
 
 def ready(model: Any, layout: Layout) -> Any:
     if layout == "packed":
-        assert allow_packing(model)
+        assert allow_packing(model) is None
     return model
 
 
@@ -167,10 +169,14 @@ class Scaled(LlamaForCausalLM):
         return found
 
 
-def test_a_model_that_changes_its_logits_after_the_head_is_refused() -> None:
-    check_parts(tiny(), VOCABULARY)
-    with pytest.raises(UsageError, match="Scaled changes its logits after the head"):
-        check_parts(shaken(Scaled(tiny().config)), VOCABULARY)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_model_that_changes_its_logits_after_the_head_gives_the_log_probs_of_those(layout: Layout) -> None:
+    model = shaken(Scaled(tiny().config).eval())
+    expected, _ = plain(model, rows_of(), 1.0)
+    other, _ = plain(shaken(LlamaForCausalLM(tiny().config).eval()), rows_of(), 1.0)
+    found = score(ready(model, layout), rows_of(), layout=layout).logprobs
+    assert torch.allclose(found.double(), expected, atol=2e-5, rtol=0)
+    assert (expected - other).abs().max() > 0.1
 
 
 def test_a_model_without_a_head_is_refused() -> None:
@@ -178,11 +184,19 @@ def test_a_model_without_a_head_is_refused() -> None:
         scoring.parts(LlamaModel(tiny().config))
 
 
-def test_attention_that_packed_rows_would_not_get_is_not_packed() -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_packed_rows_keep_to_the_window_of_a_layer(layout: Layout) -> None:
     """A window of 4 tokens: computed without it, log-probs would be those of another model."""
     model = shaken(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)).eval())
     expected, _ = plain(model, rows_of(), 1.0)
-    assert not allow_packing(model)
+    found = score(ready(model, layout), rows_of(), layout=layout).logprobs
+    assert torch.allclose(found.double(), expected, atol=2e-5, rtol=0)
+
+
+def test_attention_that_cannot_be_replaced_is_not_packed() -> None:
+    model = shaken(MptForCausalLM(MptConfig(d_model=32, n_heads=4, n_layers=2, vocab_size=VOCABULARY)).eval())
+    expected, _ = plain(model, rows_of(), 1.0)
+    assert allow_packing(model) == "its attention cannot be replaced"
     assert not packs(model)
     assert torch.allclose(score(model, rows_of()).logprobs.double(), expected, atol=2e-5, rtol=0)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rollgym.engines import WeightSource
 from rollgym.trainer.batch import Batch
 from rollgym.trainer.rows import FloatArray
+
+if TYPE_CHECKING:  # it imports torch, which reading a configuration does without
+    from rollgym.trainer.layout import LayoutChoice
 
 Metrics = dict[str, float]
 
@@ -19,6 +22,9 @@ class Learner(Protocol):
     @property
     def has_critic(self) -> bool:
         """Whether `values` can be asked."""
+
+    def describe_layout(self) -> LayoutChoice:
+        """How rows are laid out for the model, and how far that is from a plain forward."""
 
     def logprobs(self, batch: Batch) -> FloatArray:
         """Log-probs of all action tokens under the weights as they are now."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollgym.engines import WeightSource
 from rollgym.errors import RunError
@@ -22,6 +22,9 @@ from rollgym.trainer.learner.remote import RemoteLearner, summed
 from rollgym.trainer.learner.settings import LearnerSettings
 from rollgym.trainer.loss_settings import LossSettings
 from rollgym.trainer.rows import FloatArray
+
+if TYPE_CHECKING:
+    from rollgym.trainer.layout import LayoutChoice
 
 CRITIC = "critic"
 """Of a checkpoint: the folder with the critic's."""
@@ -54,6 +57,10 @@ class LearnerApart:
     def has_critic(self) -> bool:
         """Whether `values` can be asked."""
         return self._critic is not None or self.policy.has_critic
+
+    def describe_layout(self) -> LayoutChoice:
+        """How the policy's rows are laid out, and how far that is from a plain forward."""
+        return self.policy.describe_layout()
 
     def logprobs(self, batch: Batch) -> FloatArray:
         """Log-probs of all action tokens under the weights as they are now."""

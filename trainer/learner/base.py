@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rollgym.errors import UsageError
+from rollgym.engines.embedded.features import position_limit
+from rollgym.errors import RunError, UsageError
 from rollgym.seeding import derive_rng
 from rollgym.trainer.batch import Batch, micro_batches, mini_batches
 from rollgym.trainer.kl import AdaptiveKL
+from rollgym.trainer.layout import LayoutChoice, choose_layout, known_layout, use_layout
 from rollgym.trainer.learner import Metrics
 from rollgym.trainer.learner.critic import Critic
 from rollgym.trainer.learner.host import Movable
@@ -29,13 +31,14 @@ from rollgym.trainer.learner.objective import (
     losses_of,
     shortest,
     teaching,
+    wrong_model,
 )
 from rollgym.trainer.learner.settings import LearnerSettings, rate_at
 from rollgym.trainer.loss_metrics import Metric, merge, summary
 from rollgym.trainer.losses import LossSettings
 from rollgym.trainer.packing import bundles, whole_episodes
 from rollgym.trainer.rows import FloatArray, Row
-from rollgym.trainer.scoring import Layout, Scores, packs, parts
+from rollgym.trainer.scoring import Layout, Scores, parts
 from rollgym.trainer.weighting import Mode
 
 
@@ -54,6 +57,8 @@ class BaseLearner(Movable):
         share: Train the very model that is given, not a copy.
         judges: Train a critic of its own and nothing else; the policy is somebody else's.
         keep_reference: Whether a KL penalty has this learner keep the first policy.
+        gap_limit: Nats by which the engine's log-probs of tokens that these weights sampled may differ from
+            the learner's on average: more ends the run before anything is learnt from them.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class BaseLearner(Movable):
         share: bool = False,
         judges: bool = False,
         keep_reference: bool = True,
+        gap_limit: float | None = None,
     ) -> None:
         super().__init__()
         if temperature <= 0:
@@ -87,8 +93,10 @@ class BaseLearner(Movable):
         self._device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if settings.threads is not None and self._device.type == "cpu":
             torch.set_num_threads(settings.threads)
-        plain: Any = model if share else own_copy(model, self.settings, self._device)
-        self._layout: Layout = "packed" if settings.layout != "padded" and packs(plain) else "padded"
+        self._gap_limit = gap_limit
+        plain: Any = model if share else own_copy(model, self._device)
+        choose = known_layout if share else choose_layout
+        self._choice = choose(plain, settings.layout)
         self.judges, self._keeps = judges, keep_reference and not judges
         first = self._keeps and loss.kl_coef and settings.lora is None
         self._original: Any = copy.deepcopy(plain) if first else None
@@ -107,6 +115,14 @@ class BaseLearner(Movable):
         """Whether `values` can be asked."""
         return self.judges or self.critic is not None
 
+    @property
+    def _layout(self) -> Layout:
+        return self._choice.layout
+
+    def describe_layout(self) -> LayoutChoice:
+        """How rows are laid out for the model, and how far that is from a plain forward."""
+        return self._choice
+
     def logprobs(self, batch: Batch) -> FloatArray:
         """Log-probs of all action tokens under the weights as they are now."""
         return self._pass(batch, self._logprobs)
@@ -124,7 +140,8 @@ class BaseLearner(Movable):
         """Take another policy as the reference: the one after a warm start, say."""
         self.reload()
         if self._keeps and self.loss.kl_coef:
-            self._original = own_copy(model, self.settings, self._device)
+            self._original = own_copy(model, self._device)
+            use_layout(self._original, self._layout)
 
     def values(self, batch: Batch) -> tuple[FloatArray, list[float]]:
         """The critic's value before each action token, and after the last turn of each episode."""
@@ -132,7 +149,9 @@ class BaseLearner(Movable):
         before = self._pass(batch, self._values)
         ends = [number for number, one in enumerate(batch.episodes) if one.final is not None]
         found = np.zeros(len(batch.episodes))
-        context = getattr(self._body_states().config, "max_position_embeddings", None)
+        config = self._body_states().config
+        bounds = [getattr(config, "max_position_embeddings", None), position_limit(config)]
+        context = min((bound for bound in bounds if bound is not None), default=None)
         finals = [cast(Any, batch.episodes[number].final)[:context] for number in ends]
         rows = [Row(np.append(ids, 0), np.array([len(ids)])) for ids in finals]
         with torch.no_grad(), self._precision():
@@ -151,11 +170,16 @@ class BaseLearner(Movable):
         seen: list[dict[str, Metric]] = []
         norms: list[float] = []
         first: Metrics = {}
+        if not self.judges and batch.arrays["old"] is not batch.arrays["behaviour"]:
+            self._check_gap(engine_gap(batch, {}))
         for epoch in range(self.settings.epochs):
             rng = derive_rng("mini-batches", self._seed, self.steps, epoch)
             for episodes in mini_batches(len(batch.episodes), self.settings.mini_batches, rng):
                 seen += self._accumulate(batch, episodes)
-                first = first or summary(merge(seen))
+                if not first:
+                    first = summary(merge(seen))
+                    if not self.judges:
+                        self._check_gap(engine_gap(batch, first))
                 norms.append(self._step())
                 self.steps += 1
         merged = merge(seen)
@@ -166,6 +190,17 @@ class BaseLearner(Movable):
         metrics["grad_norm"] = float(np.mean(norms))
         metrics["learning_rate"] = self._groups()[0]["lr"]
         return metrics
+
+    def _check_gap(self, found: Metrics) -> None:
+        """Stop where engine and learner do not compute the same model."""
+        gap = found.get("logprob_gap", 0.0)
+        if self._gap_limit is not None and gap > self._gap_limit:
+            raise RunError(wrong_model(self._policy_name, gap, self._gap_limit))
+
+    @property
+    def _policy_name(self) -> str:
+        inner = self.model.get_base_model() if self.settings.lora is not None else self.model
+        return type(inner).__name__
 
     def adapt_kl(self, metrics: Metrics) -> float:
         """Move the KL coefficient towards its target, where it has one; returns the coefficient."""

@@ -11,26 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from rollgym.engines.embedded.model import read_module
-from rollgym.errors import UsageError
 from rollgym.trainer.learner.critic import Critic
-from rollgym.trainer.learner.settings import LearnerSettings
 from rollgym.trainer.rows import Row
-from rollgym.trainer.scoring import Layout, allow_packing, check_parts, parts, score
+from rollgym.trainer.scoring import Layout, parts, score
 
 Wish = Literal["scores", "values", "both"]
 
 
-def own_copy(model: nn.Module | Path, settings: LearnerSettings, device: torch.device) -> Any:
-    """A copy on the learner's device that scores rows as the learner needs it."""
+def own_copy(model: nn.Module | Path, device: torch.device) -> Any:
+    """A copy on the learner's device; a layout is chosen for it next (`rollgym.trainer.layout`)."""
     plain: Any = read_module(model) if isinstance(model, Path) else copy.deepcopy(model)
     # Weights are float32 whatever is computed in: a step is too small for bfloat16 to notice.
-    plain = plain.to(device=device, dtype=torch.float32).train(False)
-    if settings.layout != "padded" and not allow_packing(plain) and settings.layout == "packed":
-        raise UsageError(
-            f"{type(plain).__name__} cannot attend to packed rows: set learner.layout to padded."
-        )
-    check_parts(plain, plain.config.vocab_size)
-    return plain
+    return plain.to(device=device, dtype=torch.float32).train(False)
 
 
 class PolicyNet(nn.Module):

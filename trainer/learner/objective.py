@@ -21,6 +21,20 @@ GAPS = ("logprob_gap", "logprob_gap_max", "logprob_gap_stale")
 """Metrics that compare the engine's log-probs with the learner's."""
 
 
+GAP_LIMIT = {"float32": 0.2, "bfloat16": 0.5}
+"""Mean ``logprob_gap`` above which engine and learner compute different models; rounding is far below it."""
+
+
+def wrong_model(name: str, gap: float, limit: float) -> str:
+    """What ends a run whose engine samples from another distribution than the learner trains."""
+    return (
+        f"The engine's log-probs of {name} differ from the learner's by {gap:.2g} nats on average for tokens "
+        f"that the current weights sampled (at most {limit:g} can be rounding): one of the two computes "
+        "another model. Nothing was learnt from them. Try learner.layout=padded or another engine.kind, and "
+        "see docs/model_families.md."
+    )
+
+
 def batch_weights(batch: Batch, episodes: Sequence[int], mode: Mode, constant: float | None) -> FloatArray:
     """What each token weighs in an optimiser step on these episodes."""
     every = batch.lengths

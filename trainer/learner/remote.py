@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollgym.cluster.errors import need_ray
 from rollgym.cluster.workers import ParallelWorker
@@ -23,6 +23,9 @@ from rollgym.trainer.learner.parts import PARTS
 from rollgym.trainer.learner.settings import LearnerSettings
 from rollgym.trainer.loss_settings import LossSettings
 from rollgym.trainer.rows import FloatArray
+
+if TYPE_CHECKING:
+    from rollgym.trainer.layout import LayoutChoice
 
 LOCAL = "local"
 """The strategy of a single rank: a `LocalLearner`."""
@@ -141,6 +144,11 @@ class RemoteLearner:
     def has_critic(self) -> bool:
         """Whether `values` can be asked."""
         return self.settings.critic != "none"
+
+    def describe_layout(self) -> LayoutChoice:
+        """How rows are laid out for the model, and how far that is from a plain forward."""
+        found: LayoutChoice = self._do("describe_layout")
+        return found
 
     def logprobs(self, batch: Batch) -> FloatArray:
         """Log-probs of all action tokens under the weights as they are now."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rollgym.engines import WeightSource
 from rollgym.errors import RunError, boundary
 from rollgym.trainer.batch import Batch, balanced, micro_batches
+from rollgym.trainer.layout import LayoutChoice
 from rollgym.trainer.learner import Metrics
 from rollgym.trainer.learner.base import BaseLearner
 from rollgym.trainer.learner.buckets import Bucket, in_buckets, pieces_of, write_model
@@ -55,6 +56,9 @@ class RankLearner(BaseLearner):
         super().__init__(*args, **options)
         self.rank, self.world = group.rank, group.world
         self._group, self._bucket_bytes, self._offload = group, bucket_bytes, offload
+        if "padded" in (every := group.gather(self._layout)) and self._layout == "packed":
+            # Ranks on unlike machines may have found otherwise, and all must call the same modules.
+            self._choice = LayoutChoice(layout="padded", reason=f"ranks chose {', '.join(every)}")
         own = self.critic is not None and self.critic.body is not None
         common: dict[str, Any] = {"layout": self._layout, "bfloat16": super()._precision()._enabled}
         self._policy: PolicyNet | JudgeNet = (

@@ -1,0 +1,160 @@
+"""How a learner lays rows out for a model: packed where that is proven to be right, else padded.
+
+Before anything is trained, the log-probs of a few rows are computed as the learner will compute them and
+compared with those of a plain forward of each row. Packed rows that differ are padded instead; a model whose
+padded rows differ, too, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollgym.engines.embedded.features import local_sizes, position_limit
+from rollgym.errors import UsageError, boundary, one_line
+from rollgym.trainer.packing import LEAST_OVERLAP
+from rollgym.trainer.rows import Row
+from rollgym.trainer.scoring import Layout, allow_packing, packs, parts, score
+
+TOLERANCE = 0.01
+"""Nats by which a row's log-probs may differ on average, in float32: rounding is far below."""
+LARGE = 500_000_000
+"""Models with more parameters are checked on fewer tokens."""
+LONGEST = 1024
+"""Tokens of the longest row that is checked."""
+LONG = 64
+"""Tokens of that row where no window asks for more."""
+WORK = 50_000_000_000
+"""Parameters times tokens that the longest row may cost: about a second on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutChoice:
+    """Which layout a learner uses, and why."""
+
+    layout: Layout
+    gap: float | None = None
+    """Nats between it and a plain forward: the mean of the worst row; None where it was not measured."""
+    reason: str | None = None
+    """Why rows are not packed, where they could have been."""
+    longest: int = 0
+    """Tokens of the longest row that was compared."""
+
+    def __str__(self) -> str:
+        """One line for a log."""
+        measured = "" if self.gap is None else f" ({self.gap:.1g} nats from a plain forward)"
+        because = "" if self.reason is None else f": {self.reason}"
+        return f"rows are {self.layout}{because}{measured}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For a run's manifest."""
+        return asdict(self)
+
+
+def choose_layout(model: Any, asked: Literal["auto", "packed", "padded"]) -> LayoutChoice:
+    """The layout for a model, which is ready for it afterwards. `UsageError` where none is right.
+
+    Args:
+        model: A causal language model in float32, in evaluation mode.
+        asked: ``packed`` and ``padded`` are checked as well, but nothing else is tried instead.
+    """
+    name = type(model).__name__
+    parts(model)
+    rows = probe_rows(model)
+    longest = max(len(row.inputs) for row in rows)
+    with boundary(UsageError, f"{name} cannot be trained: it cannot read plain token ids"):
+        expected = _plain(model, rows)
+    reason = None
+    if asked != "padded":
+        usual = model.config._attn_implementation
+        gap = None
+        reason = allow_packing(model)
+        if reason is None:
+            gap, reason = _gap(model, rows, expected, "packed")
+        if reason is None:
+            return LayoutChoice(layout="packed", gap=gap, longest=longest)
+        model.set_attn_implementation(usual)
+        if asked == "packed":
+            raise UsageError(f"{name} cannot be trained on packed rows: {reason}. Set learner.layout=padded.")
+    gap, wrong = _gap(model, rows, expected, "padded")
+    if wrong is not None:
+        raise UsageError(f"{name} cannot be trained: of padded rows, {wrong}. Choose another model.")
+    return LayoutChoice(layout="padded", gap=gap, reason=reason, longest=longest)
+
+
+def known_layout(model: Any, asked: Literal["auto", "packed", "padded"]) -> LayoutChoice:
+    """The layout of a model that another learner has made ready."""
+    packed = asked != "padded" and packs(model)
+    return LayoutChoice(layout="packed" if packed else "padded")
+
+
+def use_layout(model: Any, layout: Layout) -> None:
+    """Make a model ready for a layout that was chosen for another one of its kind."""
+    if layout == "packed" and (reason := allow_packing(model)) is not None:
+        raise UsageError(f"{type(model).__name__} cannot be trained on packed rows: {reason}.")
+
+
+def probe_rows(model: Any) -> list[Row]:
+    """Rows of several lengths: some begin alike, one is short, one beyond any window if that is cheap."""
+    config = parts(model)[0].config
+    size = sum(parameter.numel() for parameter in model.parameters())
+    large = size > LARGE
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    bounds = [position_limit(config), getattr(config, "max_position_embeddings", None), LONGEST]
+    most = min(bound for bound in bounds if isinstance(bound, int) and bound > 0)
+    wanted = [window + 9 for window in local_sizes(config)]
+    long = max([20, *(length for length in (LONG, *wanted) if length <= most and length * size <= WORK)])
+    long = min(long, most)
+    rng = np.random.default_rng(0)
+    first = min(3, vocabulary - 1)  # ids below are often padding, which some models number otherwise
+
+    def tokens(count: int) -> Any:
+        return rng.integers(first, vocabulary, max(count, 0))
+
+    trunk = tokens(min(LEAST_OVERLAP + 2, most - 2))
+    ends = (2, 4) if large else (3, 9, max(long - len(trunk), 12))
+    found = [np.concatenate([trunk, tokens(end)])[: most + 1] for end in ends]
+    found += [tokens(3)] if large else [tokens(5), tokens(min(long + 1, most + 1))]
+    return [_row(ids, len(trunk)) for ids in found]
+
+
+def _row(ids: Any, trunk: int) -> Row:
+    """Actions at the beginning, around the fork, and at the end, several of each."""
+    end = len(ids) - 1
+    places = {1, 2, end // 2, trunk - 1, trunk, trunk + 1, trunk + 2, end - 2, end - 1, end}
+    return Row(ids, np.array(sorted(at for at in places if 1 <= at <= end), dtype=np.int64))
+
+
+@torch.no_grad()
+def _plain(model: Any, rows: Sequence[Row]) -> list[Tensor]:
+    """Log-probs of each row's action tokens by the model's own forward over that row alone."""
+    found = []
+    for row in rows:
+        ids = torch.from_numpy(row.inputs)[None].to(model.device)
+        logits = model(input_ids=ids, use_cache=False).logits[0].float()
+        logs = torch.log_softmax(logits, -1)[torch.from_numpy(row.places - 1).to(logits.device)]
+        targets = torch.from_numpy(row.ids[row.places]).to(logits.device)
+        found.append(logs.gather(-1, targets[:, None])[:, 0])
+    return found
+
+
+@torch.no_grad()
+def _gap(
+    model: Any, rows: Sequence[Row], expected: Sequence[Tensor], layout: Layout
+) -> tuple[float | None, str | None]:
+    """How far a layout's log-probs are from those expected, and what is wrong with it, if anything."""
+    try:
+        together = score(model, rows, layout=layout).logprobs
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a model raises where rows are laid out in a way it does not know
+        return None, f"the model fails ({one_line(error)})"
+    parted = torch.split(together, [len(row.places) for row in rows])
+    gap = max(float((ours - plain).abs().mean()) for ours, plain in zip(parted, expected, strict=True))
+    # not `gap > TOLERANCE`: that would let a gap pass which is not a number
+    return gap, None if gap <= TOLERANCE else f"log-probs differ from a plain forward by {gap:.2g} nats"
