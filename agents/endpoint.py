@@ -24,6 +24,7 @@ from rollgym.agents.wire import (
     read_tokens,
 )
 from rollgym.errors import AgentError
+from rollgym.files import gunzip
 
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 60.0
@@ -31,6 +32,8 @@ LONGEST_WAIT = 60.0
 therefore ends within (retries + 1) timeouts and ``retries`` longest waits, besides the rate limit."""
 
 _USUAL_COMPLETION = 512
+MAX_ANSWER = 32 << 20
+"""Bytes of one answer, compressed or not."""
 _CHARS_PER_TOKEN = 4
 
 
@@ -51,7 +54,7 @@ class Endpoint:
         # How many requests go on at once is the caller's choice, so the pool must not add one; and a
         # redirect must not carry the key to another host.
         self._client = httpx.AsyncClient(
-            headers=key.headers(),
+            headers={**key.headers(), "Accept-Encoding": "identity"},
             verify=_certificates(),
             timeout=None,
             follow_redirects=False,
@@ -85,10 +88,10 @@ class Endpoint:
     async def _attempt(self, body: Mapping[str, Any], spent: list[Tokens]) -> ChatReply:
         guess = await self._wait_for_turn(body)
         self.requests += 1
-        response = await self._post(body)
+        status, headers, text = await self._post(body)
         # Whatever is read from here on may be recorded, so the key leaves it first.
-        answer = read_body(response.text, self._key.hide)
-        check_status(response.status_code, response.headers, answer)
+        answer = read_body(text, self._key.hide)
+        check_status(status, headers, answer)
         tokens = read_tokens(answer)
         if tokens is not None:
             spent.append(tokens)
@@ -97,11 +100,13 @@ class Endpoint:
                 self._token_bucket.give_back(guess - sum(tokens))
         return read_reply(answer)
 
-    async def _post(self, body: Mapping[str, Any]) -> httpx.Response:
+    async def _post(self, body: Mapping[str, Any]) -> tuple[int, httpx.Headers, str]:
+        """Status, headers and text of the answer, whose size is bounded, unpacked or not."""
         limit = self._options.timeout
+        url = f"{self.base_url}/chat/completions"
         try:
-            async with asyncio.timeout(limit):
-                return await self._client.post(f"{self.base_url}/chat/completions", json=body)
+            async with asyncio.timeout(limit), self._client.stream("POST", url, json=body) as response:
+                return response.status_code, response.headers, await _read(response)
         except TimeoutError:
             raise Trouble(f"The endpoint did not answer within {limit:g} seconds") from None
         except httpx.RequestError as error:
@@ -117,6 +122,23 @@ class Endpoint:
         guess = chars / _CHARS_PER_TOKEN + (self._options.max_tokens or _USUAL_COMPLETION)
         await self._token_bucket.take(guess)
         return guess
+
+
+async def _read(response: httpx.Response) -> str:
+    """The text of an answer. Not compressed, as was asked for, or by gzip all the same."""
+    found = bytearray()
+    async for piece in response.aiter_raw():
+        found += piece
+        if len(found) > MAX_ANSWER:
+            raise Trouble(f"The endpoint answered more than {MAX_ANSWER:,} bytes")
+    packed = response.headers.get("content-encoding", "identity").strip().lower()
+    if packed not in ("identity", "gzip", ""):
+        raise Trouble(f"The endpoint compressed its answer with {packed[:40]!r}, which was not asked for")
+    try:
+        data = gunzip(bytes(found), MAX_ANSWER) if packed == "gzip" else bytes(found)
+    except OSError as error:
+        raise Trouble(f"The endpoint's compressed answer cannot be read: {error.strerror}") from None
+    return data.decode("utf-8", "replace")
 
 
 @cache

@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,6 +44,27 @@ def read_bounded(path: Path, most: int = MOST_JSON, folder: Path | None = None) 
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return data
+
+
+def gunzip(data: bytes, most: int) -> bytes:
+    """What a gzip file of one or more members holds, which must not be more than ``most`` bytes.
+
+    Raises:
+        OSError: The data are not gzip, are cut off, or hold more.
+    """
+    found = bytearray()
+    while data:
+        member = zlib.decompressobj(wbits=31)
+        try:
+            found += member.decompress(data, most - len(found) + 1)
+        except zlib.error as error:
+            raise OSError(errno.EINVAL, f"it is not gzip: {error}") from None
+        if len(found) > most:
+            raise OSError(errno.EFBIG, f"it holds more than {most:,} bytes")
+        if not member.eof:
+            raise OSError(errno.EINVAL, "the gzip data are cut off")
+        data = member.unused_data.lstrip(b"\0")
+    return bytes(found)
 
 
 def open_append(path: Path, buffering: int = -1) -> IO[bytes]:

@@ -75,6 +75,7 @@ class RunFolder:
         """An existing folder whose manifest agrees in the fields that make episodes comparable."""
         if not (path / MANIFEST).exists():
             raise UsageError(f"There is nothing to resume in {path}: it has no {MANIFEST}.")
+        refuse_links(path)
         before = read_versioned(path / MANIFEST)
         now = json.loads(json.dumps(manifest))  # as it would be read back: tuples are lists
         for field in identity:
@@ -83,7 +84,6 @@ class RunFolder:
                     f"{path} was made with {field} = {_short(before.get(field))}, but now it is "
                     f"{_short(now.get(field))}: resume with the same settings, or use another --out."
                 )
-        refuse_links(path)
         folder = cls._open(path)
         with folder._closed_on_error():
             folder._load()

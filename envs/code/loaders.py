@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,10 @@ from rollgym.envs.code.inside import encode
 from rollgym.envs.code.problems import Listed
 from rollgym.envs.code.types import Asserts, Case, Cases, Problem, Tests
 from rollgym.errors import UnknownName, UsageError
+from rollgym.files import gunzip, read_bounded
 
+MOST_BYTES = 1_000_000_000
+"""Of a file of problems, unpacked."""
 Record = Mapping[str, Any]
 _MBPP_SPLITS = (("prompt", 1, 10), ("test", 11, 510), ("dev", 511, 600), ("train", 601, 974))
 _ORDER = ("train", "dev", "test", "prompt")
@@ -45,11 +47,11 @@ def load_problems(path: str, form: str = "auto") -> Listed:
 def read_records(path: str) -> Iterator[tuple[str, Record]]:
     """The records of a file, each with its place: JSON lines (or their gzip), or one JSON list."""
     try:
-        data = Path(path).read_bytes()
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
+        data = read_bounded(Path(path), MOST_BYTES)
+        text = (gunzip(data, MOST_BYTES) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (EOFError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
     if text.lstrip().startswith("["):
         found = _json(text, path)
@@ -70,7 +72,7 @@ def read_records(path: str) -> Iterator[tuple[str, Record]]:
 def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON: {error}.") from error
 
 

@@ -26,12 +26,12 @@ def trace(
     """
     from rollgym.files import replacing
     from rollgym.scheduler.events import read_events
-    from rollgym.scheduler.trace import chrome_trace, summary
+    from rollgym.scheduler.trace import chrome_trace, is_event, summary
 
     file = run / "events.jsonl" if run.is_dir() else run
     if not file.exists():
         raise UsageError(f"{run} has no events.jsonl: only runs that record events can be traced.")
-    events = read_events(file)
+    events = [event for event in read_events(file) if is_event(event)]
     target = out or file.with_name("trace.json")
     try:
         with replacing(target) as written:
@@ -64,7 +64,7 @@ def _print(result: dict[str, Any]) -> None:
             str(wait["turn"]),
             f"{wait['seconds']:.3f}",
             f"{wait['at']:.2f}",
-            WAITS_FOR[wait["state"]],
+            WAITS_FOR.get(wait["state"], ""),
         )
     screen.print(table)
     screen.print(f"trace: {result['trace']} (open it in Perfetto)", highlight=False)

@@ -94,7 +94,7 @@ def _mend(path: Path) -> float:
     for line in reversed(tail.split(b"\n")[:-1]):
         try:
             return float(msgspec.json.decode(line)["t"])
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError):
             continue
     return 0.0
 
@@ -113,7 +113,7 @@ def read_events(path: Path) -> list[Event]:
             event = msgspec.json.decode(line)
             if not isinstance(event, dict) or not {"t", "kind"} <= event.keys():
                 raise msgspec.ValidationError("no event")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             if number == len(lines):
                 break
             raise ResultsError(f"{path}, line {number}: not an event ({error}).") from None

@@ -6,15 +6,34 @@ episodes that wait for an environment (opening).
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from rollgym.scheduler.events import Event
 from rollgym.scheduler.places import Lanes
 
+_LATEST = 1e9
+"""Seconds: no run is that long, and times beyond it break the arithmetic."""
+_NEEDED: dict[str, dict[str, Any]] = {
+    "state": {"episode": str, "state": str, "turn": int, "worker": str, "engine": (int, NoneType)},
+    "started": {"episode": str},
+    "emitted": {"episode": str},
+}
+"""What the events that are drawn must have, and of which type."""
 _BUSY = {"resetting": "environment", "stepping": "environment", "generating": "engine"}
+
+
+def is_event(event: Event) -> bool:
+    """Whether an event, which may come from any file, has what a picture needs, in the right types."""
+    time, kind = event.get("t"), event.get("kind")
+    if not isinstance(time, (int, float)) or not 0 <= time <= _LATEST or not isinstance(kind, str):
+        return False
+    wanted = _NEEDED.get(kind, {})
+    return all(key in event and isinstance(event[key], types) for key, types in wanted.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +163,9 @@ class _WorkerLanes:
     def lane(self, span: Span) -> tuple[int, int]:
         """The lowest lane of the span's worker that is free when it starts: its number and place in there."""
         lanes = self._lanes.setdefault(span.worker, Lanes())
-        still = []
-        for end, lane in self._busy[span.worker]:
-            if end <= span.start:
-                lanes.give_back(lane)
-            else:
-                still.append((end, lane))
+        busy = self._busy[span.worker]
+        while busy and busy[0][0] <= span.start:
+            lanes.give_back(heapq.heappop(busy)[1])
         lane = lanes.take()
-        self._busy[span.worker] = [*still, (span.end, lane)]
+        heapq.heappush(busy, (span.end, lane))
         return self._numbers.setdefault((span.worker, lane), len(self._numbers)), lane

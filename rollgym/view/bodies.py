@@ -8,14 +8,11 @@ from typing import Any
 import msgspec
 
 from rollgym.types import Episode, Turn
+from rollgym.view.bounds import bounded, bounded_text
 from rollgym.view.credit import Recomputed
 from rollgym.view.read import RunView
 from rollgym.view.tokens import TokenTexts
 
-TEXT = 200_000
-"""Characters of one text; what is beyond is left out, and said so."""
-ITEMS = 2_000
-"""Entries of one list or object in an ``info``."""
 NAMES = ("advantages", "ratios")
 """Values of action tokens that a line may hold."""
 
@@ -77,17 +74,17 @@ def make_body(episode: Episode, step: int | None) -> dict[str, Any]:
     return {
         "id": spec.episode_id,
         "step": step,
-        "spec": _bounded(msgspec.to_builtins(spec)),
+        "spec": bounded(msgspec.to_builtins(spec)),
         "outcome": episode.outcome.value,
         "success": episode.success,
         "return": episode.total_reward,
         "attempts": episode.attempts,
         "started": episode.started,
         "seconds": episode.seconds,
-        "error": _bounded(msgspec.to_builtins(episode.error)),
-        "instructions": _bounded(episode.instructions),
-        "reset": _bounded(episode.reset_info),
-        "final": _bounded(episode.final_observation),
+        "error": bounded(msgspec.to_builtins(episode.error)),
+        "instructions": bounded(episode.instructions),
+        "reset": bounded(episode.reset_info),
+        "final": bounded(episode.final_observation),
         "turns": [_turn(turn) for turn in episode.turns],
     }
 
@@ -105,31 +102,12 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "version_spans": turn.version_spans,
         "finish_reason": turn.finish_reason,
         "usage": None if turn.usage is None else msgspec.to_builtins(turn.usage),
-        "info": _bounded(turn.info),
+        "info": bounded(turn.info),
     }
     return {
-        "observation": _bounded(turn.observation),
-        "action": _bounded(turn.action),
+        "observation": bounded(turn.observation),
+        "action": bounded(turn.action),
         "reward": turn.reward,
         "seconds": [round(part, 5) for part in (seconds.queue, seconds.generate, seconds.step)],
-        **{name: _bounded_text(value) for name, value in found.items() if value not in (None, (), False, {})},
+        **{name: bounded_text(value) for name, value in found.items() if value not in (None, (), False, {})},
     }
-
-
-def _bounded(value: Any) -> Any:
-    """The same value with its longest texts and lists cut."""
-    if isinstance(value, str):
-        return _bounded_text(value)
-    if isinstance(value, dict):
-        kept = {str(key): _bounded(value[key]) for key in list(value)[:ITEMS]}
-        return kept | ({"…": f"{len(value) - ITEMS} more"} if len(value) > ITEMS else {})
-    if isinstance(value, (list, tuple)):
-        rest = [f"… {len(value) - ITEMS} more"] if len(value) > ITEMS else []
-        return [_bounded(one) for one in value[:ITEMS]] + rest
-    return value
-
-
-def _bounded_text(value: Any) -> Any:
-    if not isinstance(value, str) or len(value) <= TEXT:
-        return value
-    return f"{value[:TEXT]}\n… {len(value) - TEXT:,} more characters are in the run's folder only."

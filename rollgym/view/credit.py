@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rollgym.errors import RollgymError
+from rollgym.errors import RollgymError, one_line
+from rollgym.files import read_bounded
 from rollgym.types import Episode, Group
+from rollgym.view.read import MOST_CONFIG
 
 CRITICS = ("gae",)
 """Estimators that need what a critic said, which no file holds."""
@@ -29,11 +31,11 @@ class Recomputed:
         self._config: Any = None
         try:
             settings = importlib.import_module("rollgym.trainer.config").TrainConfig
-            self._config = importlib.import_module("rollgym.config").load(settings, folder / "config.yaml")
+            self._config = importlib.import_module("rollgym.config").load(settings, _config(folder))
             self.estimator = str(self._config.estimator)
         except ImportError:
             self.why = "not recorded, and the trainer that could work it out is not installed"
-        except RollgymError:
+        except (RollgymError, OSError):
             self.why = "not recorded, and the settings in config.yaml cannot be read"
         else:
             self.why = self._refuse()
@@ -57,8 +59,8 @@ class Recomputed:
             return {}
         try:
             return self._of_step(episodes)
-        except (RollgymError, ValueError) as error:
-            self.why = f"not recorded, and it cannot be worked out: {error}"
+        except Exception as error:  # the numbers are a file's: whatever they break, the page is made
+            self.why = f"not recorded, and it cannot be worked out: {one_line(error)}"
             return {}
 
     def _of_step(self, episodes: Sequence[Episode]) -> dict[str, list[float]]:
@@ -81,6 +83,13 @@ class Recomputed:
         ]
         found = credit.find_estimator(self.estimator)(trajectories, config.credit)
         return {t.name: a.tolist() for t, a in zip(trajectories, found.advantages, strict=True)}
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The settings in the run's own config, which extends no other file."""
+    text = read_bounded(folder / "config.yaml", MOST_CONFIG, folder)
+    found: dict[str, Any] = importlib.import_module("rollgym.config").parse(text.decode("utf-8", "replace"))
+    return found
 
 
 def _groups(episodes: Sequence[Episode]) -> list[Group]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from rollgym.types import Outcome
 from rollgym.view.read import Row
 
 FAILED = frozenset(kind.value for kind in Outcome if kind.failed)
+_HUGE = 1e200
 _EXACT = 2_000
 """Above so many tasks a mean's interval is no longer resampled but left out: it is narrow, and takes long."""
 
@@ -30,7 +30,7 @@ def describe(rows: Sequence[Row]) -> dict[str, Any]:
         "success": success(clusters),
         "return": _mean(clusters),
         "length": percentiles([float(row.turns) for row in scored]),
-        "seconds": percentiles([row.seconds for row in scored]),
+        "seconds": percentiles([row.seconds for row in scored if abs(row.seconds) < _HUGE]),
         "tokens": sum(row.tokens for row in rows),
         "valid": sum(valid) / len(valid) if valid else None,
         "outcomes": outcomes(rows),
@@ -56,6 +56,8 @@ def success(clusters: Sequence[Sequence[Row]]) -> dict[str, Any] | None:
     elif wins in (0, count):
         # Resampling what is all alike shows no spread; each task still counts as one trial.
         low, high = wilson(len(known) if wins else 0, len(known))
+    elif len(known) > 10 * _EXACT:
+        return {"value": wins / count, "of": count}
     else:
         low, high = bootstrap_mean(known)
     return {"value": wins / count, "low": low, "high": high, "of": count}
@@ -75,7 +77,8 @@ def failures(rows: Sequence[Row], most: int = 50) -> list[dict[str, Any]]:
 
 
 def _mean(clusters: Sequence[Sequence[Row]]) -> dict[str, Any] | None:
-    values = [[row.total for row in cluster if math.isfinite(row.total)] for cluster in clusters]
+    # Sums of numbers near the greatest there are would overflow.
+    values = [[row.total for row in cluster if abs(row.total) < _HUGE] for cluster in clusters]
     values = [cluster for cluster in values if cluster]
     count = sum(map(len, values))
     if not count:

@@ -7,9 +7,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from rollgym.records import clean_text
+from rollgym.view.bounds import bounded, bounded_text
 from rollgym.view.numbers import describe, failures, outcomes
 from rollgym.view.read import Row, RunView
 
+LARGEST = 1e15
+"""A number beyond this is not one that a run measures, and breaks the arithmetic of curves."""
+MOST_EVALUATIONS = 5_000
+MOST_PARTS = 40
+"""Of a step's seconds, and of pass@k."""
+MOST_ENVIRONMENTS = 200
 POINTS = 500
 """Points of a curve; longer runs are averaged over neighbouring steps."""
 CURVES = (
@@ -42,7 +50,7 @@ def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
         "about": _about(manifest),
         "headline": _trained(run) if training else _evaluated(run),
         "totals": describe(run.rows),
-        "evaluations": [_evaluation(line) for line in run.evaluations],
+        "evaluations": [_evaluation(line) for line in run.evaluations[:MOST_EVALUATIONS]],
         "curves": curves(run.metrics),
         "split": time_split(run.metrics),
         "outcomes": outcomes(run.rows),
@@ -51,9 +59,9 @@ def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
         "suite": _suite(run.manifest, summary),
         "notes": [*notes, *_notes(run, summary)],
         "config": run.config,
-        "manifest": json.dumps(manifest, indent=2, ensure_ascii=False),
-        "versions": {str(k): _text(v) for k, v in _object(manifest.get("versions")).items()},
-        "pass_at_k": _object((summary or {}).get("pass_at_k")),
+        "manifest": _text(json.dumps(manifest, indent=2, ensure_ascii=False)),
+        "versions": {_text(k): _text(v) for k, v in _object(manifest.get("versions")).items()},
+        "pass_at_k": _numbers((summary or {}).get("pass_at_k")),
         "success_means": _text(manifest.get("success_means")),
         "version": run.version,
         "epoch": run.epoch,
@@ -73,7 +81,7 @@ def curves(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def time_split(metrics: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Where each step's seconds went."""
-    names = sorted({key for line in metrics for key in line if key.startswith(_SPLIT)})
+    names = sorted({key for line in metrics for key in line if key.startswith(_SPLIT)})[:MOST_PARTS]
     if not names:
         return None
     parts = {
@@ -104,7 +112,10 @@ def _trained(run: RunView) -> dict[str, Any]:
         for env, lines in by_env.items()
     ]
     steps = [_number(line.get("step")) for line in run.metrics]
-    return {"trained": found, "steps": max((s for s in steps if s is not None), default=0)}
+    return {
+        "trained": found[:MOST_ENVIRONMENTS],
+        "steps": max((s for s in steps if s is not None), default=0),
+    }
 
 
 def _taught(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -114,7 +125,7 @@ def _taught(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 def _evaluated(run: RunView) -> dict[str, Any]:
     agent = _object(run.manifest.get("agent"))
-    return {"agent": _text(agent.get("name")), "requested": run.manifest.get("episodes")}
+    return {"agent": _text(agent.get("name")), "requested": _number(run.manifest.get("episodes"))}
 
 
 def _evaluation(line: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +147,7 @@ def _environments(rows: Sequence[Row]) -> list[dict[str, Any]]:
     by_env: dict[str, list[Row]] = {}
     for row in rows:
         by_env.setdefault(row.entry or row.env, []).append(row)
-    return [{"env": env, **describe(some)} for env, some in by_env.items()]
+    return [{"env": env, **describe(some)} for env, some in list(by_env.items())[:MOST_ENVIRONMENTS]]
 
 
 def _suite(manifest: dict[str, Any], summary: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -144,7 +155,7 @@ def _suite(manifest: dict[str, Any], summary: dict[str, Any] | None) -> dict[str
     if manifest.get("kind") != "bench":
         return None
     suite, entries = _object(manifest.get("suite")), (summary or {}).get("entries")
-    rows = [_object(one) for one in entries] if isinstance(entries, list) else []
+    rows = [_object(one) for one in entries[:MOST_ENVIRONMENTS]] if isinstance(entries, list) else []
     return {
         "name": f"{_text(suite.get('name'))} {_text(suite.get('version'))}".strip(),
         "success": _interval((summary or {}).get("success"), (summary or {}).get("success_ci")),
@@ -153,7 +164,7 @@ def _suite(manifest: dict[str, Any], summary: dict[str, Any] | None) -> dict[str
                 "name": _text(one.get("name")),
                 "success": _interval(one.get("success"), one.get("success_ci")),
                 "score": _interval(one.get("score"), one.get("score_ci")),
-                "golden": _object(one.get("golden")) or None,
+                "golden": bounded(_object(one.get("golden"))) or None,
             }
             for one in rows
         ],
@@ -164,7 +175,7 @@ def _about(manifest: dict[str, Any]) -> dict[str, str]:
     """What a newcomer asks first: who played what."""
     env, agent = _object(manifest.get("env")), _object(manifest.get("agent"))
     envs = manifest.get("envs") if isinstance(manifest.get("envs"), list) else [env]
-    names = [_text(_object(one).get("id")) for one in envs or []]
+    names = [_text(_object(one).get("id")) for one in (envs or [])[:MOST_ENVIRONMENTS]]
     found = {
         "environment": ", ".join(name for name in names if name),
         "agent": _text(agent.get("name")),
@@ -213,7 +224,12 @@ def _value(line: dict[str, Any], name: str) -> float | None:
 
 def _number(value: Any) -> float | None:
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if plain and math.isfinite(value) else None
+    return value if plain and abs(value) <= LARGEST else None
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    found = {_text(key): _number(value) for key, value in list(_object(values).items())[:MOST_PARTS]}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -221,4 +237,9 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    """Text of bounded length that UTF-8 can hold, whatever a file says."""
+    try:
+        text = "" if value is None else str(value)
+    except (ValueError, RecursionError):  # a number of too many digits, a list of too many levels
+        return "…"
+    return clean_text(bounded_text(text))

@@ -16,6 +16,9 @@ from typing import Any
 
 import msgspec
 
+from rollgym.records import clean_text, jsonable
+from rollgym.view.bounds import bounded
+
 STYLE = "view.css"
 SCRIPTS = (
     "text.js", "dom.js", "charts.js", "render.js", "tokens.js", "episode.js", "list.js", "timeline.js",
@@ -60,7 +63,7 @@ def page(title: str, data: Iterable[tuple[str, bytes]], *, live: bool = False) -
         f'<body data-live="{int(live)}">\n<div id="app"><p class="empty">Reading the run …</p></div>\n'
         "<noscript>This page draws itself with a script of its own: allow it to run.</noscript>\n"
     )
-    return f"{head}{body}{parts}<script>{script()}</script>\n</body>\n</html>\n".encode()
+    return clean_text(f"{head}{body}{parts}<script>{script()}</script>\n</body>\n</html>\n").encode()
 
 
 def pack(value: Any) -> bytes:
@@ -69,8 +72,11 @@ def pack(value: Any) -> bytes:
 
 
 def encode(value: Any) -> bytes:
-    """A value as JSON; what is not finite becomes null."""
-    return msgspec.json.encode(value)
+    """A value as JSON; what is not finite becomes null, and what JSON cannot hold the nearest that it can."""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError, ValueError, RecursionError):
+        return msgspec.json.encode(jsonable(bounded(value), lenient=True))
 
 
 def blocks(bodies: Iterable[Any], size: int) -> Iterable[tuple[int, bytes]]:

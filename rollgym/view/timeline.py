@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollgym.scheduler.events import Event
-from rollgym.scheduler.trace import chrome_trace, summary
+from rollgym.scheduler.trace import chrome_trace, is_event, summary
 from rollgym.scheduler.watchdog import WAITS_FOR
 from rollgym.view.lines import Tail
 
@@ -17,11 +17,6 @@ FINE = 4_000
 MOST_SPANS = 20_000
 MOST_LANES = 200
 """Of each kind."""
-_NEEDED = {
-    "state": {"episode", "state", "turn", "worker", "engine"},
-    "started": {"episode"},
-    "emitted": {"episode"},
-}
 _MARKS = {"version", "paused", "resumed", "stalled", "recalled"}
 
 
@@ -39,7 +34,7 @@ class Timeline:
             self._events.clear()
             self._seen = 0
         for event in self._tail.objects(final=final):
-            if _usable(event):
+            if is_event(event):
                 self._events.append(event)
                 self._seen += 1
         return lanes(list(self._events)) | {"left_out": self._seen - len(self._events)}
@@ -107,11 +102,3 @@ def _marks(events: Sequence[Event], most: int = 500) -> list[list[Any]]:
 
 def _mark(event: Event) -> str:
     return f"weights {event.get('version')}" if event["kind"] == "version" else str(event["kind"])
-
-
-def _usable(event: Event) -> bool:
-    """Whether an event has what a picture needs, and in the right kind."""
-    timed = isinstance(event.get("t"), (int, float)) and isinstance(event.get("kind"), str)
-    if not timed or not _NEEDED.get(event["kind"], set()) <= event.keys():
-        return False
-    return event["kind"] != "state" or isinstance(event["worker"], str)

@@ -8,7 +8,8 @@ import pytest
 from made_runs import line_of, make_episode
 
 from rollgym.view import RunView
-from rollgym.view.bodies import TEXT, Bodies
+from rollgym.view.bodies import Bodies
+from rollgym.view.bounds import TEXT
 
 MakeRun = Callable[..., Path]
 TOKENS = {
