@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollgym.errors import UsageError
@@ -33,6 +34,9 @@ IOCTLS = (0x5412, 0x541C, 0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C
 """TIOCSTI, TIOCLINUX; FS_IOC_SETFLAGS, _FSSETXATTR, _SETVERSION, _ENABLE_VERITY, _SET_ENCRYPTION_POLICY: what
 is typed for others, and attributes of files, for which it is enough to read them."""
 FIOSETOWN, SIOCSPGRP = 0x8901, 0x8902
+
+FARTHEST = 200
+"""So many steps a jump may pass: the kernel allows 255."""
 
 Instruction = tuple[int, int, int, int]
 """Operation, how far to jump if true, if false, and its constant."""
@@ -71,9 +75,9 @@ def program(profile: Profile | None = None, machine: str | None = None) -> bytes
         refused |= SHARED
     if profile.no_signals:
         refused |= SIGNALS
-    for numbers in refused.values():
-        if (number := numbers[column]) is not None:
-            steps += _when(number, [_refuse()])
+    found = [number for numbers in refused.values() if (number := numbers[column]) is not None]
+    for at in range(0, len(found), FARTHEST):
+        steps += [*_any_of(found[at : at + FARTHEST]), _refuse()]
     return b"".join(struct.pack("HBBI", *step) for step in [*steps, (RETURN, 0, 0, ALLOW)])
 
 
@@ -93,9 +97,16 @@ def _argument(index: int) -> Instruction:
 
 def _unless(index: int, values: tuple[int, ...]) -> list[Instruction]:
     """Refuse a call whose argument is one of these, allow all others."""
+    return [_argument(index), *_any_of(values), _refuse(), (RETURN, 0, 0, ALLOW)]
+
+
+def _any_of(values: Sequence[int]) -> list[Instruction]:
+    """Go on with the next step if the value is one of these, else with the one after.
+
+    The kernel goes through the filter for every number when it is installed: one step for each is enough.
+    """
     last = len(values) - 1
-    tests = [(EQUAL, last - at, 1 if at == last else 0, value) for at, value in enumerate(values)]
-    return [_argument(index), *tests, _refuse(), (RETURN, 0, 0, ALLOW)]
+    return [(EQUAL, last - at, 1 if at == last else 0, value) for at, value in enumerate(values)]
 
 
 def _checks(profile: Profile) -> dict[str, list[Instruction]]:

@@ -177,7 +177,10 @@ class Worker:
     def _watch(
         self, request: dict[str, Any], out: int, err: int, folder: str, ready: int | None = None
     ) -> Watch:
-        return Watch(self.source, self.config, request["limits"], out, err, folder, ready)
+        # Before an execution there is only the session, which is stopped, with children that ended.
+        below = [self.session.head, *worker_limits.descendants(self.session.head)] if self.session else []
+        before = worker_limits.cpu_total(below)
+        return Watch(self.source, self.config, request["limits"], before, out, err, folder, ready)
 
     def _drop(self) -> None:
         if self.session:

@@ -93,6 +93,7 @@ class Watch:
         host: int,
         config: dict[str, Any],
         limits: dict[str, Any],
+        cpu_before: float,
         out: int,
         err: int,
         folder: str,
@@ -107,7 +108,7 @@ class Watch:
         """Bytes of input, which may lie in a file without a name that is not the code's."""
         self._ready = ready
         """Where the process writes a byte when untrusted code is about to begin; none where it has begun."""
-        self._cpu_before = worker_limits.cpu_total(worker_limits.family())
+        self._cpu_before = cpu_before
         self._tick = TICK_MS
         self._disk_due = 0.0
 
