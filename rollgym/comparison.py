@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rollgym.errors import UsageError
+from rollgym.errors import ResultsError, UsageError
 from rollgym.stats import paired
-from rollgym.store import load_run
+from rollgym.store import MANIFEST, load_run, read_versioned
 from rollgym.summary import first_observation
 from rollgym.types import Episode
 
@@ -19,8 +19,8 @@ Key = tuple[str, int | None, int]
 
 def compare_runs(a: Path, b: Path) -> dict[str, Any]:
     """A paired comparison of two results folders, as a JSON-able object."""
-    manifest_a, episodes_a = load_run(a)
-    manifest_b, episodes_b = load_run(b)
+    manifest_a, episodes_a = _load(a)
+    manifest_b, episodes_b = _load(b)
     _same_environment(manifest_a, manifest_b)
     groups_a, groups_b = by_task(episodes_a), by_task(episodes_b)
     shared = [key for key in groups_a if key in groups_b]
@@ -37,6 +37,29 @@ def compare_runs(a: Path, b: Path) -> dict[str, Any]:
         "return": _compare(groups_a, groups_b, shared, _return),
         "warnings": _warnings(manifest_a, manifest_b, groups_a, groups_b, shared),
     }
+
+
+def _load(folder: Path) -> tuple[dict[str, Any], list[Episode]]:
+    """The results of an evaluation; what another command wrote is refused in a sentence."""
+    if folder.is_dir() and (folder / MANIFEST).is_file():
+        manifest = read_versioned(folder / MANIFEST)
+        kind = str(manifest.get("kind", "eval"))
+        if kind != "eval":
+            what, instead = _OTHERS.get(kind, (f"results of the kind {kind!r}", ""))
+            raise UsageError(
+                f"{folder} holds {what}, but compare takes two folders of `rollgym eval`{instead}."
+            )
+        if not all(isinstance(manifest.get(name), dict) for name in ("env", "agent")):
+            raise ResultsError(f"{folder / MANIFEST} does not say which environment and agent it is about.")
+    return load_run(folder)
+
+
+_OTHERS = {
+    "train": ("a training run", ": evaluate its policy, DIR/final, with `rollgym eval --agent lm --model`"),
+    "bench": ("the results of a suite", "; `rollgym bench compare` compares those"),
+    "serve": ("recorded conversations", ""),
+}
+"""What other commands write, and what can be done with it instead."""
 
 
 def _same_environment(a: dict[str, Any], b: dict[str, Any]) -> None:

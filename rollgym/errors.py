@@ -21,6 +21,7 @@ into rollgym.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -122,7 +123,19 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 def one_line(error: BaseException) -> str:
     """An exception as ``Type: message`` on one line, for messages and logs."""
     text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        place = f" ({error.filename})" if error.filename else ""
+        text = f"{os_reason(error)}{place}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def os_reason(error: OSError) -> str:
+    """Why the system refused something, in words: a full disk and a read-only place are named as such."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full"
+    if error.errno == errno.EROFS:
+        return "the file system is read-only"
+    return error.strerror or one_line(error)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from rollgym.command_line import command_line
 from rollgym.errors import UsageError
 from rollgym.registry import find_spec, import_module, make
 from rollgym.seeding import derive_seed
@@ -120,6 +121,7 @@ def plan(request: Request) -> Plan:
         "success_means": env.success_means,
         "reward_range": [_finite(value) for value in env.reward_range],
         "versions": package_versions(request.env_id),
+        "command": command_line(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     return Plan(request=request, specs=specs, manifest=manifest)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rollgym.errors import RunError, UsageError
+from rollgym.errors import RunError, UsageError, os_reason
 
 
 def cache_root() -> Path:
@@ -128,7 +128,7 @@ def _writable(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"{target.name} cannot be written to {target.parent}: {error.strerror}. "
+            f"{target.name} cannot be written to {target.parent}: {os_reason(error)}. "
             "Set ROLLGYM_CACHE to a folder that can be written to, or give another one."
         ) from None
 
@@ -138,4 +138,4 @@ def _written(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"{target} could not be written: {error.strerror or error}.") from error
+        raise RunError(f"{target} could not be written: {os_reason(error)}.") from error

@@ -17,8 +17,9 @@ from typing import IO, Any
 
 import msgspec
 
-from rollgym.errors import ResultsError, UsageError
+from rollgym.errors import ResultsError, RunError, UsageError, os_reason
 from rollgym.files import open_append, read_bounded, refuse_links, replacing
+from rollgym.folders import removed_unless
 from rollgym.records import encode_episode, read_episodes
 from rollgym.types import SCHEMA_VERSION, Episode
 
@@ -39,7 +40,7 @@ def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
     try:
         value = json.loads(read_bounded(path, folder=folder))
     except OSError as error:
-        raise ResultsError(f"Cannot read {path}: {error.strerror}.") from None
+        raise ResultsError(f"Cannot read {path}: {os_reason(error)}.") from None
     except RecursionError:
         raise ResultsError(f"{path} is nested too deeply.") from None
     except ValueError as error:
@@ -65,9 +66,10 @@ class RunFolder:
         # An empty episodes file alone is what a crash between the two files leaves.
         if (path / MANIFEST).exists() or _size(path / EPISODES):
             raise UsageError(f"{path} already holds results: give --resume to finish them, or another --out.")
-        folder = cls._open(path)
-        with folder._closed_on_error():
-            write_json(path / MANIFEST, manifest)
+        with removed_unless(path, lambda: False):
+            folder = cls._open(path)
+            with folder._closed_on_error(), _naming(path / MANIFEST):
+                write_json(path / MANIFEST, manifest)
         return folder
 
     @classmethod
@@ -96,7 +98,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             file = open_append(path / EPISODES)
         except OSError as error:
-            raise UsageError(f"Cannot write results to {path}: {error.strerror}.") from None
+            raise UsageError(f"Cannot write results to {path}: {os_reason(error)}.") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -106,13 +108,15 @@ class RunFolder:
 
     def append(self, episode: Episode) -> None:
         """Add a finished episode; it is on its way to the disk when this returns."""
-        self._file.write(encode_episode(episode) + b"\n")
-        self._file.flush()
+        with _naming(self.path / EPISODES):
+            self._file.write(encode_episode(episode) + b"\n")
+            self._file.flush()
         self.done.append(episode)
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
-        write_json(self.path / SUMMARY, summary)
+        with _naming(self.path / SUMMARY):
+            write_json(self.path / SUMMARY, summary)
 
     def close(self) -> None:
         """Flush to the disk and let the folder go."""
@@ -146,6 +150,15 @@ class RunFolder:
         ids = [episode.spec.episode_id for episode in self.done]
         if len(set(ids)) != len(ids):
             raise ResultsError(f"{path} holds an episode twice: it cannot be resumed.")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Say which file could not be written, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"Cannot write {path}: {os_reason(error)}.") from error
 
 
 def load_run(path: Path) -> tuple[dict[str, Any], list[Episode]]:

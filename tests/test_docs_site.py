@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -22,6 +23,10 @@ def pages_of(nav: Any) -> Iterator[str]:
     else:
         for part in nav.values() if isinstance(nav, dict) else nav:
             yield from pages_of(part)
+
+
+def test_links_name_files_so_that_the_site_works_from_a_disk() -> None:
+    assert yaml.safe_load((ROOT / "mkdocs.yml").read_text())["use_directory_urls"] is False
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -55,4 +60,12 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path / "site")]
     built = subprocess.run(build, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    assert "begin" in (tmp_path / "site/reference/environments/index.html").read_text()
+    assert "begin" in (tmp_path / "site/reference/environments.html").read_text()
+    # From a disk there is no server that would give index.html for a folder: links name files.
+    pages = [page for page in (tmp_path / "site").rglob("*.html") if page.name != "404.html"]
+    links = [
+        (page, link) for page in pages for link in re.findall(r'href="([^"#?:]+)["#?]', page.read_text())
+    ]
+    assert len(links) > 1_000
+    lost = {f"{page.name}: {link}" for page, link in links if not (page.parent / unquote(link)).is_file()}
+    assert lost == set()

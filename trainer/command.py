@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollgym.config import diff, find_config, load
+from rollgym.devices.choose import torch_device
 from rollgym.errors import RunError, UsageError
 from rollgym.extras import require
 from rollgym.files import refuse_links
@@ -64,6 +65,8 @@ def run_training(
         config = config.model_copy(update={"stop": config.stop.model_copy(update={"steps": 0})})
     _check(config)
     require("Training", "train")
+    if config.runtime == "local":
+        torch_device(config.learner.device, "learner.device")
     folder = out or new_folder(config.name or Path(str(name)).stem)
     console = Console(plain=plain)
     with console, removed_unless(folder, lambda: _has_begun(folder)):

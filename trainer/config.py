@@ -5,6 +5,7 @@ A section that is a frozen dataclass elsewhere (credit, loss, learner and so on)
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -313,3 +314,14 @@ class TrainConfig(Settings):
             )
         if self.curriculum is not None and len(self.envs) < 2:
             raise UsageError("A curriculum needs at least two environments in envs, the easiest first.")
+
+
+def env_labels(config: TrainConfig) -> list[str]:
+    """A name for each environment of a run: its id, with its arguments where several have the same id."""
+    ids = [env.id for env in config.envs]
+    labels: list[str] = []
+    for number, env in enumerate(config.envs):
+        words = " ".join(f"{name}={json.dumps(value)}" for name, value in env.kwargs.items())
+        label = env.id if ids.count(env.id) == 1 else f"{env.id} {words}".strip()
+        labels.append(label if label not in labels else f"{label} #{number}")
+    return labels

@@ -58,8 +58,8 @@ class Console:
         self._success: deque[float] = deque(maxlen=WINDOW)
         self._seconds: deque[float] = deque(maxlen=WINDOW)
         self._notes: deque[str] = deque(maxlen=NOTES)
-        self._last: tuple[int, float, float, float] | None = None
-        self._best: tuple[int, float] | None = None
+        self._last: dict[str, tuple[int, str, float, float, float]] = {}
+        self._best: dict[str, tuple[int, float]] = {}
 
     def __enter__(self) -> Console:
         return self
@@ -88,6 +88,9 @@ class Console:
         """Say what the run does now: generate, train, evaluate, sync or save."""
         with self._lock:
             self._phase, self._phase_began = _one_line(name), self._clock()
+            if name == "generate" and not self._seconds:
+                # The first step begins here: what came before (an evaluation, a warm start) comes once.
+                self._step_ended = self._phase_began
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a finished step."""
@@ -107,16 +110,23 @@ class Console:
         if self._plain:
             self._print(f"note: {_one_line(text)}")
 
-    def evaluated(self, step: int, success: float, low: float, high: float) -> None:
-        """Show the success on held-out tasks after ``step``, with its interval."""
-        values = _readable({"success": success, "low": low, "high": high})
-        found = tuple(values.get(name, math.nan) for name in ("success", "low", "high"))
+    def evaluated(
+        self, step: int, value: float, low: float, high: float, *, env: str = "", what: str = "success"
+    ) -> None:
+        """Show the result on held-out tasks after ``step``, with its interval.
+
+        ``env`` names the environment in a mixture. ``what`` is ``success``, or ``return`` where there is no
+        success.
+        """
+        values = _readable({"value": value, "low": low, "high": high})
+        found = tuple(values.get(name, math.nan) for name in ("value", "low", "high"))
+        env = _one_line(env)
         with self._lock:
-            self._last = (step, found[0], found[1], found[2])
-            if math.isfinite(found[0]) and (self._best is None or found[0] > self._best[1]):
-                self._best = (step, found[0])
+            self._last[env] = (step, what, found[0], found[1], found[2])
+            if math.isfinite(found[0]) and (env not in self._best or found[0] > self._best[env][1]):
+                self._best[env] = (step, found[0])
         if self._plain:
-            self._print(f"evaluation  {self._held_out()}")
+            self._print(f"evaluation  {env}{'  ' if env else ''}{self._held_out(env)}")
 
     def close(self) -> None:
         """Leave the panel as it is last, and give the terminal back."""
@@ -150,8 +160,11 @@ class Console:
             room = max(self._console.width - 20, 1)  # beside the frame, the label and the number
             spark = sparkline([*self._success][-room:], ascii_only=self._console.options.ascii_only)
             yield "success", Text.assemble((f"{metrics['success']:.2f}", "bold"), "  ", (spark, "green"))
-        if self._last is not None:
-            yield "held out", Text(self._held_out(), style="bold")
+        for number, env in enumerate(self._last):
+            name = f"{env}  " if env else ""
+            yield "held out" if not number else "", Text(name + self._held_out(env), style="bold")
+        if by_env := _by_env(metrics):
+            yield "by environment", Text("  ".join(by_env))
         rate = metrics.get("learning_rate")
         numbers = [*_numbers(metrics), *_speed(metrics), *([f"lr {short(rate)}"] if rate is not None else [])]
         if numbers:
@@ -179,6 +192,8 @@ class Console:
         words = [f"step {self._step}/{self._total}"]
         if "success" in metrics:
             words.append(f"success {metrics['success']:.2f}")
+        if by_env := _by_env(metrics):
+            words.append(f"({', '.join(by_env)})")
         words += [*_numbers(metrics), *_speed(metrics)]
         if shares := _shares(metrics):
             words.append(f"({' '.join(shares)})")
@@ -191,11 +206,11 @@ class Console:
         spent = self._clock() - self._step_ended
         return [f"ETA {duration(statistics.median(self._seconds) * left - (spent if left else 0))}"]
 
-    def _held_out(self) -> str:
-        assert self._last is not None
-        step, success, low, high = self._last
-        best = f"  best {self._best[1]:.2f} at step {self._best[0]}" if self._best is not None else ""
-        return f"{success:.2f} [{low:.2f}, {high:.2f}] at step {step}{best}"
+    def _held_out(self, env: str) -> str:
+        step, what, value, low, high = self._last[env]
+        best = f"  best {self._best[env][1]:.2f} at step {self._best[env][0]}" if env in self._best else ""
+        name = "" if what == "success" else f"{what} "
+        return f"{name}{value:.2f} [{low:.2f}, {high:.2f}] at step {step}{best}"
 
     def _print(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
@@ -242,6 +257,17 @@ def _readable(metrics: Mapping[str, Any]) -> dict[str, float]:
 def _numbers(metrics: Mapping[str, float]) -> list[str]:
     names = ("return", "length", "entropy", *NUMBERS)
     return [f"{NUMBERS.get(name, name)} {short(metrics[name])}" for name in names if name in metrics]
+
+
+def _by_env(metrics: Mapping[str, float]) -> list[str]:
+    """In a mixture: the success of each environment in the step, or its return where it defines none."""
+    found: dict[str, str] = {}
+    for what in ("return", "success"):
+        for name, value in metrics.items():
+            if name.startswith("env/") and name.endswith(f"/{what}"):
+                env = name.removeprefix("env/").removesuffix(f"/{what}")
+                found[env] = f"{env} {'' if what == 'success' else 'return '}{value:.2f}"
+    return list(found.values())
 
 
 def _speed(metrics: Mapping[str, float]) -> list[str]:

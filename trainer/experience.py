@@ -10,7 +10,7 @@ import torch
 
 from rollgym.errors import UsageError
 from rollgym.trainer.batch import Batch, make_batch
-from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.config import TrainConfig, env_labels
 from rollgym.trainer.credit import find_estimator
 from rollgym.trainer.credit_types import Trajectory
 from rollgym.trainer.kl import kl_rewards
@@ -69,7 +69,8 @@ def make_experience(
     if staleness.any():
         arrays["staleness"] = staleness
     metrics = {f"credit_{name}": value for name, value in credit.metrics.items()}
-    return Experience(batch.having(**arrays), metrics | describe([one.episode for one in shaped]))
+    episodes = [one.episode for one in shaped]
+    return Experience(batch.having(**arrays), metrics | describe(episodes) | describe_envs(episodes, config))
 
 
 def zero_variance(group: Group, config: TrainConfig) -> bool:
@@ -92,6 +93,10 @@ def zero_variance(group: Group, config: TrainConfig) -> bool:
     return not any(advantages.any() for advantages in estimator(trajectories, credit).advantages)
 
 
+PER_ENV = ("episodes", "success", "return", "length", "valid_actions")
+"""Metrics that a mixture reports of each of its environments."""
+
+
 def describe(episodes: Sequence[Episode]) -> Metrics:
     """Numbers for the log about episodes that were trained on."""
     known = [episode.success for episode in episodes if episode.success is not None]
@@ -107,6 +112,16 @@ def describe(episodes: Sequence[Episode]) -> Metrics:
         "episode_step": sum(turn.seconds.step for turn in turns),
     }
     return found | ({"success": float(np.mean(known))} if known else {})
+
+
+def describe_envs(episodes: Sequence[Episode], config: TrainConfig) -> Metrics:
+    """In a mixture: the same of each environment, as ``env/NAME/success`` and so on."""
+    found: Metrics = {}
+    for env, label in zip(config.envs, env_labels(config), strict=True) if len(config.envs) > 1 else ():
+        own = [one for one in episodes if one.spec.env_id == env.id and one.spec.env_kwargs == env.kwargs]
+        numbers = describe(own) if own else {"episodes": 0.0}
+        found |= {f"env/{label}/{name}": numbers[name] for name in PER_ENV if name in numbers}
+    return found
 
 
 def token_values(learner: Learner, batch: Batch) -> list[dict[str, list[float]]]:

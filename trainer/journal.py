@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rollgym.errors import MissingExtra, ResultsError, RollgymError, RunError, UsageError, boundary
+from rollgym.errors import MissingExtra, ResultsError, RollgymError, RunError, UsageError, boundary, os_reason
 from rollgym.files import open_append
 from rollgym.records import encode_episode, jsonable
 from rollgym.store import EPISODES, read_json, write_json
@@ -296,7 +296,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except OSError as error:
-        raise ResultsError(f"Cannot read {path}: {error.strerror}.") from None
+        raise ResultsError(f"Cannot read {path}: {os_reason(error)}.") from None
     end = 0
     for number, line in enumerate(lines, 1):
         end += len(line) + 1
@@ -311,4 +311,4 @@ def _naming(path: Path, blame: type[RollgymError] = RunError) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise blame(f"Cannot write {path}: {error.strerror}.") from error
+        raise blame(f"Cannot write {path}: {os_reason(error)}.") from error

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rollgym.errors import MissingExtra, UnknownName, UsageError, boundary
+from rollgym.errors import MissingExtra, UnknownName, UsageError, boundary, os_reason
 from rollgym.records import jsonable
 from rollgym.seeding import derive_rng
 from rollgym.store import read_json, write_json
@@ -223,6 +223,6 @@ def _new_folder(out: Path) -> Iterator[Path]:
         yield part
         part.rename(out)
     except OSError as error:
-        raise UsageError(f"Cannot write the policy to {out}: {error.strerror or error}.") from error
+        raise UsageError(f"Cannot write the policy to {out}: {os_reason(error)}.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)

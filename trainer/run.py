@@ -14,6 +14,7 @@ runs/NAME/manifest.json     what it is, with versions and hashes
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -21,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollgym.cluster.errors import ActorLost
+from rollgym.command_line import command_line
 from rollgym.config import dump, fingerprint
-from rollgym.errors import UsageError
+from rollgym.errors import UsageError, os_reason
 from rollgym.evalplan import Plan, Request, plan
 from rollgym.files import replacing
 from rollgym.scheduler.events import EventLog
@@ -30,16 +32,16 @@ from rollgym.scheduler.scheduler import Scheduler
 from rollgym.store import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, write_json
 from rollgym.summary import exclusion_note, summarise
 from rollgym.trainer.checkpoint import Checkpoints
-from rollgym.trainer.config import EnvChoice, TrainConfig
+from rollgym.trainer.config import EnvChoice, TrainConfig, env_labels
 from rollgym.trainer.console import Console
 from rollgym.trainer.journal import EVALUATIONS, METRICS, Journal, read_evaluations
-from rollgym.trainer.layout import LayoutChoice
 from rollgym.trainer.learner import Metrics
 from rollgym.trainer.progress import Clock, Progress
 from rollgym.types import SCHEMA_VERSION, Episode, Group
 from rollgym.versions import package_versions
 
 if TYPE_CHECKING:
+    from rollgym.trainer.layout import LayoutChoice
     from rollgym.trainer.setup import Parts
 
 CONFIG = "config.yaml"
@@ -213,17 +215,22 @@ class Run:
         """Play the held-out tasks; returns the mean success over the environments."""
         self.console.phase("evaluate")
         found: list[float] = []
-        for number, env in enumerate(self.config.envs):
+        for number, label in enumerate(env_labels(self.config)):
             wanted = self._plan(number)
             episodes = await scheduler.evaluate(wanted.specs)
             summary = _score(wanted, episodes)
-            self.journal.evaluated(self.progress.step, {"phase": phase, "env": env.id, **summary})
+            self.journal.evaluated(self.progress.step, {"phase": phase, "env": label, **summary})
             if note := exclusion_note(summary):
-                self.console.note(f"evaluation of {env.id}: {note}")
+                self.console.note(f"evaluation of {label}: {note}")
+            shown = label if len(self.config.envs) > 1 else ""
             if summary["success_rate"] is not None:
                 found.append(summary["success_rate"])
                 low, high = summary["success_ci"]
-                self.console.evaluated(self.progress.step, summary["success_rate"], low, high)
+                self.console.evaluated(self.progress.step, summary["success_rate"], low, high, env=shown)
+            elif summary["mean_return"] is not None:
+                low, high = summary["return_ci"] or (math.nan, math.nan)
+                step, mean = self.progress.step, summary["mean_return"]
+                self.console.evaluated(step, mean, low, high, env=shown, what="return")
         self.progress.last = sum(found) / len(found) if found else None
         return self.progress.last
 
@@ -279,7 +286,10 @@ class Run:
             "best_step": progress.best_step,
             "last_success": progress.last,
             "evaluations": [
-                {name: line[name] for name in ("step", "phase", "env", "success_rate", "success_ci")}
+                {
+                    name: line[name]
+                    for name in ("step", "phase", "env", "success_rate", "success_ci", "mean_return")
+                }
                 for line in read_evaluations(self.folder)
             ],
         }
@@ -320,13 +330,14 @@ def _begin_folder(folder: Path, config: TrainConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _write_config(folder, config)
     except OSError as error:
-        raise UsageError(f"Cannot write the run to {folder}: {error.strerror}.") from None
+        raise UsageError(f"Cannot write the run to {folder}: {os_reason(error)}.") from None
     write_json(
         folder / MANIFEST,
         {
             "schema": SCHEMA_VERSION,
             "kind": "train",
             "name": config.name or folder.name,
+            "command": command_line(),
             "envs": [{"id": env.id, "kwargs": env.kwargs} for env in config.envs],
             "seed": config.seed,
             "config_sha256": fingerprint(config),

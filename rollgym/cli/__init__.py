@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 import warnings
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -31,7 +32,9 @@ from rollgym.cli import (
     train,
     view,
 )
-from rollgym.errors import RollgymError, one_line
+from rollgym.cli.output import only_json
+from rollgym.command_line import note_command
+from rollgym.errors import RollgymError, one_line, os_reason
 from rollgym.terminal import guarded, printable
 
 EPILOG = "Start with: rollgym envs, then rollgym play rollgym/Sokoban-v0."
@@ -101,19 +104,24 @@ def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     warnings.showwarning = _show_warning
+    note_command(words)
     with guarded():
         _run(words, debug)
 
 
 def _run(words: list[str], debug: bool) -> None:
     try:
-        app([word for word in words if word != "--debug"])
+        with only_json() if "--json" in words else nullcontext():
+            app([word for word in words if word != "--debug"])
     except RollgymError as error:
         _leave(error, str(error), error.exit_code, debug)
-    except BrokenPipeError:
-        # The reader of our output (head, less) has gone; that is no error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            # The reader of our output (head, less) has gone; that is no error of ours.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        where = f" {error.filename}" if error.filename else ""
+        _leave(error, f"Cannot read or write{where}: {os_reason(error)} (--debug shows where)", 1, debug)
     except Exception as error:
         _leave(error, f"Unexpected error: {one_line(error)} (--debug shows where)", 1, debug)
 

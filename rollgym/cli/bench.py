@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +20,7 @@ from rollgym.cli.common import (
     new_folder,
     parse_pairs,
 )
+from rollgym.cli.output import print_json
 from rollgym.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def names(as_json: AsJson = False) -> None:
     suites = [read_suite(path) for path in known_suites().values()]
     if as_json:
         rows = [{"name": s.name, "version": s.version, "summary": s.summary} for s in suites]
-        print(json.dumps(rows, ensure_ascii=False))
+        print_json(rows)
         return
     table = Table("suite", "version", "entries", "episodes", "what it is", box=None)
     for suite in suites:
@@ -129,7 +129,7 @@ def _report(playing: SuiteRun, summary: dict[str, Any], as_json: bool) -> None:
     from rollgym.cli.bench_tables import print_results
 
     if as_json:
-        print(json.dumps(summary, ensure_ascii=False))
+        print_json(summary)
     else:
         print_results(console(), summary)
     for row in summary["entries"]:
@@ -175,11 +175,11 @@ def show(
     if Path(what).is_dir():
         read_results_manifest(Path(what))
         summary = {**read_results_summary(Path(what)), "out": what}
-        print(json.dumps(summary, ensure_ascii=False)) if as_json else print_results(console(), summary)
+        print_json(summary) if as_json else print_results(console(), summary)
         return
     suite = find_suite(what)
     if as_json:
-        print(json.dumps({**suite.to_json(), "hash": suite.fingerprint}, ensure_ascii=False))
+        print_json({**suite.to_json(), "hash": suite.fingerprint})
         return
     print_suite(console(), suite)
 
@@ -191,7 +191,7 @@ def compare(a: Results, b: Results, as_json: AsJson = False) -> None:
 
     result = compare_results(a, b)
     if as_json:
-        print(json.dumps(result, ensure_ascii=False))
+        print_json(result)
         return
     from rollgym.cli.bench_tables import print_comparison
 
@@ -234,7 +234,7 @@ def verify(
             on_episode=advance,
         )
     if as_json:
-        print(json.dumps({**verdict.to_json(), "out": str(results)}, ensure_ascii=False))
+        print_json({**verdict.to_json(), "out": str(results)})
     else:
         screen = console()
         for problem in verdict.problems:

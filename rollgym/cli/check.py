@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollgym.cli.common import AsJson, EnvArgs, EnvModules, EnvName, console, import_modules, parse_pairs
+from rollgym.cli.output import print_json
 from rollgym.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check(
             progress=lambda rule, result: status.update(f"checking {env}: {rule.title}"),
         )
     if as_json:
-        print(json.dumps(report.to_json(), ensure_ascii=False))
+        print_json(report.to_json())
     else:
         _print(report)
     raise typer.Exit(0 if report.ok else 1)

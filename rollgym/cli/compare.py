@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rollgym.cli.common import AsJson, console, number
+from rollgym.cli.output import print_json
 
 EPILOG = "Example: rollgym compare runs/random runs/expert"
 
@@ -25,7 +25,7 @@ def compare(a: Folder, b: Folder, as_json: AsJson = False) -> None:
 
     result = compare_runs(a, b)
     if as_json:
-        print(json.dumps(result, ensure_ascii=False))
+        print_json(result)
     else:
         _print(result)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from rollgym.cli.common import AsJson, EnvModules, complete_config, console, import_modules
+from rollgym.cli.output import print_json
 
 app = typer.Typer(help="Look at the settings of a training run.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -46,7 +46,7 @@ def names(as_json: AsJson = False) -> None:
     from rollgym.config import known_configs
 
     found = sorted(known_configs())
-    print(json.dumps(found) if as_json else "\n".join(found))
+    print_json(found) if as_json else print("\n".join(found))
 
 
 @app.command("show", epilog=SHOW_EPILOG)
@@ -61,7 +61,7 @@ def show(
 
     import_modules(env_module)
     found = load(root_model(), find_config(config), overrides or ())
-    print(json.dumps(values_of(found), ensure_ascii=False) if as_json else dump(found).rstrip())
+    print_json(values_of(found)) if as_json else print(dump(found).rstrip())
 
 
 @app.command("explain", epilog=EXPLAIN_EPILOG)
@@ -79,7 +79,7 @@ def explain(
 
     rows = rows_of(root_model(), key)
     if as_json:
-        print(json.dumps([asdict(row) for row in rows], ensure_ascii=False))
+        print_json([asdict(row) for row in rows])
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("key", no_wrap=True, style="bold")
@@ -95,7 +95,7 @@ def schema() -> None:
     """Print the JSON schema of a configuration file, for editors that complete and check YAML."""
     from rollgym.config import schema as schema_of
 
-    print(json.dumps(schema_of(root_model()), indent=2, ensure_ascii=False))
+    print_json(schema_of(root_model()), indent=2)
 
 
 def root_model() -> Any:

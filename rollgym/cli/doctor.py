@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
 
 from rollgym.cli.common import AsJson, console
+from rollgym.cli.output import print_json
 
 if TYPE_CHECKING:
     from rollgym.sandbox.doctor import Finding
@@ -30,7 +30,7 @@ def doctor(as_json: AsJson = False) -> None:
     findings = examine_all()
     if as_json:
         rows = [asdict(finding) | {"level": finding.level.name.lower()} for finding in findings]
-        print(json.dumps(rows, ensure_ascii=False))
+        print_json(rows)
     else:
         table = Table("backend", "walls", "works", "what to know", box=None, pad_edge=False)
         for finding in findings:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
 from rollgym.cli.common import AgentModules, AsJson, EnvModules, console, import_modules
+from rollgym.cli.output import print_json
 
 if TYPE_CHECKING:
     from rollgym.registry import EnvCard
@@ -27,7 +27,7 @@ def envs(env_module: EnvModules = None, as_json: AsJson = False) -> None:
     import_modules(env_module)
     rows = [_describe(card) for card in cards()]
     if as_json:
-        print(json.dumps(rows, ensure_ascii=False))
+        print_json(rows)
         return
     table = Table("id", "what", "splits", "reward per turn", "expert", "needs", box=None, pad_edge=False)
     for row in rows:
@@ -83,7 +83,7 @@ def agents(agent_module: AgentModules = None, as_json: AsJson = False) -> None:
 
     import_modules(agent_module, "--agent-module")
     if as_json:
-        print(json.dumps([{"name": card.name, "what": card.summary} for card in agent_cards()]))
+        print_json([{"name": card.name, "what": card.summary} for card in agent_cards()])
         return
     table = Table("name", "what", box=None, pad_edge=False)
     for card in agent_cards():

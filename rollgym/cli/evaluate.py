@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +22,7 @@ from rollgym.cli.common import (
     parse_pairs,
     say_notes,
 )
+from rollgym.cli.output import print_json
 from rollgym.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> N
     from rollgym.summary import exclusion_note
 
     if as_json:
-        print(json.dumps(summary, ensure_ascii=False))
+        print_json(summary)
     else:
         print_summary(console(), summary)
     if note := exclusion_note(summary):

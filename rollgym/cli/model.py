@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rollgym.cli.common import AsJson, EnvArgs, EnvModules, console, import_modules, parse_pairs
+from rollgym.cli.output import print_json
 from rollgym.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def new(
     with console(stderr=True).status("playing to collect the vocabulary"):
         info = maker.make_policy([(env, kwargs) for env in envs], out, size=size, seed=seed, context=context)
     if as_json:
-        print(json.dumps({"out": str(out), **info.to_json()}, ensure_ascii=False))
+        print_json({"out": str(out), **info.to_json()})
     else:
         _print(info, console())
 
@@ -73,7 +73,7 @@ def get(
         raise UnknownName("model", name, NAMED, f"There is: {', '.join(NAMED)}.")
     folder = model_folder(name)
     if as_json:
-        print(json.dumps({"out": str(folder), **(describe_model(folder) or {})}, ensure_ascii=False))
+        print_json({"out": str(folder), **(describe_model(folder) or {})})
     else:
         print(folder)
 

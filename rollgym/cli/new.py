@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rollgym.cli.common import console
-from rollgym.errors import UsageError
+from rollgym.errors import UsageError, os_reason
 
 EPILOG = "Example: rollgym new my_env && cd my_env && rollgym play my_env/MyEnv-v0 --env-module my_env"
 
@@ -67,5 +67,5 @@ def write_package(target: Path, name: str) -> str:
             text = (template / source).read_text(encoding="utf-8")
             place.write_text(Template(text).substitute(words), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"Cannot write {target}: {error.strerror}.") from None
+        raise UsageError(f"Cannot write {target}: {os_reason(error)}.") from None
     return env_id

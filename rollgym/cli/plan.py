@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +17,8 @@ from rollgym.cli.common import (
     load_room,
     name_and_words,
 )
-from rollgym.errors import UsageError
+from rollgym.cli.output import print_json
+from rollgym.errors import UsageError, os_reason
 
 EPILOG = "Example: rollgym plan sokoban-ppo learner.critic=own --model 7b --tokens 8192 --cluster 8xH100"
 
@@ -63,9 +63,9 @@ def plan(
         try:
             svg.write_text(picture(found))
         except OSError as error:
-            raise UsageError(f"Cannot write the picture to {svg}: {error.strerror or error}.") from error
+            raise UsageError(f"Cannot write the picture to {svg}: {os_reason(error)}.") from error
     if as_json:
-        print(json.dumps(found.to_json()))
+        print_json(found.to_json())
     else:
         from rollgym.devices.draw import show
 

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from rollgym.agent import Player
 
 EPILOG = "Example: rollgym play rollgym/Sokoban-v0 --split test --task 3"
-HELP = "/hint what the expert would do   /rules the instructions   /new another task   /quit leave"
+HELP = (
+    "/hint what the expert would do   /rules the instructions   /new another task   /quit leave   "
+    "/say TEXT plays TEXT as it is\nquit, exit and help work without the slash, too."
+)
+PLAIN = dict.fromkeys(("quit", "exit", "q", "/q", "/exit"), "/quit") | {"help": "/help", "?": "/help"}
+"""What people type who have not read the help, where it is not one of the environment's actions."""
 
 
 def play(
@@ -103,8 +108,13 @@ class Table:
         """The next action, after whatever commands come before it."""
         while True:
             word = self.screen.input("[bold cyan]>[/] ").strip()
-            if word in ("/quit", "/new", "/q"):
-                return "/quit" if word == "/q" else word
+            listed = [str(action).lower() for action in info.get("actions") or ()]
+            if word.lower() not in listed:
+                word = PLAIN.get(word.lower(), word)
+            if word in ("/quit", "/new"):
+                return word
+            if word.startswith("/say "):
+                return word.removeprefix("/say ")
             if word == "/rules":
                 self.screen.print(self.face.instructions, markup=False, highlight=False)
             elif word == "/hint":

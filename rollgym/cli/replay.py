@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from rollgym.cli.common import (
     import_modules,
     parse_pairs,
 )
+from rollgym.cli.output import print_json
 from rollgym.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _report(run: Path, results: list[tuple[str, Replayed]], notes: list[str], as
             "different": [{"part": name, **done.to_json()} for name, done in different],
             "notes": notes,
         }
-        print(json.dumps(answer, ensure_ascii=False))
+        print_json(answer)
     else:
         screen = console()
         for name, done in different:

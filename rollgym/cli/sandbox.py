@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from rollgym.cli.common import AsJson, console
+from rollgym.cli.output import print_json
 
 app = typer.Typer(help="Prepare sandboxes for untrusted code.", no_args_is_help=True, rich_markup_mode=None)
 BUILD_EPILOG = "Example: rollgym sandbox build-image --python /usr/bin/python3, then rollgym doctor"
@@ -36,7 +36,7 @@ def build_image(
 
     built = build(tag, python)
     if as_json:
-        print(json.dumps(asdict(built)))
+        print_json(asdict(built))
     else:
         console().print(
             f"{built.tag}: Python {built.python}, {built.files:,} files, {built.megabytes:.0f} MB",

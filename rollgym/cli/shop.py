@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollgym.cli.common import AsJson, console, load_room
+from rollgym.cli.output import print_json
 from rollgym.errors import UsageError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _progress() -> Iterator[Callable[[int, int | None, str], None]]:
 
 def _show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found, ensure_ascii=False))
+        print_json(found)
         return
     from rich.markup import escape
     from rich.table import Table

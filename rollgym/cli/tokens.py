@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from rollgym.chat import ChatTemplate, Conversation, load_tokenizer
 from rollgym.chat.codec import MIDDLE
 from rollgym.cli.common import console
+from rollgym.cli.output import print_json
 from rollgym.errors import UsageError
 
 SYSTEM = "You play a game."
@@ -32,7 +32,7 @@ def check_tokens(
     except UsageError as error:
         report = {"ok": False, "model": str(model), "problem": str(error)}
     if as_json:
-        print(json.dumps(report, ensure_ascii=False))
+        print_json(report)
     else:
         _print(report)
     return 0 if report["ok"] else 1

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from rollgym.cli.common import AsJson, console
-from rollgym.errors import UsageError
+from rollgym.cli.output import print_json
+from rollgym.errors import UsageError, os_reason
 
 EPILOG = "Example: rollgym trace runs/my-run --out trace.json"
 
@@ -37,10 +38,10 @@ def trace(
         with replacing(target) as written:
             written.write(json.dumps(chrome_trace(events)).encode())
     except OSError as error:
-        raise UsageError(f"Cannot write {target}: {error.strerror}.") from None
+        raise UsageError(f"Cannot write {target}: {os_reason(error)}.") from None
     result = summary(events) | {"trace": str(target)}
     if as_json:
-        print(json.dumps(result))
+        print_json(result)
     else:
         _print(result)
 

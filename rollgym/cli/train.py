@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,9 @@ from rollgym.cli.common import (
     import_modules,
     load_room,
     name_and_words,
+    number,
 )
+from rollgym.cli.output import print_json
 
 EPILOG = "Example: rollgym train sokoban-grpo stop.steps=20 learner.learning_rate=1e-4"
 IMITATE_EPILOG = "Example: rollgym imitate sokoban-grpo warm_start.episodes=500 --out runs/imitated"
@@ -76,7 +77,7 @@ def _run(
     config, words = name_and_words(config, settings)
     summary = _command().run_training(config, words, out, modules=import_modules(env_module), **how)
     if as_json:
-        print(json.dumps(summary))
+        print_json(summary)
     else:
         _print(summary)
 
@@ -88,7 +89,7 @@ def _command() -> Any:
 def _print(summary: dict[str, Any]) -> None:
     from rich.table import Table
 
-    table = Table("step", "when", "environment", "held-out success", "interval")
+    table = Table("step", "when", "environment", "held-out success", "interval", "return")
     for line in summary["evaluations"]:
         rate, interval = line["success_rate"], line["success_ci"]
         table.add_row(
@@ -97,6 +98,7 @@ def _print(summary: dict[str, Any]) -> None:
             line["env"],
             "-" if rate is None else f"{rate:.3f}",
             "" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
+            number(line.get("mean_return")),
         )
     screen = console()
     screen.print(table)

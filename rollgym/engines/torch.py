@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rollgym.devices.choose import torch_device
 from rollgym.engines import BadRequest, GenerateRequest, Generation, WeightSource
 from rollgym.engines.embedded.batcher import LENGTH_GRAIN, Batcher
 from rollgym.engines.embedded.cache import round_up
@@ -96,7 +97,7 @@ class TorchEngine:
         for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk), ("threads", threads)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}.")
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        place = torch_device(str(device) if device is not None else None)
         precision = dtype or (torch.float32 if place.type == "cpu" else torch.bfloat16)
         self.deterministic = place.type == "cpu" if deterministic is None else deterministic
 

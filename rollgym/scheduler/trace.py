@@ -85,7 +85,9 @@ def spans(events: Sequence[Event]) -> list[Span]:
 def summary(events: Sequence[Event], longest: int = 10) -> dict[str, Any]:
     """Utilisation, time by state and the longest waits."""
     all_spans = spans(events)
-    duration = max((event["t"] for event in events), default=0.0)
+    times = [event["t"] for event in events]
+    # A log of which only the newest part was read does not begin at 0.
+    duration = max(times, default=0.0) - min(times, default=0.0)
     by_state: dict[str, float] = defaultdict(float)
     for span in all_spans:
         by_state[span.state] += span.seconds

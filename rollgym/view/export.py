@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollgym.errors import UsageError
+from rollgym.errors import UsageError, os_reason
 from rollgym.files import replacing
 from rollgym.view.bodies import Bodies
 from rollgym.view.overview import overview
@@ -95,4 +95,4 @@ def _write(to: Path, document: bytes) -> None:
         with replacing(to) as file:
             file.write(document)
     except OSError as error:
-        raise UsageError(f"Cannot write {to}: {error.strerror}.") from None
+        raise UsageError(f"Cannot write {to}: {os_reason(error)}.") from None

@@ -44,7 +44,8 @@ def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
     summary = run.summary
     return {
         "kind": _text(manifest.get("kind")) or "run",
-        "name": _text(manifest.get("name")) or run.folder.resolve().name,
+        "name": run.folder.resolve().name,
+        "command": _text(manifest.get("command")),
         "created": _text(manifest.get("created")),
         "state": _state(run, summary),
         "about": _about(manifest),
@@ -177,6 +178,7 @@ def _about(manifest: dict[str, Any]) -> dict[str, str]:
     envs = manifest.get("envs") if isinstance(manifest.get("envs"), list) else [env]
     names = [_text(_object(one).get("id")) for one in (envs or [])[:MOST_ENVIRONMENTS]]
     found = {
+        "configuration": _text(manifest.get("name")),
         "environment": ", ".join(name for name in names if name),
         "agent": _text(agent.get("name")),
         "split": _text(manifest.get("split")),

@@ -55,7 +55,7 @@ def lanes(events: Sequence[Event]) -> dict[str, Any]:
         wait["for"] = WAITS_FOR.get(wait["state"], wait["state"])
     begin = min((event["t"] for event in events), default=0.0)
     many = sum(map(len, found.values())) > MOST_SPANS
-    shortest = (told["seconds"] - begin) / FINE if many else 0.0
+    shortest = told["seconds"] / FINE if many else 0.0
     return {
         **told,
         "begin": begin,

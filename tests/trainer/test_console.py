@@ -440,3 +440,51 @@ def test_durations_are_short(seconds: float, expected: str) -> None:
 )
 def test_numbers_are_short(value: float, expected: str) -> None:
     assert short(value) == expected
+
+
+def test_the_remaining_time_knows_nothing_of_a_warm_start() -> None:
+    console, rich, clock = plain_run()
+    console.start("lake", 11)
+    for phase, seconds in (
+        ("evaluate", 50),
+        ("imitate", 900),
+        ("evaluate", 50),
+        ("save", 1),
+        ("generate", 4),
+    ):
+        console.phase(phase)
+        clock.now += seconds
+    console.phase("train")
+    clock.now += 2
+    console.step(1, {})
+    assert written(rich).splitlines()[-1].endswith("ETA 1:00")  # ten steps of six seconds
+    for _ in range(2):
+        console.phase("generate")
+        clock.now += 4
+        console.phase("train")
+        clock.now += 4
+        console.step(2, {})
+    assert "ETA 1:12" in written(rich).splitlines()[-1]  # the evaluations between steps count, as before
+
+
+def test_a_mixture_has_a_line_for_each_environment_with_its_own_best() -> None:
+    console, rich, _ = plain_run()
+    console.start("two", 4)
+    console.evaluated(0, 0.5, 0.4, 0.6, env="A-v0")
+    console.evaluated(0, -3.0, -4.0, -2.0, env="B-v0", what="return")
+    console.evaluated(2, 0.25, 0.2, 0.3, env="A-v0")
+    console.step(
+        3, {"success": 0.5, "env/A-v0/success": 0.75, "env/A-v0/return": 1.0, "env/B-v0/return": -2.0}
+    )
+    lines = written(rich).splitlines()
+    assert lines[1:4] == [
+        "evaluation  A-v0  0.50 [0.40, 0.60] at step 0  best 0.50 at step 0",
+        "evaluation  B-v0  return -3.00 [-4.00, -2.00] at step 0  best -3.00 at step 0",
+        "evaluation  A-v0  0.25 [0.20, 0.30] at step 2  best 0.50 at step 0",
+    ]
+    assert lines[4].startswith("step 3/4  success 0.50  (A-v0 0.75, B-v0 return -2.00)")
+    panel = RichConsole(file=io.StringIO(), width=100, _environ={})
+    panel.print(console.render())
+    shown = str(panel.file.getvalue())  # type: ignore[attr-defined]
+    assert "A-v0  0.25 [0.20, 0.30]" in shown
+    assert "B-v0  return -3.00" in shown

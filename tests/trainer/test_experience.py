@@ -13,11 +13,12 @@ pytest.importorskip("transformers")
 from learner_cases import make_learner  # noqa: E402
 
 from rollgym.errors import UsageError  # noqa: E402
-from rollgym.trainer.config import EnvChoice, TrainConfig  # noqa: E402
+from rollgym.trainer.config import EnvChoice, TrainConfig, env_labels  # noqa: E402
 from rollgym.trainer.credit_types import CreditSettings  # noqa: E402
 from rollgym.trainer.experience import (  # noqa: E402
     Experience,
     describe,
+    describe_envs,
     make_experience,
     zero_variance,
 )
@@ -274,3 +275,21 @@ def test_zero_variance_asks_the_estimator_about_turns(estimator: str) -> None:
     late = played("a", 1, [([1], [2]), ([3], [4])], 1.0)
     group = grouped(early, late)
     assert zero_variance(group, settings(estimator=estimator)) == (estimator == "grpo")
+
+
+def test_a_mixture_reports_each_of_its_environments() -> None:
+    envs = [EnvChoice(id=ENV), EnvChoice(id=ENV, kwargs={"size": 3}), EnvChoice(id="rollgym/Bandit-v0")]
+    config = TrainConfig(envs=envs)
+    labels = env_labels(config)
+    assert labels == [ENV, f"{ENV} size=3", "rollgym/Bandit-v0"]
+    good = played("a", 0, [([1], [2])], 1.0)
+    bad = played("b", 0, [([1], [2]), ([3], [4])], 0.0)
+    bad = replace(bad, spec=replace(bad.spec, env_kwargs={"size": 3}))
+    told = describe_envs([good, good, bad], config)
+    assert told[f"env/{ENV}/success"] == 1.0
+    assert told[f"env/{ENV}/episodes"] == 2.0
+    assert told[f"env/{ENV} size=3/success"] == 0.0
+    assert told[f"env/{ENV} size=3/length"] == 2.0
+    assert told["env/rollgym/Bandit-v0/episodes"] == 0.0
+    assert "env/rollgym/Bandit-v0/success" not in told
+    assert describe_envs([good], settings()) == {}

@@ -98,3 +98,13 @@ def test_strange_metrics_do_no_harm(make_run: MakeRun) -> None:
     strange = [{"step": "x", "return": "high"}, {"return": 1.0}, {"step": 1, "return": True}]
     assert look(make_run([], metrics=strange))["curves"] == []
     assert time_split([]) is None
+
+
+def test_a_page_has_the_name_of_its_run_and_the_command_that_made_it(make_run: MakeRun) -> None:
+    folder = make_run(
+        [make_episode(0)], manifest={"kind": "train", "name": "frozen-lake", "command": "rollgym x"}
+    )
+    page = look(folder)
+    assert page["name"] == folder.name
+    assert page["command"] == "rollgym x"
+    assert page["about"]["configuration"] == "frozen-lake"

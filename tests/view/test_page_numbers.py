@@ -62,3 +62,27 @@ def test_a_failure_is_named_and_leads_to_its_episode(
     page.wait_for_selector(".failure")
     assert "ValueError" in page.inner_text(".failure")
     assert "the lock is jammed" in page.inner_text(".failure")
+
+
+def test_on_a_telephone_the_list_fits_and_numbers_say_what_they_count(
+    make_run: MakeRun, tmp_path: Path, open_page: OpenPage
+) -> None:
+    folder = make_run(
+        [line_of(make_episode(n, group="g", member=n), step=1) for n in range(4)],
+        manifest={"kind": "train", "name": "my run", "command": "rollgym train my_run"},
+        metrics=[{"step": 1, "return": 1.0}],
+    )
+    page = open_page(export(folder, tmp_path / "page.html").path)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.reload()
+    page.wait_for_selector(".hero")
+    assert "rollgym train my_run" in page.inner_text("main")
+    assert "episodes trained on" in page.inner_text(".cards")
+    page.goto(page.url.partition("#")[0] + "#episodes")
+    page.wait_for_selector(".rows .row")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("document.querySelector('.rows').scrollWidth") <= 390
+    heads = [name.strip() for name in page.locator(".row.head button").all_inner_texts()]
+    assert [name.split()[0] for name in heads if name] == ["✓", "episode", "step", "return", "turns"]
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.wait_for_function("document.querySelectorAll('.row.head button').length > 5")

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rollgym.view.lines import Tail
 from rollgym.view.timeline import MOST_LANES, Timeline, lanes
 
@@ -74,3 +76,12 @@ def test_no_events_are_no_lanes(tmp_path: Path) -> None:
     made = Timeline(Tail(tmp_path / "none.jsonl")).read()
     assert made["lanes"] == []
     assert made["longest_waits"] == []
+
+
+def test_busy_shares_are_of_the_time_that_was_read() -> None:
+    later = [{**event, "t": event["t"] + 93.0} for event in EVENTS]
+    whole, newest = lanes(EVENTS), lanes(later)
+    assert whole["engine_busy"] == pytest.approx(5 / 7)
+    assert newest["engine_busy"] == pytest.approx(5 / 7)  # not 5 of 100 seconds
+    assert newest["environment_busy"] == pytest.approx(1.5 / 7)
+    assert (newest["begin"], newest["seconds"]) == (93.0, pytest.approx(7.0))

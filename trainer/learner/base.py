@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rollgym.devices.choose import torch_device
 from rollgym.engines.embedded.features import position_limit
 from rollgym.errors import RunError, UsageError
 from rollgym.seeding import derive_rng
@@ -90,7 +91,7 @@ class BaseLearner(Movable):
         self._total_steps = total_steps
         self._seed = seed
         self._adaptive = None if kl_target is None else AdaptiveKL(loss.kl_coef, kl_target)
-        self._device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = torch_device(settings.device, "learner.device")
         if settings.threads is not None and self._device.type == "cpu":
             torch.set_num_threads(settings.threads)
         self._gap_limit = gap_limit

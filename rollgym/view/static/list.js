@@ -16,14 +16,17 @@ function episodeList(state, open) {
 
   function columns() {
     const some = (test) => state.rows.some(test);
+    // A telephone has room for what tells episodes apart; the rest is in the episode itself.
+    const narrow = innerWidth < 620;
+    const kept = new Set(["success", "id", "step", "total", "turns"]);
     return [
-      ["success", "", "2.2em"], ["id", "episode", "minmax(6.5em, 2fr)"],
+      ["success", "", "2.2em"], ["id", "episode", narrow ? "minmax(0, 1fr)" : "minmax(6.5em, 2fr)"],
       new Set(state.rows.map((row) => row.env)).size > 1 && ["env", "environment", "minmax(6em, 1.2fr)"],
       some((row) => row.step !== null) && ["step", "step", "3.4em"],
       ["total", "return", "4.2em"], ["turns", "turns", "3.4em"],
       some((row) => row.tokens) && ["tokens", "tokens", "4em"],
       ["seconds", "time", "4.6em"], ["outcome", "outcome", "6.2em"],
-    ].filter(Boolean);
+    ].filter((one) => one && (!narrow || kept.has(one[0])));
   }
 
   function cell(row, key) {
@@ -114,7 +117,7 @@ function episodeList(state, open) {
   });
   text.addEventListener("input", () => refresh(true));
   for (const select of [outcome, verdicts, env]) select.addEventListener("change", () => refresh(true));
-  new ResizeObserver(() => draw()).observe(box);
+  new ResizeObserver(() => { header(); draw(); }).observe(box);
 
   return {
     element: h("div", { class: "list" }, h("div", { class: "filters" }, text, verdicts, outcome, env, count), head, box),

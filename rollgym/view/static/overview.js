@@ -39,7 +39,7 @@ function trainedHeadline({ env, first: untaught, taught, last }, data, several) 
 function overviewView(data, rows, show) {
   const totals = data.totals;
   const cards = h("div", { class: "cards" },
-    card("episodes", whole(totals.episodes), totals.tasks && totals.tasks !== totals.episodes ? `${whole(totals.tasks)} tasks` : null),
+    card(data.kind === "train" ? "episodes trained on" : "episodes", whole(totals.episodes), totals.tasks && totals.tasks !== totals.episodes ? `${whole(totals.tasks)} tasks` : null),
     data.kind === "train" ? card("training steps", whole(data.headline.steps ?? 0)) : null,
     totals.return && card("mean return", number(totals.return.value), between(totals.return, number)),
     totals.length.mean !== undefined && card("turns", number(totals.length.mean), `90 % up to ${number(totals.length.p90)}`),
@@ -48,7 +48,8 @@ function overviewView(data, rows, show) {
     totals.seconds.mean !== undefined && card("episode time", seconds(totals.seconds.mean), `90 % up to ${seconds(totals.seconds.p90)}`),
     card("failed to run", whole(totals.failed), totals.failed ? "not scored, see below" : null),
     ...Object.entries(data.pass_at_k).filter(([k]) => k !== "1").slice(-2).map(([k, v]) => card(`pass@${k}`, percent(v, 1))));
-  return h("div", {}, headline(data), cards, data.notes.map((note) => h("p", { class: "note warn" }, shorten(note, 600))), ...charts(data, rows),
+  const command = data.command ? h("p", { class: "command" }, h("code", {}, shorten(data.command, 1000))) : null;
+  return h("div", {}, headline(data), command, cards, data.notes.map((note) => h("p", { class: "note warn" }, shorten(note, 600))), ...charts(data, rows),
     totals.episodes ? section("How episodes ended", bars(data.outcomes)) : null, tables(data), failureTable(data, show));
 }
 

@@ -10,7 +10,7 @@ function timelineView(data, open) {
   }
   const canvas = h("canvas", { class: "lanes", tabindex: "0", role: "img", "aria-label": "timeline of the scheduler" });
   const tip = h("div", { class: "tip", role: "status" });
-  const whole_ = [data.begin, Math.max(data.seconds, data.begin + 1e-3)];
+  const whole_ = [data.begin, data.begin + Math.max(data.seconds, 1e-3)];
   const view = { from: whole_[0], to: whole_[1], drag: null };
   const lanes = data.lanes;
   const LANE = lanes.length <= 40 ? 16 : lanes.length <= 90 ? 9 : 6;
@@ -143,8 +143,8 @@ function timelineView(data, open) {
     "div",
     { class: "timeline" },
     h("div", { class: "cards" },
-      card("time recorded", seconds(data.seconds - data.begin)), card("episodes", whole(data.episodes)),
-      card("engine busy", percent(data.engine_busy)), card("environments busy", percent(data.environment_busy))),
+      card("time recorded", seconds(data.seconds)), card("episodes played", whole(data.episodes), "evaluations and demonstrations included"),
+      card("engine busy", percent(data.engine_busy), "at least one episode generating"), card("environments busy", percent(data.environment_busy), "at least one episode stepping")),
     data.left_out ? h("p", { class: "note" }, `Only the later part of the run is drawn: its first ${whole(data.left_out)} events are left out.`) : null,
     data.lanes_left_out ? h("p", { class: "note" }, `${whole(data.lanes_left_out)} more lanes are not drawn.`) : null,
     section("Longest waits", table(["how long", "waited for", "episode", "turn", "at"], waits, ["num", "", "", "num", "num"])),
