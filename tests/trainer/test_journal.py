@@ -280,7 +280,7 @@ def test_a_full_disk_is_named_and_what_was_written_stays_readable(
         before = contents(tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", _full(name, after))
-            with pytest.raises(RunError, match=rf"Cannot write .*{name}: No space left on device\."):
+            with pytest.raises(RunError, match=rf"Cannot write .*{name}: the disk is full\."):
                 play(journal, 2)
         assert name not in before or contents(tmp_path)[name] == before[name]
         assert scalars(tmp_path)["eval/length/p50"] == [(1, 3.0)]
