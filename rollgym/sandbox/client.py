@@ -207,7 +207,7 @@ class WorkerSandbox:
         self._check(header)
         try:
             return self._read_ran(header, memoryview(body), limits.output_chars)
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise self._lost(f"answered nonsense: {error!r}") from None
 
     def _read_ran(self, header: dict[str, Any], body: memoryview, keep: int) -> Ran:

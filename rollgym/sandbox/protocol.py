@@ -44,7 +44,7 @@ def receive(fill: Callable[[memoryview], None]) -> tuple[dict[str, Any], bytearr
     fill(memoryview(body))
     try:
         header = json.loads(bytes(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"a header is no JSON: {error}") from None
     if not isinstance(header, dict):
         raise FrameError("a header is no JSON object")

@@ -14,7 +14,7 @@ import pytest
 from rollgym.errors import UsageError, WorkerLost
 from rollgym.sandbox import client, protocol
 from rollgym.sandbox.client import WorkerSandbox
-from rollgym.sandbox.types import Limits
+from rollgym.sandbox.types import Level, Limits
 from rollgym.sandbox.worker_limits import alive, descendants
 
 code = textwrap.dedent
@@ -203,6 +203,51 @@ def test_a_frame_must_be_a_frame() -> None:
 
     whole = protocol.prefix({"a": 1}, 3) + b"xyz"
     assert protocol.receive(fill_from(whole)) == ({"a": 1}, bytearray(b"xyz"))
-    for broken in (b"\xff" * 8, b"\0\0\0\2\0\0\0\0[]", b"\0\0\0\1\0\0\0\0{"):
+    deep = b"[" * 100_000
+    nested = len(deep).to_bytes(4, "big") + bytes(4) + deep
+    for broken in (b"\xff" * 8, b"\0\0\0\2\0\0\0\0[]", b"\0\0\0\1\0\0\0\0{", nested):
         with pytest.raises(protocol.FrameError):
             protocol.receive(fill_from(broken))
+
+
+class Nonsense:
+    """A channel to a worker that was taken over: it answers with a header of its own."""
+
+    def __init__(self, header: dict[str, object]) -> None:
+        self._data = protocol.prefix(header, 0)
+
+    def write(self, data: bytes | memoryview, deadline: float) -> None: ...
+
+    def read_into(self, view: memoryview, deadline: float) -> None:
+        view[:], self._data = self._data[: len(view)], self._data[len(view) :]
+
+    def close(self) -> None: ...
+
+    def out_of_memory(self) -> bool:
+        return False
+
+    def adapt(self, limits: Limits) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        {"ended": "exit", "stdout": [], "stderr": []},
+        {"ended": "exit", "stdout": ["x", 1, 2], "stderr": [0, 0, 0]},
+        {"ended": "soon", "stdout": [0, 0, 0], "stderr": [0, 0, 0]},
+        {
+            "ended": "exit",
+            "stdout": [0, 0, 0],
+            "stderr": [0, 0, 0],
+            "code": 0,
+            "seconds": 10**400,
+            "state": "fresh",
+        },
+        {"ended": "exit", "stdout": [0, 0, 0], "stderr": [0, 0, 0], "code": 0, "seconds": 1, "state": ["x"]},
+    ],
+)
+def test_an_answer_of_the_wrong_shape_is_a_lost_worker(header: dict[str, object]) -> None:
+    sandbox = WorkerSandbox(Nonsense(header), backend="test", level=Level.NONE)
+    with pytest.raises(WorkerLost):
+        sandbox.exec("pass")
