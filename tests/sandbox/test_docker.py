@@ -2,10 +2,12 @@
 
 import contextlib
 import gc
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +27,7 @@ from rollgym.errors import UsageError, WorkerLost
 from rollgym.sandbox import docker_engine
 from rollgym.sandbox.client import WorkerSandbox, wire_limits
 from rollgym.sandbox.docker import open_docker
-from rollgym.sandbox.docker_image import build_image
+from rollgym.sandbox.docker_image import build_image, write_tar
 from rollgym.sandbox.doctor import examine
 from rollgym.sandbox.open import open_sandbox
 from rollgym.sandbox.types import Ended, Level, Limits, SandboxSettings
@@ -312,3 +314,21 @@ def test_an_engine_that_dies_is_a_lost_worker(engine: Engine) -> None:
         left = api.containers(filters={"label": docker_engine.OWNER_LABEL})
     assert left == []
     gc.collect()
+
+
+def test_an_image_in_which_rollgym_can_be_read_is_refused(engine: Engine) -> None:
+    """Untrusted code would find the reference solutions of its tasks there."""
+    file = io.BytesIO()
+    write_tar(file, sys.executable)
+    file.seek(0)
+    with tarfile.open(fileobj=file, mode="a") as tar:
+        entry = tarfile.TarInfo("usr/local/lib/python3.99/site-packages/rollgym/__init__.py")
+        entry.size = 4
+        tar.addfile(entry, io.BytesIO(b"pass"))
+    file.seek(0)
+    with docker_engine.connected() as api:
+        api.import_image_from_data(file, "rollgym-visible", "latest", ['CMD ["python3"]'])
+    before = containers()
+    with pytest.raises(UsageError, match="site-packages/rollgym can be read inside"):
+        open_sandbox(SandboxSettings(backend="docker", image="rollgym-visible:latest"))
+    assert containers() <= before
