@@ -51,6 +51,7 @@ class ReplicaEngine:
         self._patience = patience
         self._replicas = [_Replica(engine, number) for number, engine in enumerate(engines)]
         self._homes: dict[str, _Replica] = {}
+        self._updating = False
         self._version = engines[0].version
         if mismatch := self._mismatch():
             raise UsageError(f"The replicas have weights of different versions: {mismatch}.")
@@ -100,15 +101,42 @@ class ReplicaEngine:
     async def update_weights(self, version: int, weights: WeightSource) -> None:
         """Give all replicas new weights, also suspended ones and those that were lost and found again."""
         weights = await asyncio.to_thread(gather, weights)
-        await self._some(weights=True)
-        back = [one for one in self._replicas if one.lost and one.search is not None and one.search.done()]
-        await self._each(lambda one: one.engine.update_weights(version, weights), also=back)
-        self._version = version
+        until = asyncio.get_running_loop().time() + self._patience
+        while True:
+            await self._some(weights=True)
+            try:
+                back = await self._renew(version, weights)
+                break
+            except EngineLost:
+                if asyncio.get_running_loop().time() >= until:
+                    raise
+                await asyncio.sleep(POLL)
         for one in back:
-            if one.engine.version == version:
-                one.lost, one.search = "", None
+            self._readmit(one)
         if mismatch := self._mismatch():
             raise AgentError(f"The replicas have weights of different versions: {mismatch}.")
+
+    async def _renew(self, version: int, weights: WeightSource) -> list[_Replica]:
+        """Give all that can be reached new weights; returns those that were lost and found again."""
+
+        async def renew(one: _Replica) -> None:
+            await one.engine.update_weights(version, weights)
+            renewed.append(one)
+
+        renewed: list[_Replica] = []
+        self._updating = True  # one that is found again meanwhile must not take part with the old weights
+        try:
+            back = self._found()
+            await self._each(renew, also=back)
+            while late := [one for one in self._found() if one not in back]:
+                back += late
+                await self._each(renew, only=late)
+            if not renewed:
+                raise EngineLost(f"All {len(self._replicas)} replicas were lost in an update of the weights.")
+            self._version = version
+        finally:
+            self._updating = False
+        return back
 
     async def suspend(self, number: int) -> None:
         """Pause one replica: sessions at home there wait, new ones go elsewhere."""
@@ -221,6 +249,15 @@ class ReplicaEngine:
                 break
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_TRY)
+        if not self._updating:
+            self._readmit(replica)
+
+    def _found(self) -> list[_Replica]:
+        """The lost replicas that answer again and wait for weights."""
+        return [one for one in self._replicas if one.lost and one.search is not None and one.search.done()]
+
+    def _readmit(self, replica: _Replica) -> None:
+        """Let a replica that was found again take part, if it has the weights that the others have."""
         if replica.engine.version == self._version:
             replica.lost, replica.search = "", None
 
@@ -231,10 +268,19 @@ class ReplicaEngine:
         except EngineLost as error:
             self._leave_out(replica, str(error))
 
-    async def _each(self, do: Callable[[_Replica], Awaitable[Any]], *, also: Sequence[_Replica] = ()) -> None:
-        """Do something with all that take part; at least one must be left afterwards."""
-        alive = [one for one in self._replicas if not one.lost] if also else self._alive()
-        chosen = [*alive, *also]
+    async def _each(
+        self,
+        do: Callable[[_Replica], Awaitable[Any]],
+        *,
+        also: Sequence[_Replica] = (),
+        only: Sequence[_Replica] = (),
+    ) -> None:
+        """Do something with all that take part, or ``only`` some; at least one must be left afterwards."""
+        some = bool(also or only)  # further ones, which may be all that there are
+        chosen = only or [
+            *([one for one in self._replicas if not one.lost] if some else self._alive()),
+            *also,
+        ]
         results = await asyncio.gather(*(self._guarded(one, do) for one in chosen), return_exceptions=True)
         failed = {
             one.number: result
@@ -245,7 +291,7 @@ class ReplicaEngine:
             if len(failed) < len(chosen) and isinstance(error, RollgymError):
                 raise AgentError(f"Replica {number} alone failed: {one_line(error)}") from error
             raise error
-        if not also:
+        if not some:
             self._alive()
 
     def _mismatch(self) -> str:

@@ -9,7 +9,7 @@ from torch_models import make_model, request
 from rollgym.engines import GenerateRequest, Generation, WeightSource
 from rollgym.engines.replicas import ReplicaEngine
 from rollgym.engines.torch import TorchEngine
-from rollgym.errors import EngineLost
+from rollgym.errors import AgentError, EngineLost
 
 MODEL = make_model()
 
@@ -103,6 +103,81 @@ def test_a_lost_one_is_waited_for_where_there_is_no_other() -> None:
         await renewed
         assert len((await waiting).token_ids) == 12
         assert engine.version == only.version == 1
+        await engine.close()
+
+    run(play())
+
+
+class Slow(Mortal):
+    """Takes new weights only when it is let; ``deaf`` ones keep the version they had."""
+
+    def __init__(self, *, deaf: bool = False) -> None:
+        super().__init__()
+        self.begun, self.let = asyncio.Event(), asyncio.Event()
+        self.deaf = deaf
+
+    async def update_weights(self, version: int, weights: WeightSource) -> None:
+        self.begun.set()
+        await self.let.wait()
+        await super().update_weights(self.version if self.deaf else version, weights)
+
+
+def test_one_found_again_in_the_middle_of_an_update_gets_the_new_weights() -> None:
+    async def play() -> None:
+        slow, lost = Slow(), Mortal()
+        engine = ReplicaEngine([slow, lost])
+        lost.dead = True
+        await asyncio.gather(
+            *(engine.generate(request(name, [1, 2], name)) for name in "ab"), return_exceptions=True
+        )
+        assert engine.lost == {1: "it is dead"}
+        update = asyncio.create_task(engine.update_weights(1, weights()))
+        await slow.begun.wait()
+        lost.found.set()
+        while lost.dead:
+            await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert 1 in engine.lost, "it has the old weights still"
+        slow.let.set()
+        await update
+        assert not engine.lost, "and takes part without waiting for another update"
+        assert (engine.version, slow.version, lost.version) == (1, 1, 1)
+        replies = await asyncio.gather(*(engine.generate(request(name, [1, 2], name)) for name in "cd"))
+        assert {reply.version for reply in replies} == {1}
+        await engine.close()
+
+    run(play())
+
+
+def test_a_replica_that_does_not_have_the_new_version_is_named() -> None:
+    async def play() -> None:
+        deaf = Slow(deaf=True)
+        deaf.let.set()
+        engine = ReplicaEngine([Mortal(), deaf])
+        with pytest.raises(AgentError, match="different versions: replica 0 has 3, replica 1 has 0"):
+            await engine.update_weights(3, weights())
+        await engine.close()
+
+    run(play())
+
+
+def test_one_found_again_takes_no_part_while_it_has_another_version() -> None:
+    async def play() -> None:
+        deaf = Slow(deaf=True)
+        deaf.let.set()
+        engine = ReplicaEngine([Mortal(), deaf])
+        deaf.dead = True
+        await asyncio.gather(
+            *(engine.generate(request(name, [1, 2], name)) for name in "ab"), return_exceptions=True
+        )
+        await engine.update_weights(1, weights())
+        deaf.found.set()
+        while deaf.dead:
+            await asyncio.sleep(0)
+        await engine.update_weights(2, weights())
+        assert engine.lost == {1: "it is dead"}
+        assert (await engine.generate(request("c", [1, 2], "c"))).version == 2
         await engine.close()
 
     run(play())

@@ -9,7 +9,9 @@ from training import SMALL, lines, merged
 
 from rollgym.config import load
 from rollgym.errors import UsageError
+from rollgym.trainer.checkpoint import Checkpoints
 from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.progress import Progress
 from rollgym.trainer.setup import scheduler_config
 
 Run = Callable[..., Path]
@@ -77,7 +79,20 @@ def test_a_setting_that_nobody_would_read_is_refused() -> None:
 def test_a_run_ahead_of_its_learner_is_resumed_without_losing_a_task(train_here: Run) -> None:
     changes = {"rollout": {"staleness": 2}, "checkpoints": {"every": 2}}
     folder = train_here("run", **changes, stop={"steps": 4})
+    pending = progress(folder).again
+    assert pending, "episodes were played ahead when the run ended"
     train_here("run", **changes, stop={"steps": 8}, resume=True)
     groups = [one["spec"]["group_id"] for one in lines(folder / "episodes.jsonl")]
     assert len(groups) == 8 * 2 * 4
     assert all(groups.count(name) == 4 for name in set(groups)), "no task is trained on twice"
+    after = progress(folder)
+    trained = [int(name[1:]) for name in set(groups)]
+    assert sorted([*trained, *after.again]) == list(range(after.next_ticket)), "and none is left out"
+    assert set(pending) & set(trained), "those that were pending are trained on"
+
+
+def progress(folder: Path) -> Progress:
+    """Where the newest checkpoint says that the run is."""
+    found = Checkpoints(folder / "checkpoints", 2).newest(lambda note: None)
+    assert found is not None
+    return Progress.from_json(found[1])
