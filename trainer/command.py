@@ -32,7 +32,7 @@ from rollgym.trainer.trusted import TRUST_CODE, code_of, load_to_run, require_tr
 if TYPE_CHECKING:
     from rollgym.trainer.setup import Parts
 
-MAY_CHANGE = ("stop.", "checkpoints.", "tracking.", "name")
+MAY_CHANGE = ("stop.", "checkpoints.", "tracking.", "name", "heartbeat_timeout")
 """Settings that a resumed run may have changed: they leave every step as it was."""
 
 

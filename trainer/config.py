@@ -216,6 +216,9 @@ class TrainConfig(Settings):
     """Of a Ray cluster, ``auto`` for the one this machine is part of; ``null`` starts a Ray here."""
     gpus: int | None = Field(default=None, ge=0)
     """Of a Ray that is started here: how many it counts, which may be more than there are."""
+    heartbeat_timeout: float = Field(default=120.0, gt=0)
+    """Seconds without a sign of life after which an actor of a run on Ray counts as hung and is replaced. A
+    long step does not count: a separate thread gives the signs."""
     strategy: Literal["auto", "local", "ddp", "fsdp2", "zero1", "zero2", "zero3"] = "auto"
     """How learners on several devices share the work: see docs/learners.md. ``auto``: as the plan says."""
     devices: Closed[DeviceWishes] = DeviceWishes()

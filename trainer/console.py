@@ -110,6 +110,11 @@ class Console:
         if self._plain:
             self._print(f"note: {_one_line(text)}")
 
+    def block(self, lines: Iterable[str]) -> None:
+        """Show lines that stay on the screen, above the panel where there is one."""
+        for line in lines:
+            self._print("".join(letter if letter.isprintable() else " " for letter in line))
+
     def evaluated(
         self, step: int, value: float, low: float, high: float, *, env: str = "", what: str = "success"
     ) -> None:

@@ -28,6 +28,7 @@ from rollgym.trainer.warm_start import warm_start
 async def train(parts: Parts, run: Run) -> str:
     """Train until something says that it is enough; returns what."""
     clock = Clock(run.progress.seconds)
+    run.show_plan(parts)
     await run.restore(parts)
     run.note_layout(await parts.compute(parts.learner.describe_layout))
     while True:
@@ -42,6 +43,7 @@ async def train(parts: Parts, run: Run) -> str:
                     return reason
         except ActorLost as lost:
             await run.go_back(parts, lost)
+            run.show_plan(parts)
 
 
 async def train_stage(parts: Parts, run: Run, scheduler: Scheduler, clock: Clock) -> str | None:
@@ -49,6 +51,7 @@ async def train_stage(parts: Parts, run: Run, scheduler: Scheduler, clock: Clock
     while (reason := reason_to_stop(parts.config, run.progress, clock)) is None:
         harder = await train_step(parts, run, scheduler)
         run.progress.seconds = clock.seconds
+        run.show_plan(parts)
         await run.after_step(parts, scheduler)
         if harder:
             return None

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from rollgym.cluster.connect import Connection
+from rollgym.cluster.errors import first_sentence
 from rollgym.cluster.waiting import INTERVAL, Say, tell
 from rollgym.devices.detail import describe
 from rollgym.devices.planner import make_plan
@@ -58,7 +59,8 @@ async def plan_again(
             if time.monotonic() - said >= interval:
                 said = time.monotonic()
                 left = describe(now.cluster)
-                say(f"The run waits for {missing} of its {whole} devices; there are {left}. {error}")
+                why = first_sentence(str(error))
+                say(f"The run waits for {missing} of its {whole} devices; there are {left} ({why}).")
         await asyncio.sleep(look)
 
 

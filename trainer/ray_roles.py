@@ -67,8 +67,13 @@ def seating(config: TrainConfig, placed: Placed, name: str) -> dict[str, Any]:
         shared = "fsdp2" if name == "reference" else STRATEGIES[placement.sharding]
         strategy = LOCAL if len(seats) == 1 else shared
     host = "step" in placement.offload and strategy not in (LOCAL, "ddp")
-    found = {"strategy": strategy, "places": [seat.options() for seat in seats], "role": role}
-    found["modules"] = config.rollout.modules
+    found: dict[str, Any] = {
+        "strategy": strategy,
+        "places": [seat.options() for seat in seats],
+        "role": role,
+        "modules": config.rollout.modules,
+        "heartbeat_timeout": config.heartbeat_timeout,
+    }
     return {**found, "offload": True} if host else found
 
 

@@ -28,4 +28,6 @@ async def start_sglang(
     """A server in an actor's care; it can give up its memory where the plan has it do so."""
     releases = placed is not None and bool(placed.plan.placements["actor_infer"].offload)
     server = ServerOptions(python=config.engine.python or sys.executable, memory_saver=releases)
-    return await SglangActor.start(model.absolute(), place=place, server=server)
+    return await SglangActor.start(
+        model.absolute(), place=place, server=server, heartbeat_timeout=config.heartbeat_timeout
+    )

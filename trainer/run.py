@@ -2,6 +2,7 @@
 
 runs/NAME/manifest.json     what it is, with versions and hashes
           config.yaml       every setting, defaults included
+          plan.json         which part works where: layout, strategy, ranks, engines
           metrics.jsonl     one line per training step
           evaluations.jsonl one line per evaluation
           episodes.jsonl    every episode that was trained on
@@ -36,6 +37,7 @@ from rollgym.trainer.config import EnvChoice, TrainConfig, env_labels
 from rollgym.trainer.console import Console
 from rollgym.trainer.journal import EVALUATIONS, METRICS, Journal, read_evaluations
 from rollgym.trainer.learner import Metrics
+from rollgym.trainer.plan_record import PLAN, RunPlan, plan_line, plan_lines
 from rollgym.trainer.progress import Clock, Progress
 from rollgym.types import SCHEMA_VERSION, Episode, Group
 from rollgym.versions import package_versions
@@ -62,6 +64,7 @@ class Run:
         self._from: Path | None = None
         self._saved_step = -1
         self._plans: dict[int, Plan] = {}
+        self._plan_shown: RunPlan = {}
         if not resume:
             _begin_folder(folder, config)
         self.journal = Journal(
@@ -115,11 +118,21 @@ class Run:
             await parts.renew(self.progress.version)
             self.console.note(f"going on after step {self.progress.step}")
 
+    def show_plan(self, parts: Parts) -> None:
+        """Print and keep which part works where, at the start and whenever that has changed."""
+        if parts.plan == self._plan_shown:
+            return
+        self._plan_shown = parts.plan
+        self.console.block(plan_lines(parts.plan))
+        write_json(self.folder / PLAN, {"schema": SCHEMA_VERSION, **parts.plan})
+        known = read_json(self.folder / MANIFEST)
+        write_json(self.folder / MANIFEST, {**known, "plan": plan_line(parts.plan)})
+
     async def go_back(self, parts: Parts, lost: ActorLost) -> None:
         """A part of the run was lost: begin again at the newest checkpoint, with a new one in its place."""
         if parts.rebuild is None or not self.checkpoints.steps():
             raise lost
-        self.console.note(f"{lost} Going back to the last checkpoint.")
+        self.console.note(f"{str(lost).rstrip('.')}; going back to the last checkpoint")
         self._go_on()
         await parts.rebuild()
         await self.restore(parts)

@@ -14,7 +14,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,6 +50,7 @@ from rollgym.trainer.learner.objective import GAP_LIMIT
 from rollgym.trainer.learner.settings import LearnerSettings
 from rollgym.trainer.loss_settings import LossSettings
 from rollgym.trainer.model import make_policy
+from rollgym.trainer.plan_record import RunPlan, local_plan
 
 T = TypeVar("T")
 MODEL, IMITATED = "model", "imitated"
@@ -75,6 +76,8 @@ class Parts:
     scorer: Weighted | None
     thread: ThreadPoolExecutor
     """Where the learner computes: one thread, so that the event loop stays free."""
+    plan: RunPlan = field(default_factory=dict)
+    """Which part works where."""
     turns: Handover | None = None
     """Where engines share the learner's devices: who has them."""
     adjust: Callable[[], Awaitable[None]] | None = None
@@ -157,11 +160,16 @@ async def open_parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
         engine = await open_engine(config, learner, model)
         workers = config.rollout.workers
         pool = LocalPool(workers, modules=config.rollout.modules) if workers else InlinePool()
-        parts = make_parts(config, folder, engine, pool, learner, thread)
+        engines = len(engine.engines) if isinstance(engine, ReplicaEngine) else 1
+        device = str(next(learner.model.parameters()).device)
+        parts = make_parts(
+            config, folder, engine, pool, learner, thread, plan=local_plan(config, engines, device)
+        )
         if config.devices.offload in LEAVES:
             leaves, releases = LEAVES[config.devices.offload]
-            every = range(len(engine.engines) if isinstance(engine, ReplicaEngine) else 1)
-            parts.turns = Handover(engine, every, learner, parts.compute, leaves=leaves, releases=releases)
+            parts.turns = Handover(
+                engine, range(engines), learner, parts.compute, leaves=leaves, releases=releases
+            )
         try:
             yield parts
         finally:

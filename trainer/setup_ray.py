@@ -15,13 +15,14 @@ from rollgym.cluster.engine import RemoteEngine
 from rollgym.cluster.errors import ActorLost
 from rollgym.cluster.placement import Placed, on_node, place
 from rollgym.cluster.pool import RayPool
-from rollgym.cluster.waiting import living_nodes
+from rollgym.cluster.waiting import living_nodes, tell
 from rollgym.devices.types import Plan
 from rollgym.engines import Engine
 from rollgym.engines.replicas import ReplicaEngine
-from rollgym.errors import EngineLost
+from rollgym.errors import EngineLost, RollgymError, one_line
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.handover import Handover
+from rollgym.trainer.plan_record import RunPlan, ray_plan
 from rollgym.trainer.ray_plan import LOOK, plan_again, plan_first
 from rollgym.trainer.ray_roles import (
     ClusterLearner,
@@ -29,6 +30,7 @@ from rollgym.trainer.ray_roles import (
     engine_seats,
     open_learner,
     restart_learner,
+    seating,
     shared_engines,
 )
 from rollgym.trainer.ray_sglang import sglang_places, start_sglang
@@ -76,6 +78,8 @@ class RayRun:
         self._nodes = frozenset(connection.nodes)
         self._placed: Placed | None = None
         self._engines: list[RemoteEngine] = []
+        self._joining: set[asyncio.Task[None]] = set()
+        """Engines that start on nodes that came."""
         self._parts: Parts | None = None
         self.pool: RayPool
         self.learner: ClusterLearner
@@ -93,12 +97,14 @@ class RayRun:
             self._engines = list(await starting)
         if not self._engines:
             self.engine = await open_servers(self._config, self._model)
-        elif len(self._engines) == 1 and self._config.address is None:
-            self.engine = self._engines[0]
-        else:  # there may be more, once more nodes have come
+        else:  # also a single one: there may be more later, and one that is lost is waited for
             self.engine = ReplicaEngine(self._engines, patience=PATIENCE)
         rollout = self._config.rollout
-        self.pool = RayPool(workers=rollout.workers, modules=rollout.modules)
+        self.pool = RayPool(
+            workers=rollout.workers,
+            modules=rollout.modules,
+            heartbeat_timeout=self._config.heartbeat_timeout,
+        )
 
     def parts(self) -> Parts:
         """For the loop."""
@@ -109,6 +115,7 @@ class RayRun:
             self.pool,
             self.learner,
             self._thread,
+            plan=self._plan(),
             turns=self._turns(),
             rebuild=self.rebuild,
             adjust=self.adjust,
@@ -146,10 +153,12 @@ class RayRun:
         if shrunk:
             await self._move_back()
         else:
-            await self._refill(connection, came)
+            self._refill(connection, came)
 
     async def close(self) -> None:
         """Stop whatever was started."""
+        for task in self._joining:
+            task.cancel()
         if self._parts is not None and self._parts.scorer is not None:
             await self._parts.scorer.close()
         if hasattr(self, "pool"):
@@ -176,7 +185,7 @@ class RayRun:
         finally:
             await engines
         if self._parts is not None:
-            self._parts.turns = self._turns()
+            self._parts.turns, self._parts.plan = self._turns(), self._plan()
 
     async def _place_again(self) -> Placed | None:
         if self._placed is not None:
@@ -206,7 +215,14 @@ class RayRun:
     async def _start_engine(self, place: dict[str, Any]) -> RemoteEngine:
         if self._config.engine.kind == "sglang":
             return await start_sglang(self._config, self._model, place, self._placed)
-        return await RemoteEngine.start(self._model, place=place, **engine_options(self._config))
+        options = {**engine_options(self._config), "heartbeat_timeout": self._config.heartbeat_timeout}
+        return await RemoteEngine.start(self._model, place=place, **options)
+
+    def _plan(self) -> RunPlan:
+        assert self._placed is not None
+        strategy = seating(self._config, self._placed, "policy")["strategy"]
+        urls = 0 if self._config.engine.url is None else 1
+        return ray_plan(self._config, self._placed, strategy, len(self._engines) or urls, self.pool.size)
 
     def _turns(self) -> Handover | None:
         """Whose turn it is on the devices that engines share with the learner, if they share any."""
@@ -221,8 +237,6 @@ class RayRun:
     async def _restart_engines(self, placed: Placed) -> None:
         """Engines where the plan has them: those there were, with others where there are more places."""
         places = self._engine_places(placed)
-        if not isinstance(self.engine, ReplicaEngine):
-            places = places[:1]
         kept, surplus = self._engines[: len(places)], self._engines[len(places) :]
         await asyncio.gather(
             *(one.restart(place, fresh=True) for one, place in zip(kept, places, strict=False)),
@@ -241,7 +255,7 @@ class RayRun:
         await self.rebuild()
         await self._compute(self.learner.load, place)
 
-    async def _refill(self, connection: Connection, came: frozenset[str]) -> None:
+    def _refill(self, connection: Connection, came: frozenset[str]) -> None:
         """Engines that lost their node start on those that came, one on each device."""
         free = [
             on_node(name, node.kind)
@@ -250,8 +264,18 @@ class RayRun:
             for _ in range(node.devices)
         ]
         lost = [engine for engine in self._engines if engine.homeless]
-        moves = [engine.restart(place) for engine, place in zip(lost, free, strict=False)]
-        await asyncio.gather(*moves, return_exceptions=True)
+        for engine, where in zip(lost, free, strict=False):
+            # Steps go on meanwhile; an engine that has started takes part from the next weights on.
+            task = asyncio.create_task(_start_elsewhere(engine, where))
+            self._joining.add(task)
+            task.add_done_callback(self._joining.discard)
 
     async def _compute(self, work: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+
+async def _start_elsewhere(engine: RemoteEngine, place: dict[str, Any]) -> None:
+    try:
+        await engine.restart(place)
+    except RollgymError as error:
+        tell(f"An engine could not start on the node that came: {one_line(error)}")

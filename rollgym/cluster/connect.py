@@ -68,7 +68,8 @@ def connect(
         if ray.is_initialized():
             raise UsageError("This process is part of a Ray cluster already: leave it first.")
         try:
-            yield _start(gpus, cpus, variables) if address is None else _join(address, wait, variables)
+            with _without_reports(ray):
+                yield _start(gpus, cpus, variables) if address is None else _join(address, wait, variables)
         finally:
             ray.shutdown()
 
@@ -191,6 +192,24 @@ def _quiet(*, local: bool) -> Iterator[None]:
         for name, earlier in before.items():
             if earlier is None:
                 os.environ.pop(name, None)
+
+
+@contextmanager
+def _without_reports(ray: Any) -> Iterator[None]:
+    """Keep Ray from printing paragraphs and logs about every death to stdout: a run says it in one sentence.
+
+    Ray has no setting for this; where a release prints them in another way, they are back.
+    """
+    module = getattr(ray._private, "worker", None)
+    printer = getattr(module, "print_to_stdstream", None)
+    if module is None or printer is None:
+        yield
+        return
+    module.print_to_stdstream = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        module.print_to_stdstream = printer
 
 
 @functools.cache

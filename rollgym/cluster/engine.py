@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rollgym.cluster.errors import ActorLost, need_ray, why_lost
+from rollgym.cluster.heartbeat import OPTIONS, TIMEOUT
 from rollgym.cluster.mail import Line, Mailbox
 from rollgym.cluster.tensors import SharedTensors, share_weights
 from rollgym.cluster.waiting import INTERVAL, Say, tell, waiting
@@ -40,7 +41,9 @@ class EngineHost(Mailbox):
                     await asyncio.to_thread(one.tensors.fetch)  # replies go on meanwhile
             return await getattr(self._engine, name)(*args, **(more[0] if more else {}))
         except need_ray().exceptions.RayError as error:
-            raise ActorLost(f"The new weights are gone, with the rank that stored them: {error}") from error
+            raise ActorLost(
+                f"The new weights are gone, with the rank that stored them: {why_lost(error)}"
+            ) from error
 
 
 class RemoteEngine:
@@ -63,12 +66,14 @@ class RemoteEngine:
         interval: float = INTERVAL,
         patience: float = 300.0,
         say: Say = tell,
+        heartbeat_timeout: float = TIMEOUT,
         **options: Any,
     ) -> None:
         self._model = str(model)
         self._options = options
         self._place = dict(place or {"num_cpus": 1})
         self._interval, self._patience, self._say = interval, patience, say
+        self._timeout = heartbeat_timeout
         self._version: int = options.get("version", 0)
         self._weights: WeightSource | None = None
         self._paused = False
@@ -91,7 +96,8 @@ class RemoteEngine:
             model: The folder.
             place: Options of the actor, such as `Seat.options`.
             options: Of `TorchEngine`; also ``patience``, the seconds in which a lost actor must be replaced,
-                ``interval`` and ``say``, for what it waits for.
+                ``interval`` and ``say``, for what it waits for, and ``heartbeat_timeout``, the seconds
+                without a sign of life after which an actor is replaced.
         """
         engine = cls(model, place=place, **options)
         await engine.restart()
@@ -209,15 +215,25 @@ class RemoteEngine:
         """The line to an actor that works, once there is one."""
         if self._closed:
             raise EngineLost("The engine is closed.")
-        if self._starting is not None:
-            await asyncio.shield(self._starting)
+        while self._starting is not None:
+            starting = self._starting
+            try:
+                await asyncio.shield(starting)
+                break
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not starting.cancelled() or (task is not None and task.cancelling()):
+                    raise
+                if starting is self._starting:
+                    raise EngineLost("The engine's start was called off.") from None
+                # It starts elsewhere now.
         if self._line is None:
             raise EngineLost("The engine's actor is gone, and no other was started.")
         return self._line
 
     async def _start(self) -> None:
         ray = need_ray()
-        actor = ray.remote(max_restarts=0)(self.host).options(**self._seat())
+        actor = ray.remote(max_restarts=0, **OPTIONS)(self.host).options(**self._seat())
         actor = actor.remote(self._model, self._options)
         try:
             self._context, self.vocabulary = await self._begin(actor)
@@ -230,7 +246,7 @@ class RemoteEngine:
         except BaseException:
             ray.kill(actor)
             raise
-        line = Line(actor, self._lost, self._on_loss)
+        line = Line(actor, self._lost, self._on_loss, self._timeout)
         try:
             self._released = False
             if self._weights is not None:
@@ -240,7 +256,7 @@ class RemoteEngine:
         except ActorLost as error:
             line.hang_up()
             ray.kill(actor)
-            raise EngineLost(f"{self.called} could not be started with its last weights. {error}") from error
+            raise EngineLost(f"{self.called} could not be started with its last weights: {error}") from error
         self._line = line
 
     def _seat(self) -> dict[str, Any]:

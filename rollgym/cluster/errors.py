@@ -49,11 +49,18 @@ _NAMES = ("The actor ", "class_name:", "actor_id:", "pid:", "name:", "namespace:
 
 
 def why_lost(error: BaseException) -> str:
-    """The first thing that Ray says about a death; it says much more."""
+    """Why an actor died, in part of a sentence: the first thing that Ray says, which says much more."""
     for line in str(error).splitlines():
         text = line.strip()
         if " because " in text:
-            return text.partition(" because ")[2].rstrip(".")
+            return first_sentence(text.partition(" because ")[2])
+        if " is unavailable: " in text:
+            return "it cannot be reached"
         if text and not text.startswith(_NAMES):
-            return text.rstrip(".")
+            return first_sentence(text)
     return one_line(error)
+
+
+def first_sentence(text: str) -> str:
+    """A text up to the end of its first sentence, without the full stop."""
+    return " ".join(text.split()).split(". ")[0].rstrip(".")

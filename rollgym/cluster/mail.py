@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from rollgym.cluster.errors import ActorLost, why_lost
+from rollgym.cluster.errors import ActorLost, need_ray, why_lost
+from rollgym.cluster.heartbeat import hung, until_hung
 from rollgym.engines import BadRequest
 from rollgym.errors import (
     AgentError,
@@ -98,6 +99,8 @@ class Line:
         actor: A handle to it.
         lost: Makes the error for those that wait when the actor is gone, out of Ray's reason.
         on_loss: Called once then.
+        heartbeat_timeout: Seconds without a sign of life after which the actor is killed and counts as gone;
+            ``None`` watches over none. The actor must have been made with `heartbeat.OPTIONS`.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Line:
         actor: Any,
         lost: Callable[[str], RollgymError],
         on_loss: Callable[[str], None] = lambda why: None,
+        heartbeat_timeout: float | None = None,
     ) -> None:
         self.actor = actor
         self.gone: str | None = None
@@ -117,6 +121,9 @@ class Line:
         self._flushing = False
         self._loop = asyncio.get_running_loop()
         self._listener = self._loop.create_task(self._listen())
+        self._watcher: asyncio.Task[None] | None = None
+        if heartbeat_timeout is not None:
+            self._watcher = self._loop.create_task(self._watch(heartbeat_timeout))
 
     async def ask(self, body: Any) -> Any:
         """Have the actor do something. A cancelled call is cancelled there too."""
@@ -140,6 +147,8 @@ class Line:
     def hang_up(self, why: str = "it was closed") -> None:
         """Ask nothing more; whoever still waits is told."""
         self._listener.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         self._end(why)
 
     def _post(self, number: int, body: Any) -> None:
@@ -161,9 +170,22 @@ class Line:
                 for number, well, body in await self.actor.answers.remote():
                     self._settle(number, well, body)
         except Exception as error:  # of Ray's, or of whatever else: nobody may wait for ever
+            if self._watcher is not None:
+                self._watcher.cancel()
             why = why_lost(error)
             self._end(why)
             self._on_loss(why)
+
+    async def _watch(self, timeout: float) -> None:
+        ray = need_ray()
+        try:
+            await until_hung(self.actor, timeout)
+        except ray.exceptions.RayError:
+            return  # it died, which the listener hears as well
+        self._listener.cancel()
+        ray.kill(self.actor)
+        self._end(hung(timeout))
+        self._on_loss(hung(timeout))
 
     def _settle(self, number: int, well: bool, body: Any) -> None:
         future = self._waiting.pop(number, None)

@@ -18,6 +18,7 @@ import msgspec
 
 from rollgym.cluster.env_host import EnvHost
 from rollgym.cluster.errors import need_ray
+from rollgym.cluster.heartbeat import OPTIONS, TIMEOUT
 from rollgym.cluster.mail import Line
 from rollgym.cluster.waiting import tell, waiting
 from rollgym.errors import RollgymError, UsageError, WorkerLost
@@ -61,6 +62,7 @@ class RayPool:
         cpus: That Ray sets aside for each actor.
         interval: Seconds between two words about what an actor that cannot start waits for.
         say: Who is told.
+        heartbeat_timeout: Seconds without a sign of life after which an actor is replaced.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class RayPool:
         cpus: float = 1.0,
         interval: float = 30.0,
         say: Callable[[str], None] = tell,
+        heartbeat_timeout: float = TIMEOUT,
     ) -> None:
         if hosts is not None and hosts < 1:
             raise UsageError(f"A pool needs at least 1 env actor, not {hosts}.")
@@ -82,7 +85,8 @@ class RayPool:
         self._count = hosts or max(len(_alive()), 1)
         self._arguments = (workers, list(modules), limits or WorkerLimits(), list(sys.path))
         self._cpus, self._interval, self._say = cpus, interval, say
-        self._actor = ray.remote(num_cpus=cpus, max_restarts=0, max_concurrency=10_000)(EnvHost)
+        self._actor = ray.remote(num_cpus=cpus, max_restarts=0, max_concurrency=10_000, **OPTIONS)(EnvHost)
+        self._timeout = heartbeat_timeout
         self._hosts: dict[int, Host] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._homes: dict[int, str] = {}
@@ -96,6 +100,11 @@ class RayPool:
         self._trouble: BaseException | None = None
         self._closed = False
         self._gathering: asyncio.Future[None] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many env actors there are to be."""
+        return self._count
 
     async def open(self, spec: EpisodeSpec) -> RaySession:
         """A lease on the actor that has the fewest; waits until there is one."""
@@ -164,7 +173,7 @@ class RayPool:
                 raise cause from error
             raise
         self._failures = 0
-        line = Line(actor, _lost, lambda why: self._lose(number))
+        line = Line(actor, _lost, lambda why: self._lose(number, why), self._timeout)
         host = self._hosts[number] = Host(number, node, actor, line)
         host.pid = pid
 
@@ -177,12 +186,13 @@ class RayPool:
         node = self._homes[number] = min(nodes, key=lambda name: used[name])
         return node
 
-    def _lose(self, number: int) -> None:
+    def _lose(self, number: int, why: str) -> None:
         """An actor is gone: its leases have been told by its line."""
         host = self._hosts.pop(number, None)
         if host is None:
             return
         del self._homes[number]
+        self._say(f"An env actor is gone ({why}); another one starts.")
         self._ended["died"] += 1
         self._episodes += host.opened
         if not self._closed:

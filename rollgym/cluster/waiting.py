@@ -50,7 +50,7 @@ async def waiting(
                 return future.result()
             sentence = missing(needs, who)
             if left is not None and left <= interval:
-                raise PlacementError(f"{sentence} Given up after {timeout:g} s.")
+                raise PlacementError(f"{sentence.rstrip('.')}, and is given up after {timeout:g} s.")
             say(sentence)
     finally:
         future.cancel()

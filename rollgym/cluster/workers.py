@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.cluster.errors import ActorLost, need_ray
+from rollgym.cluster.heartbeat import OPTIONS, TIMEOUT, Pulses, hung, interval
 from rollgym.errors import RollgymError, RunError, UsageError, one_line
 
 _DEAD_SECONDS = 5.0
@@ -23,17 +24,25 @@ class ParallelWorker:
         role: What they are called in messages.
         kind: The class; each rank is ``kind(rank, world, *args, **kwargs)``.
         places: Options for each rank's actor, such as `Seat.options`; as many ranks as there are.
+        heartbeat_timeout: Seconds without a sign of life after which a rank that works counts as lost.
         args: For all ranks alike.
         kwargs: The same.
     """
 
     def __init__(
-        self, role: str, kind: type, places: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
+        self,
+        role: str,
+        kind: type,
+        places: Sequence[Mapping[str, Any]],
+        *args: Any,
+        heartbeat_timeout: float = TIMEOUT,
+        **kwargs: Any,
     ) -> None:
         if not places:
             raise UsageError(f"The role {role} needs at least one place.")
         self.role = role
-        self._kind = need_ray().remote(max_restarts=0)(kind)
+        self._kind = need_ray().remote(max_restarts=0, **OPTIONS)(kind)
+        self._timeout = heartbeat_timeout
         self._arguments = (args, kwargs)
         self._places = tuple(places)
         self.actors: list[Any] = []
@@ -58,6 +67,7 @@ class ParallelWorker:
             self._kind.options(**place).remote(rank, self.world, *args, **kwargs)
             for rank, place in enumerate(self._places)
         ]
+        self._pulses = Pulses(self.actors, self._timeout)
 
     # Calls that wait.
 
@@ -121,25 +131,39 @@ class ParallelWorker:
         found: dict[int, Any] = {}
         left = list(refs.values())
         while left:
-            ready, left = ray.wait(left)
+            ready, left = ray.wait(left, timeout=interval(self._timeout))
+            if not ready:
+                self._look_for_hung()
             for ref in ready:
                 with self._blamed(), _named(self.role, ranks[ref]):
                     found[ranks[ref]] = ray.get(ref)
+                self._pulses.heard(ranks[ref])
         return [found[rank] for rank in refs]
 
     async def _gather(self, refs: Mapping[int, Any]) -> list[Any]:
         async def one(rank: int, ref: Any) -> Any:
             with _named(self.role, rank):
-                return await ref
+                found = await ref
+            self._pulses.heard(rank)
+            return found
 
         tasks = [asyncio.ensure_future(one(rank, ref)) for rank, ref in refs.items()]
         try:
             with self._blamed():
-                return list(await asyncio.gather(*tasks))
+                answers = asyncio.gather(*tasks)
+                while not (await asyncio.wait([answers], timeout=interval(self._timeout)))[0]:
+                    self._look_for_hung()
+                return list(await answers)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _look_for_hung(self) -> None:
+        rank = self._pulses.look()
+        if rank is not None:
+            need_ray().kill(self.actors[rank])
+            raise ActorLost(f"{self.role} rank {rank} is gone: {hung(self._timeout)}", self.role, rank)
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:

@@ -183,6 +183,7 @@ def _about(manifest: dict[str, Any]) -> dict[str, str]:
         "agent": _text(agent.get("name")),
         "split": _text(manifest.get("split")),
         "seed": _text(manifest.get("seed")),
+        "plan": _text(manifest.get("plan")),
     }
     return {name: text for name, text in found.items() if text}
 

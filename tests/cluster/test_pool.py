@@ -1,6 +1,8 @@
 """The pool on three nodes: leases, failures as data, and a node that dies while sixty episodes play."""
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -155,6 +157,48 @@ def test_an_actor_that_dies_is_replaced_and_its_sessions_say_so(joined: Connecti
     asyncio.run(main())
 
 
+@pytest.mark.slow
+def test_a_step_longer_than_the_timeout_is_no_hang(joined: Connection) -> None:
+    async def main() -> None:
+        pool = RayPool(1, workers=0, heartbeat_timeout=4.0)
+        try:
+            slow = await pool.open(spec("Blocks", seconds=12.0))
+            await slow.reset()
+            assert (await slow.step("yes")).observation == "turn 1"
+            await slow.close()
+            assert pool.stats().ended == {}
+        finally:
+            await pool.close()
+
+    asyncio.run(main())
+
+
+def test_an_actor_that_hangs_is_replaced(joined: Connection) -> None:
+    said: list[str] = []
+
+    async def main() -> None:
+        pool = RayPool(1, workers=0, say=said.append, heartbeat_timeout=2.0)
+        try:
+            session = await pool.open(spec())
+            await session.reset()
+            pid = session.host.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(LeaseLost) as lost:
+                await go_on(session)
+            silent = "it gave no sign of life for 2 s and was killed"
+            assert str(lost.value) == f"an env actor is gone: {silent}"
+            assert not lost.value.blamed
+            assert said == [f"An env actor is gone ({silent}); another one starts."]
+            await session.close()
+            assert (await play(pool, spec()))[-1] == "turn 3"
+            assert pool.stats().ended == {"died": 1}
+        finally:
+            await pool.close()
+
+    asyncio.run(main())
+
+
 def test_modules_that_cannot_be_imported_are_named_and_not_tried_for_ever(joined: Connection) -> None:
     async def main() -> None:
         pool = RayPool(1, workers=0, modules=["no_such_module_anywhere"])
@@ -175,7 +219,7 @@ def test_wrong_numbers_are_refused() -> None:
 
 
 def test_a_node_dies_while_sixty_episodes_play_and_none_is_lost_or_doubled(
-    nodes: Any, joined: Connection
+    nodes: Any, joined: Connection, capfd: pytest.CaptureFixture[str]
 ) -> None:
     emitted: list[Episode] = []
 
@@ -211,6 +255,9 @@ def test_a_node_dies_while_sixty_episodes_play_and_none_is_lost_or_doubled(
     assert set(ids.values()) == {1}, "each episode ended once"
     lost = [episode for episode in emitted if episode.outcome is Outcome.WORKER_LOST]
     assert lost, "some were on the node that died"
+    heard = capfd.readouterr()
+    assert "raylet" not in heard.out + heard.err, "Ray prints nothing of its own"
+    assert all(line.endswith("; another one starts.") for line in heard.err.splitlines()), heard.err
     assert {episode.spec.group_id for episode in lost} <= {group.group_id for group in groups}
 
 

@@ -1,14 +1,19 @@
 """Whole training runs on Ray: the same as in one process, under every layout, and after a death."""
 
 import asyncio
+import json
+import os
+import signal
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from training import Story, fast_versions, write
 
+from rollgym.cluster.engine import RemoteEngine
 from rollgym.config import load
 from rollgym.trainer import loop
 from rollgym.trainer.config import TrainConfig
@@ -77,6 +82,14 @@ def test_other_layouts_learn_the_same(
     here = Story.of(run_with(open_parts, tmp_path / "here"))
     there = run_with(open_ray_parts, tmp_path / "there", runtime="ray", gpus=2, devices=devices)
     assert Story.of(there).weights == here.weights
+    plan = json.loads((there / "plan.json").read_text())
+    assert (plan["runtime"], plan["layout"]) == ("ray", devices["layout"])
+    assert (plan["strategy"], plan["ranks"]) == ("local", 1)
+    assert plan["engines"] == (2 if devices["layout"] == "overlapping" else 1)
+    assert {role: one["devices"] for role, one in plan["roles"].items()} == {
+        "actor_train": devices["actor_train"],
+        "actor_infer": devices["actor_infer"],
+    }
 
 
 @pytest.mark.parametrize("offload", ["optimiser", "all"])
@@ -134,6 +147,63 @@ def test_a_learner_that_is_killed_goes_on_from_the_last_checkpoint(
     assert Story.of(there).weights == here.weights, "as if nothing had happened"
 
 
+@pytest.mark.parametrize("part", ["learner", "engine", "environments"])
+def test_a_run_goes_on_when_a_part_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], part: str
+) -> None:
+    """A process that is stopped is there, and answers nothing."""
+    fast_versions(monkeypatch)
+    here = Story.of(run_with(open_parts, tmp_path / "here", stop={"steps": 6}))
+
+    async def stop(parts: Parts, run: Run) -> None:
+        while run.progress.step < 3:
+            await asyncio.sleep(0.01)
+        remote: Any = parts
+        if part == "environments":
+            (host,) = remote.pool._hosts.values()
+            actor = host.actor
+        else:
+            actor = (
+                remote.learner._worker.actors[0]
+                if part == "learner"
+                else remote.engine.engines[0]._line.actor
+            )
+        os.kill(await actor.__ray_call__.remote(lambda _: __import__("os").getpid()), signal.SIGSTOP)
+
+    there = run_with(
+        open_ray_parts,
+        tmp_path / "there",
+        stop,
+        runtime="ray",
+        gpus=1,
+        stop={"steps": 6},
+        heartbeat_timeout=8,
+    )
+    assert Story.of(there).weights == here.weights, "as if nothing had happened"
+    assert {line["episodes_missing"] for line in Story.of(there).metrics} == {0.0}
+    assert "gave no sign of life for 8 s and was killed" in capfd.readouterr().err
+
+
+@dataclass
+class Held:
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    let: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def hold_starts_elsewhere(patch: pytest.MonkeyPatch) -> Held:
+    """Engines that start on a node that came begin, and are not done before they are let."""
+    held, begin = Held(), RemoteEngine._begin
+
+    async def slowly(engine: RemoteEngine, actor: Any) -> tuple[int, int]:
+        if "node_id" in vars(engine._place["scheduling_strategy"]):
+            held.begun.set()
+            await held.let.wait()
+        return await begin(engine, actor)
+
+    patch.setattr(RemoteEngine, "_begin", slowly)
+    return held
+
+
 def test_a_run_that_loses_a_node_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes_of: Callable[..., Any]
 ) -> None:
@@ -156,7 +226,13 @@ def test_a_run_that_loses_a_node_is_completed(
         step = run.progress.step
         while run.progress.step < step + 2:
             await asyncio.sleep(0.01)
+        held = hold_starts_elsewhere(monkeypatch)
         nodes.add()
+        await held.begun.wait()
+        step = run.progress.step
+        while run.progress.step < step + 2:  # steps go on while the engine starts
+            await asyncio.sleep(0.01)
+        held.let.set()
         while engine.lost:
             await asyncio.sleep(0.01)
         back.append(run.progress.step)
@@ -183,7 +259,10 @@ def test_a_run_that_loses_a_node_is_completed(
 
 
 def test_a_run_moves_to_what_is_left_and_back_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes_of: Callable[..., Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    nodes_of: Callable[..., Any],
 ) -> None:
     """The node with a rank of the learner goes: one rank goes on alone, and two once a node has come."""
     fast_versions(monkeypatch)
@@ -216,6 +295,8 @@ def test_a_run_moves_to_what_is_left_and_back_again(
         evaluation={"every": 0, "episodes": 4},
     )
     assert worlds == [2, 1, 2]
+    plans = [line for line in capfd.readouterr().err.splitlines() if line.startswith("plan: ray, colocated")]
+    assert ["on 2 ranks" in plan for plan in plans] == [True, False, True], "each plan is shown once"
     story = Story.of(folder)
     names = [one["spec"]["episode_id"] for one in story.episodes]
     assert len(set(names)) == len(names) == len(story.metrics) * 2 * 4

@@ -1,6 +1,8 @@
 """On a Ray of this machine with logical GPUs: plans become places, and ranks work as one."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
@@ -117,7 +119,7 @@ def test_waiting_says_what_is_missing_and_can_be_given_up(here: Connection) -> N
         asyncio.run(main())
     sentence = "The plan waits for 6 CPU (6 there, 6 free), 6 GPU (4 there, 4 free) on one node; the cluster"
     assert str(given_up.value).startswith(sentence)
-    assert str(given_up.value).endswith("has 1 node. Given up after 1.1 s.")
+    assert str(given_up.value).endswith("has 1 node, and is given up after 1.1 s.")
     assert len(said) >= 3
     assert said[0].startswith(sentence)
 
@@ -178,6 +180,33 @@ def test_a_death_names_role_and_rank_and_new_ranks_can_start(two: ParallelWorker
     assert again.value.rank == 1
     two.start(PLACES[:1])
     assert two.call("who") == [(0, 1, 10)], "there may be fewer"
+
+
+def test_a_rank_that_hangs_is_found(here: Connection) -> None:
+    worker = ParallelWorker("critic", Rank, PLACES, heartbeat_timeout=2.0)
+    try:
+        pids = worker.call("pid")
+        os.kill(pids[1], signal.SIGSTOP)
+        with pytest.raises(ActorLost) as lost:
+            worker.call("nap", 600.0)
+        said = "critic rank 1 is gone: it gave no sign of life for 2 s and was killed"
+        assert (str(lost.value), lost.value.role, lost.value.rank) == (said, "critic", 1)
+    finally:
+        worker.close()
+
+
+@pytest.mark.slow
+def test_a_rank_that_works_for_longer_than_the_timeout_does_not_hang(here: Connection) -> None:
+    worker = ParallelWorker("critic", Rank, PLACES, heartbeat_timeout=4.0)
+    try:
+        assert worker.call("nap", 12.0) == [0, 1]
+        assert asyncio.run(worker.acall("nap", 9.0)) == [0, 1]
+        pids = worker.call("pid")
+        os.kill(pids[0], signal.SIGSTOP)
+        with pytest.raises(ActorLost, match="critic rank 0 is gone: it gave no sign of life"):
+            asyncio.run(worker.acall("nap", 600.0))
+    finally:
+        worker.close()
 
 
 def test_tensors_come_back_bit_for_bit_in_buckets(here: Connection) -> None:

@@ -160,3 +160,24 @@ def test_numbers_of_single_tokens_are_kept_every_so_many_steps(train_here: Run) 
         for advantage, ratio in zip(*episode["tokens"].values(), strict=True):
             assert ratio > 0
             assert advantage == 0 or ratio != 1, "one step was taken"
+
+
+def test_a_run_prints_and_keeps_its_plan(train_here: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train_here("run", stop={"steps": 1})
+    said = capsys.readouterr().err.splitlines()
+    line = "local, colocated, strategy local on 1 rank, 1 torch engine"
+    start = said.index(f"plan: {line}")
+    assert said[start + 1 : start + 3] == [
+        "  devices       cpu",
+        "  environments  in the trainer's process",
+    ]
+    assert sum(one.startswith("plan:") for one in said) == 1
+    plan = json.loads((folder / "plan.json").read_text())
+    assert {name: plan[name] for name in ("layout", "strategy", "ranks", "engine", "engines")} == {
+        "layout": "colocated",
+        "strategy": "local",
+        "ranks": 1,
+        "engine": "torch",
+        "engines": 1,
+    }
+    assert json.loads((folder / "manifest.json").read_text())["plan"] == line

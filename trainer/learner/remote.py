@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollgym.cluster.errors import need_ray
+from rollgym.cluster.heartbeat import TIMEOUT
 from rollgym.cluster.workers import ParallelWorker
 from rollgym.devices.types import Role
 from rollgym.engines import WeightSource
@@ -106,6 +107,7 @@ class RemoteLearner:
         places: Options for each rank's actor, such as `Seat.options`.
         role: What its ranks are called in messages.
         modules: Imported by every rank first, such as one that registers the loss.
+        heartbeat_timeout: Seconds without a sign of life after which a rank that works counts as lost.
         options: What `LocalLearner` takes besides; of ranks also ``offload`` and ``bucket_bytes``.
     """
 
@@ -119,6 +121,7 @@ class RemoteLearner:
         places: Sequence[Mapping[str, Any]],
         role: Role = "actor_train",
         modules: Sequence[str] = (),
+        heartbeat_timeout: float = TIMEOUT,
         **options: Any,
     ) -> None:
         _check(strategy, len(places))
@@ -128,7 +131,9 @@ class RemoteLearner:
         self._reference: Path | None = None
         self._coef: float | None = None
         self._moves = 0
-        self._worker = ParallelWorker(role, LearnerRank, places, settings, tuple(modules))
+        self._worker = ParallelWorker(
+            role, LearnerRank, places, settings, tuple(modules), heartbeat_timeout=heartbeat_timeout
+        )
         try:
             self._assemble()
         except BaseException:
