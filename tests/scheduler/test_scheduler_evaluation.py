@@ -170,3 +170,50 @@ def test_an_evaluation_plays_again_what_was_lost_with_a_worker(
             assert Counter(scene.kinds("retried")) == dict.fromkeys(["eval-a", "eval-b", "eval-c"], expected)
 
     run(main)
+
+
+class Outages(Timed):
+    """Steps of evaluation episodes that end in these stretches of time are lost with their worker."""
+
+    def __init__(self, *outages: tuple[float, float]) -> None:
+        super().__init__()
+        self.outages = outages
+
+    async def suffer(self, spec: EpisodeSpec, where: str, turn: int = 0) -> str | None:
+        out = any(start < now() < end for start, end in self.outages)
+        if out and where == "step" and spec.episode_id.startswith("eval-"):
+            raise WorkerLost("a node is gone")
+        return None
+
+
+def test_every_evaluation_may_lose_episodes_as_often() -> None:
+    async def main() -> None:
+        scene = Scene(Outages((0.0, 10.0), (100.0, 110.0)), groups=GroupPolicy(max_infra_retries=1))
+        async with scene.scheduler as scheduler:
+            await scheduler.pause()
+            await asyncio.sleep(5.0)
+            for _ in range(2):
+                [episode] = await scheduler.evaluate(evaluation("a"))
+                assert episode.outcome.value == "terminated"
+                await asyncio.sleep(100.0 + 5.0 - now())
+        assert scene.kinds("retried") == ["eval-a", "eval-a"]
+
+    run(main)
+
+
+def test_an_evaluation_that_was_called_off_plays_nothing_again() -> None:
+    async def main() -> None:
+        scene = Scene(Outages((0.0, 10.0), (100.0, 110.0)))
+        async with scene.scheduler as scheduler:
+            await scheduler.pause()
+            await asyncio.sleep(5.0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(4.5):  # it is lost, and its environment is being closed
+                    await scheduler.evaluate(evaluation("a"))
+            await asyncio.sleep(50.0)
+            assert scene.kinds("retried") == []
+            await asyncio.sleep(105.0 - now())
+            [episode] = await scheduler.evaluate(evaluation("a"))
+            assert (episode.outcome.value, scene.kinds("retried")) == ("terminated", ["eval-a"])
+
+    run(main)
