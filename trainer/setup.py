@@ -268,7 +268,7 @@ def check_context(model: Path, engine: Engine) -> None:
     """Refuse an engine that goes on where a model's positions begin to mean something else."""
     from transformers import AutoConfig
 
-    limit = position_limit(AutoConfig.from_pretrained(model))
+    limit = position_limit(AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=True))
     if limit is not None and engine.context_length > limit:
         raise UsageError(
             f"Positions of the model in {model} change beyond {limit} tokens "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import os
 import pickle
@@ -404,3 +406,43 @@ def test_a_config_that_is_trained_with_lists_its_code_first(
     assert listed.startswith("rollgym: code that the config names: "), ran.err
     assert f"envs.0.id {canary.module}:Env" in listed
     assert f"warm_start.agent {canary.module}:agent" in listed
+
+
+Call = tuple[str, str, frozenset[str]]
+
+
+@functools.cache
+def calls() -> tuple[Call, ...]:
+    """Every call in the source: its place, what is called, and the keywords with their values."""
+    root, found = Path(__file__).parents[2], []
+    for room in ("rollgym", "envs", "agents", "trainer"):
+        for path in (root / room).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            if "load" not in text and "from_pretrained" not in text:
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Call):
+                    given = frozenset(f"{word.arg}={ast.unparse(word.value)}" for word in node.keywords)
+                    place = f"{path.relative_to(root)}:{node.lineno}"
+                    found.append((place, ast.unparse(node.func), given))
+    return tuple(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        (".from_pretrained", {"trust_remote_code=False", "local_files_only=True"}),
+        ("torch.load", {"weights_only=True"}),
+    ],
+)
+def test_every_load_of_a_model_says_that_it_runs_no_code(name: str, needed: set[str]) -> None:
+    found = [(place, given) for place, called, given in calls() if called.endswith(name)]
+    assert found, "there are such calls"
+    assert [place for place, given in found if not needed <= given] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load", "marshal.loads"]
+)
+def test_nothing_is_read_in_a_format_that_runs_code(name: str) -> None:
+    assert [place for place, called, _ in calls() if called == name] == []
