@@ -319,7 +319,7 @@ def test_a_full_disk_does_not_hide_what_ended_the_run(
         patch.setattr(os, "fsync", fsync)
         with pytest.raises(ZeroDivisionError), Journal(tmp_path):
             _ = 1 / 0
-        with pytest.raises(RunError, match="No space left"), Journal(tmp_path):
+        with pytest.raises(RunError, match="the disk is full"), Journal(tmp_path):
             pass
     with Journal(tmp_path):  # both let the folder go
         pass

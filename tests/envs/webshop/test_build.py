@@ -134,7 +134,7 @@ def test_a_disk_that_fails_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(build, "write_shop", full)
-    with pytest.raises(RunError, match="could not be written: No space left on device"):
+    with pytest.raises(RunError, match="could not be written: the disk is full"):
         build_shop(tmp_path / "out" / "s", products(), goals())
     assert content(tmp_path / "out") == []
 
