@@ -113,6 +113,21 @@ def test_a_dead_worker_is_replaced_and_the_episode_played_again(
     assert sorted(episode.attempts for episode in episodes) == [1, 1, 1, 2]
 
 
+def test_excluded_episodes_are_counted_marked_and_said_loudly(rollgym_command: Command) -> None:
+    words = ("eval", "faulty:RaisesOnSomeTasks", "--episodes", 12, "--agent", "faulty:Yes", "--out")
+    ran = rollgym_command(*words, "r", "--json")
+    summary = json.loads(ran.out)
+    excluded = summary["excluded"]
+    assert ran.code == 1
+    assert 0 < excluded == summary["failed"] < 12
+    assert (summary["success_rate"], summary["success_all"]) == (1.0, (12 - excluded) / 12)
+    assert summary["many_excluded"] is True
+    assert f"WARNING: {excluded} of 12 episodes ended by errors of the infrastructure" in ran.err
+    shown = rollgym_command(*words, "s")
+    assert f"success of all episodes {(12 - excluded) / 12:.3f}" in shown.out
+    assert "WARNING" in shown.err
+
+
 def test_failures_of_an_agent_are_counted_named_and_lower_its_score(
     rollgym_command: Command, tmp_path: Path
 ) -> None:
