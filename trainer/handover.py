@@ -9,8 +9,8 @@ What leaves is what the plan says (`Placement.offload`), or ``devices.offload`` 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from rollgym.engines import Engine
@@ -76,16 +76,6 @@ class Handover:
         if self._resting:
             await self._leave()
             await self.wake()
-
-    @contextmanager
-    def of(self, learner: Learner) -> Iterator[None]:
-        """Turns of another learner, for as long as the block lasts; all it has is back afterwards."""
-        usual, self._learner = self._learner, learner
-        try:
-            yield
-            learner.reload()
-        finally:
-            self._learner = usual
 
     async def wake(self) -> None:
         """Have the engines go on."""

@@ -5,15 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,14 +41,12 @@ from rollgym.trainer.handover import Handover
 from rollgym.trainer.learner import Learner, Metrics
 from rollgym.trainer.learner.local import LocalLearner
 from rollgym.trainer.learner.objective import GAP_LIMIT
-from rollgym.trainer.learner.settings import LearnerSettings
-from rollgym.trainer.loss_settings import LossSettings
 from rollgym.trainer.model import make_policy
 from rollgym.trainer.plan_record import RunPlan, local_plan
 
 T = TypeVar("T")
 MODEL, IMITATED = "model", "imitated"
-"""The run's own copies of the policy that training starts from, and of one on its way from others' play."""
+"""The run's own copies of the policy that training starts from, and of the one that a warm start taught."""
 
 LEAVES = {
     "optimiser": (("optimiser",), ("kv_cache",)),
@@ -105,20 +97,17 @@ class Parts:
         """What was moved in the last hand-over, and how long that took."""
         return {} if self.turns is None else self.turns.moved
 
-    @contextmanager
-    def imitating(self, rate: float, steps: int) -> Iterator[Learner]:
-        """A learner of the same policy that makes what it is shown likely, for as long as the block lasts."""
-        settings, loss = imitation(self.config, rate)
-        options: dict[str, Any] = {"temperature": self.config.agent.temperature, "total_steps": max(steps, 1)}
-        made: AbstractContextManager[Learner]
-        if isinstance(self.learner, LocalLearner):
-            self.learner.reload()
-            made = nullcontext(LocalLearner(self.learner.model, settings, loss, share=True, **options))
-        else:
-            remote: Any = self.learner
-            made = remote.imitating(settings, loss, self.folder / IMITATED, **options)
-        with made as learner, nullcontext() if self.turns is None else self.turns.of(learner):
-            yield learner
+    def start_imitation(self, rate: float, steps: int) -> None:
+        """Have the learner make what it is shown likely."""
+        self.learner.start_imitation(rate, steps)
+
+    def end_imitation(self) -> None:
+        """Have the learner go on as usual from what it was taught; so does a separate critic."""
+        taught = None
+        if self.config.learner.critic == "own":
+            taught = self.folder / IMITATED
+            self.export(taught)
+        self.learner.end_imitation(taught)
 
     def export(self, folder: Path) -> None:
         """Write the policy as it is now as a model folder that any tool can load."""
@@ -275,20 +264,6 @@ def check_context(model: Path, engine: Engine) -> None:
             "(original_max_position_embeddings), and rows beyond that cannot be trained on: start the "
             f"servers with --context-length {limit}."
         )
-
-
-def imitation(config: TrainConfig, rate: float) -> tuple[LearnerSettings, LossSettings]:
-    """How a policy is made to imitate."""
-    settings = LearnerSettings(
-        learning_rate=rate,
-        micro_tokens=config.learner.micro_tokens,
-        layout=config.learner.layout,
-        device=config.learner.device,
-        threads=config.learner.threads,
-        schedule="linear",
-        final_share=0.1,
-    )
-    return settings, LossSettings("reinforce", tis_cap=None)
 
 
 def scheduler_config(config: TrainConfig) -> SchedulerConfig:

@@ -41,22 +41,23 @@ async def warm_start(parts: Parts, run: Run, scheduler: Scheduler) -> None:
     total = settings.epochs * batches
     parts_of = _parts(len(tokens), settings, config.seed)
     number = 0
-    with parts.imitating(settings.learning_rate, total) as learner:
-        while lessons := list(itertools.islice(parts_of, settings.check_every or batches)):
-            losses: list[float] = []
-            async with parts.handover():
-                for part in lessons:
-                    batch = _batch([tokens[i] for i in part], [weights[i] for i in part])
-                    losses.append((await parts.compute(learner.update, batch))["policy_loss"])
-            number += len(lessons)
-            run.progress.version += 1
-            async with scheduler.updating(run.progress.version):
-                await parts.renew(run.progress.version)
-            success = await _succeeds(scheduler, check)
-            note = f"imitation, batch {number} of {total}: loss {np.mean(losses):.3f}"
-            run.console.note(note if success is None else f"{note}, success {success:.3f}")
-            if success is not None and success >= (settings.until_success or 0):
-                break
+    await parts.compute(parts.start_imitation, settings.learning_rate, total)
+    while lessons := list(itertools.islice(parts_of, settings.check_every or batches)):
+        losses: list[float] = []
+        async with parts.handover():
+            for part in lessons:
+                batch = _batch([tokens[i] for i in part], [weights[i] for i in part])
+                losses.append((await parts.compute(parts.learner.update, batch))["policy_loss"])
+        number += len(lessons)
+        run.progress.version += 1
+        async with scheduler.updating(run.progress.version):
+            await parts.renew(run.progress.version)
+        success = await _succeeds(scheduler, check)
+        note = f"imitation, batch {number} of {total}: loss {np.mean(losses):.3f}"
+        run.console.note(note if success is None else f"{note}, success {success:.3f}")
+        if success is not None and success >= (settings.until_success or 0):
+            break
+    await parts.compute(parts.end_imitation)
 
 
 def _parts(count: int, settings: WarmStart, seed: int) -> Iterator[list[int]]:

@@ -171,7 +171,7 @@ class TorchEngine:
             return
         tensors: Mapping[str, Any] = weights.tensors or {}
         if weights.path is not None:
-            tensors = await asyncio.to_thread(read_tensors, weights.path)
+            tensors = await asyncio.to_thread(read_tensors, weights.path, self._model.shape.dtype)
         self._model.check(tensors)
         await self._worker.ask(lambda batcher: batcher.swap(version, tensors))
         self._torn = False

@@ -170,12 +170,16 @@ def test_a_remote_learner_learns_what_a_local_one_learns(
     assert remote.update(third) == local.update(third), "as if nothing had happened"
 
     out = tmp_path / "out"
-    with remote.imitating(SETTINGS, LossSettings("reinforce", tis_cap=None), tmp_path / "between") as taught:
-        before = taught.logprobs(first)
-        taught.update(first)
-        assert not np.array_equal(taught.logprobs(first), before)
-        learnt = taught.logprobs(first)
-    assert np.array_equal(remote.logprobs(first), learnt), "what was learnt stays"
+    for one in (remote, local):
+        before = one.logprobs(first)
+        one.start_imitation(0.01, 4)
+        one.update(first)
+        assert not np.array_equal(one.logprobs(first), before)
+        learnt = one.logprobs(first)
+        one.end_imitation(None)
+        assert np.array_equal(one.logprobs(first), learnt), "what was learnt stays"
+    assert remote.update(second) == local.update(second)
+    assert np.array_equal(remote.logprobs(first), local.logprobs(first))
     out.mkdir()
     remote.export(out)
     assert (out / "model.safetensors").is_file()
@@ -222,9 +226,18 @@ def test_reference_and_critic_on_places_of_their_own_learn_the_same(
     (saved / "critic").rmdir()
     with pytest.raises(RunError, match="of a run whose critic was not elsewhere"):
         learner.load(saved)
-    with learner.imitating(SETTINGS, LossSettings("reinforce", tis_cap=None), tmp_path / "between") as taught:
-        taught.update(batches(1)[0])
-    assert not learner.values(batch)[0].any(), "the critic begins anew, as a copy of what was learnt"
+    for one in (learner, local):
+        one.start_imitation(0.01, 1)
+        one.update(batches(1)[0])
+        taught = tmp_path / type(one).__name__
+        taught.mkdir()
+        one.export(taught)
+        one.end_imitation(taught)
+    assert not learner.values(batch)[0].any(), "the critic's head is zero again"
+    assert learner.update(same) == local.update(same)
+    expected = local.values(batch)[0]
+    assert expected.any()
+    assert np.array_equal(learner.values(batch)[0], expected), "both critics start from the taught policy"
     ray.kill(critic._worker.actors[0])
     with pytest.raises(ActorLost, match="critic rank 0 is gone"):
         learner.update(same)

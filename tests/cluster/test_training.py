@@ -29,12 +29,17 @@ Open = Callable[[TrainConfig, Path], AbstractAsyncContextManager[Parts]]
 
 
 def run_with(
-    opened: Open, folder: Path, disturb: Callable[[Parts, Run], Any] | None = None, **changes: Any
+    opened: Open,
+    folder: Path,
+    disturb: Callable[[Parts, Run], Any] | None = None,
+    *,
+    resume: bool = False,
+    **changes: Any,
 ) -> Path:
     """Run a small configuration; ``disturb`` goes on beside it."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=resume)
     config = load(TrainConfig, write(folder, **changes), ["name=small"])
-    run = Run(config, folder / "run", Console(plain=True))
+    run = Run(config, folder / "run", Console(plain=True), resume=resume)
 
     async def main() -> None:
         async with opened(config, run.folder) as parts:
@@ -129,6 +134,51 @@ def test_reference_and_critic_on_their_own_devices_learn_the_same(
     assert Story.of(there).weights == here.weights
     assert Story.of(there).evaluations == here.evaluations
     assert (there / "checkpoints" / "step-00000002" / "critic").is_dir()
+
+
+WARM = {"agent": "lessons:Teacher", "episodes": 6, "epochs": 3, "batch": 3, "learning_rate": 0.005}
+
+
+def test_with_lora_a_warm_start_is_kept_when_the_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint holds the small matrices alone: what was imitated must be in them."""
+    fast_versions(monkeypatch)
+    more: dict[str, Any] = {
+        "learner": {"lora": {"rank": 4}},
+        "loss": {"name": "grpo", "kl_coef": 0.05},
+        "agent": {"temperature": 0.8},
+        "warm_start": WARM,
+    }
+    here = Story.of(run_with(open_parts, tmp_path / "here", stop={"steps": 3}, **more))
+    pins = {"actor_train": "gpu[0]", "actor_infer": "gpu[1]"}
+    there: dict[str, Any] = {"runtime": "ray", "gpus": 2, "devices": {"layout": "split", **pins}, **more}
+    run_with(open_ray_parts, tmp_path / "there", stop={"steps": 1}, **there)
+    folder = run_with(open_ray_parts, tmp_path / "there", stop={"steps": 3}, resume=True, **there)
+    assert Story.of(folder).weights == here.weights
+    assert Story.of(folder).episodes == here.episodes
+
+
+def test_a_separate_critic_starts_from_the_taught_policy_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast_versions(monkeypatch)
+    more: dict[str, Any] = {
+        "estimator": "gae",
+        "learner": {"critic": "own", "critic_rate": 0.001, "betas": [0.8, 0.9], "clip_norm": 0.3},
+        "loss": {"name": "ppo", "kl_coef": 0.01},
+        "agent": {"temperature": 0.8},
+        "warm_start": WARM,
+        "stop": {"steps": 2},
+    }
+    here = Story.of(run_with(open_parts, tmp_path / "here", **more))
+    apart = {"actor_train": "gpu[0]", "actor_infer": "gpu[1]", "reference": "gpu[1]", "critic": "gpu[2]"}
+    together = {"actor_train": "gpu[0]", "actor_infer": "gpu[1]", "reference": "gpu[0]", "critic": "gpu[0]"}
+    for name, pins in (("apart", apart), ("together", together)):
+        devices = {"layout": "split", **pins}
+        there = run_with(open_ray_parts, tmp_path / name, runtime="ray", gpus=3, devices=devices, **more)
+        assert Story.of(there).weights == here.weights
+        assert Story.of(there).metrics == here.metrics
 
 
 def test_a_learner_that_is_killed_goes_on_from_the_last_checkpoint(

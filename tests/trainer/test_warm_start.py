@@ -56,6 +56,24 @@ def test_what_was_imitated_can_be_trained_further(train_here: Run) -> None:
     assert Story.of(train_here("run", resume=True, **settings)) == expected
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"learner": {"lora": {"rank": 4}}, "loss": {"name": "grpo", "kl_coef": 0.05}},
+        {"learner": {"critic": "own"}, "estimator": "gae", "loss": {"name": "ppo", "kl_coef": 0.05}},
+    ],
+    ids=["lora", "a separate critic"],
+)
+def test_a_run_that_was_taught_goes_on_as_if_it_had_never_stopped(
+    train_here: Run, more: dict[str, Any]
+) -> None:
+    """Rule 35, with what a warm start leaves: matrices, a reference and a critic."""
+    settings = {"warm_start": {**TAUGHT, "epochs": 1}, "agent": {"temperature": 0.8}, **more}
+    expected = Story.of(train_here("whole", stop={"steps": 3}, **settings))
+    train_here("run", stop={"steps": 1}, **settings)
+    assert Story.of(train_here("run", resume=True, stop={"steps": 3}, **settings)) == expected
+
+
 def test_training_goes_on_from_what_was_imitated(train_here: Run) -> None:
     folder = train_here("run", warm_start={**TAUGHT, "epochs": 2}, stop={"steps": 1})
     assert phases(folder) == [(0, "before"), (0, "warm_start"), (1, "after")]

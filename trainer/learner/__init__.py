@@ -47,6 +47,12 @@ class Learner(Protocol):
     def update(self, batch: Batch) -> Metrics:
         """Learn from a batch."""
 
+    def start_imitation(self, rate: float, steps: int) -> None:
+        """Learn by imitation from here on, at this rate, in so many optimizer steps."""
+
+    def end_imitation(self, taught: Path | None) -> None:
+        """Go on as usual with a fresh optimizer; a separate critic starts from the policy in ``taught``."""
+
     def weights(self) -> WeightSource:
         """The policy's weights, for an engine."""
 

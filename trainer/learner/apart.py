@@ -6,8 +6,7 @@ batch as the policy, by reference; policy and critic learn at the same time.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from rollgym.trainer.learner import Metrics
 from rollgym.trainer.learner.parts import PARTS
 from rollgym.trainer.learner.remote import RemoteLearner, summed
 from rollgym.trainer.learner.settings import LearnerSettings
-from rollgym.trainer.loss_settings import LossSettings
 from rollgym.trainer.rows import FloatArray
 
 if TYPE_CHECKING:
@@ -143,15 +141,16 @@ class LearnerApart:
         for name, one in self._all.items():
             one.restart(**roles.get(name, {}))
 
-    @contextlib.contextmanager
-    def imitating(
-        self, settings: LearnerSettings, loss: LossSettings, folder: Path, **options: Any
-    ) -> Iterator[RemoteLearner]:
-        """Have the policy learn in another way for a while. The critic then begins as a copy of it."""
-        with self.policy.imitating(settings, loss, folder, **options) as learner:
-            yield learner
+    def start_imitation(self, rate: float, steps: int) -> None:
+        """Have the policy learn by imitation from here on."""
+        self.policy.start_imitation(rate, steps)
+
+    def end_imitation(self, taught: Path | None) -> None:
+        """Go on as usual with fresh optimizers; the critic starts from the policy in ``taught``."""
+        self.policy.end_imitation(taught)
         if self._critic is not None:
-            self._critic.begin_with(self.policy.model)
+            assert taught is not None
+            self._critic.begin_with(taught)
 
     def close(self) -> None:
         """End all ranks."""

@@ -23,6 +23,7 @@ from rollgym.trainer.layout import LayoutChoice, choose_layout, known_layout, us
 from rollgym.trainer.learner import Metrics
 from rollgym.trainer.learner.critic import Critic
 from rollgym.trainer.learner.host import Movable
+from rollgym.trainer.learner.imitation import FreshStart, imitation_loss, imitation_settings
 from rollgym.trainer.learner.lora import add_lora
 from rollgym.trainer.learner.nets import own_copy
 from rollgym.trainer.learner.objective import (
@@ -35,6 +36,7 @@ from rollgym.trainer.learner.objective import (
     wrong_model,
 )
 from rollgym.trainer.learner.settings import LearnerSettings, rate_at
+from rollgym.trainer.learner.shards import Checkpoint
 from rollgym.trainer.loss_metrics import Metric, merge, summary
 from rollgym.trainer.losses import LossSettings
 from rollgym.trainer.packing import bundles, whole_episodes
@@ -215,10 +217,42 @@ class BaseLearner(Movable):
             self._adaptive.coef = coef
             self.loss = replace(self.loss, kl_coef=coef)
 
+    def start_imitation(self, rate: float, steps: int) -> None:
+        """Learn by imitation from here on, at this rate, in so many optimizer steps.
+
+        The trained parameters (LoRA matrices or all weights), the precision, gradient checkpointing, the
+        optimizer and its clipping stay those of the learner's settings.
+        """
+        self._usual = (self.settings, self.loss, self._weighting, self._constant, self._total_steps)
+        self.settings, self.loss = imitation_settings(self.settings, rate), imitation_loss()
+        self._weighting, self._constant, self._total_steps = "token-mean", None, max(steps, 1)
+        self._groups()[0]["base"] = rate
+        self.steps = 0
+
+    def end_imitation(self, taught: Path | None) -> None:
+        """Go back to the usual loss and schedule with a fresh optimizer.
+
+        Args:
+            taught: The policy as `export` wrote it. A separate critic starts from it; others do not need it.
+        """
+        away = self.away
+        self.reload()
+        self.settings, self.loss, self._weighting, self._constant, self._total_steps = self._usual
+        self._groups()[0]["base"] = self.settings.learning_rate
+        self._begin()
+        self._start_from(FreshStart(self._trained(), taught if self.settings.critic == "own" else None))
+        self.steps = 0
+        if away:
+            self.offload(away)
+
     # What a kind of learner says of itself.
 
     def _groups(self) -> list[dict[str, Any]]:
         """The optimiser's parameter groups."""
+        raise NotImplementedError
+
+    def _start_from(self, checkpoint: Checkpoint) -> None:
+        """Take over the weights and the optimizer state of a checkpoint."""
         raise NotImplementedError
 
     def _scores(self, rows: Sequence[Row], values: bool) -> tuple[Scores, Tensor | None]:

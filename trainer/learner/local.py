@@ -18,6 +18,7 @@ from rollgym.trainer.learner.lora import merged_weights
 from rollgym.trainer.learner.shards import (
     LOCAL_OPTIMISER,
     LOCAL_WEIGHTS,
+    Checkpoint,
     adam_fragments,
     begin_moments,
     fill,
@@ -57,8 +58,7 @@ class LocalLearner(BaseLearner):
         own = self._state()
         if has_shards(path):
             with open_checkpoint(path, {n: t.shape for n, t in own.items()}) as checkpoint:
-                begin_moments(self._trained(), self._optimiser, checkpoint.parameter_steps)
-                fill(adam_fragments(self._trained(), self._optimiser), checkpoint)
+                self._start_from(checkpoint)
                 self.steps = checkpoint.steps
             return
         found = load_file(path / LOCAL_WEIGHTS, device=str(self._device))
@@ -76,6 +76,10 @@ class LocalLearner(BaseLearner):
         inner = self.model.get_base_model() if self.settings.lora is not None else self.model
         inner.config.save_pretrained(path)
         write_weights(_contiguous(self._tensors()), path)
+
+    def _start_from(self, checkpoint: Checkpoint) -> None:
+        begin_moments(self._trained(), self._optimiser, checkpoint.parameter_steps)
+        fill(adam_fragments(self._trained(), self._optimiser), checkpoint)
 
     def _groups(self) -> list[dict[str, Any]]:
         return self._optimiser.param_groups

@@ -20,7 +20,7 @@ Wish = Literal["scores", "values", "both"]
 
 def own_copy(model: nn.Module | Path, device: torch.device) -> Any:
     """A copy on the learner's device; a layout is chosen for it next (`rollgym.trainer.layout`)."""
-    plain: Any = read_module(model) if isinstance(model, Path) else copy.deepcopy(model)
+    plain: Any = read_module(model, torch.float32) if isinstance(model, Path) else copy.deepcopy(model)
     # Weights are float32 whatever is computed in: a step is too small for bfloat16 to notice.
     return plain.to(device=device, dtype=torch.float32).train(False)
 

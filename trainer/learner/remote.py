@@ -6,8 +6,7 @@ never pass through the driver: rank 0 stores them in buckets, and engines read t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +129,6 @@ class RemoteLearner:
         self._made = (model.absolute(), settings, loss, options)
         self._reference: Path | None = None
         self._coef: float | None = None
-        self._moves = 0
         self._worker = ParallelWorker(
             role, LearnerRank, places, settings, tuple(modules), heartbeat_timeout=heartbeat_timeout
         )
@@ -253,43 +251,17 @@ class RemoteLearner:
         self._made = (model.absolute(), *self._made[1:])
         self._worker.call("make", self._strategy, *self._made)
 
-    @contextlib.contextmanager
-    def imitating(
-        self, settings: LearnerSettings, loss: LossSettings, folder: Path, **options: Any
-    ) -> Iterator[RemoteLearner]:
-        """Learn in another way for as long as the block lasts, then go on as before from what was learnt.
+    def start_imitation(self, rate: float, steps: int) -> None:
+        """Learn by imitation from here on, at this rate, in so many optimizer steps."""
+        self._do("start_imitation", rate, steps)
 
-        Args:
-            settings: Of the other way.
-            loss: The same.
-            folder: Where the policy is put down in between; all nodes see it.
-            options: What `LocalLearner` takes besides.
-        """
-        self._begin(folder, settings, loss, options)
-        yield self
-        begun = self._begin(folder, *self._made[1:])
-        self._made = (begun, *self._made[1:])
-
-    @property
-    def model(self) -> Path:
-        """The folder that it began with."""
-        return self._made[0]
+    def end_imitation(self, taught: Path | None) -> None:
+        """Go on as usual with a fresh optimizer; a separate critic starts from the policy in ``taught``."""
+        self._do("end_imitation", None if taught is None else taught.absolute())
 
     def close(self) -> None:
         """End all ranks."""
         self._worker.close()
-
-    def _begin(
-        self, folder: Path, settings: LearnerSettings, loss: LossSettings, options: dict[str, Any]
-    ) -> Path:
-        """Go on with the same policy, but with other settings and a new optimiser; from where."""
-        # A new folder each time: the weights in use may lie in the file that they were read from.
-        self._moves += 1
-        place = folder.absolute() / str(self._moves)
-        place.mkdir(parents=True, exist_ok=True)
-        self.export(place)
-        self._worker.call("make", self._strategy, place, settings, loss, options)
-        return place
 
     def _assemble(self) -> None:
         if self._strategy != LOCAL:

@@ -50,8 +50,8 @@ class Checkpoint(Protocol):
     def parameter_steps(self) -> Mapping[str, int]:
         """Optimiser steps that each parameter has seen."""
 
-    def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
-        """A stretch of a weight or a moment."""
+    def read(self, name: str, key: str, start: int, stop: int) -> Tensor | None:
+        """A stretch of a weight or a moment; ``None`` where the checkpoint leaves it as it is."""
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -99,8 +99,8 @@ def fill(fragments: Sequence[Fragment], checkpoint: Checkpoint) -> None:
         for key, tensor in one.tensors.items():
             if key in MOMENTS and not checkpoint.parameter_steps[one.name]:
                 tensor.zero_()
-            else:
-                tensor.copy_(checkpoint.read(one.name, key, one.start, one.stop))
+            elif (found := checkpoint.read(one.name, key, one.start, one.stop)) is not None:
+                tensor.copy_(found)
 
 
 def write_part(path: Path, rank: int, world: int, fragments: Sequence[Fragment]) -> dict[str, Any]:

@@ -127,10 +127,13 @@ class RankLearner(BaseLearner):
         with self._together("load"), ExitStack() as stack:
             with self._all_or_none():
                 checkpoint = stack.enter_context(open_checkpoint(path, self._shapes()))
-            with self._all_or_none():
-                self._restore(checkpoint)
-            self._settle()
+            self._start_from(checkpoint)
             self.steps = checkpoint.steps
+
+    def end_imitation(self, taught: Path | None) -> None:
+        """Go back to the usual loss and schedule with a fresh optimizer."""
+        with self._together("end imitation"):
+            super().end_imitation(taught)
 
     def offload(self, parts: Sequence[str] = PARTS) -> dict[str, int]:
         """Move these parts to the host's memory, as far as they are not there; bytes of this rank by part."""
@@ -157,6 +160,11 @@ class RankLearner(BaseLearner):
     def _assemble(self) -> None:
         """Wrap `_policy` and `_judge`, and make an optimiser."""
         raise NotImplementedError
+
+    def _start_from(self, checkpoint: Checkpoint) -> None:
+        with self._all_or_none():
+            self._restore(checkpoint)
+        self._settle()
 
     def _keep_first(self) -> None:
         """Make the reference ready."""

@@ -93,14 +93,16 @@ class ZeroLearner(RankLearner):
         # DeepSpeed averages over ranks, and what is wanted is the sum.
         if len(self._engines) == 1:
             losses = [sum(losses[1:], losses[0])]
-        for engine, loss in zip(self._engines, losses, strict=False):
+        # A separate critic has no loss where the batch has no returns: its engine then takes no step.
+        self._stepping = self._engines[: len(losses)]
+        for engine, loss in zip(self._stepping, losses, strict=True):
             engine.backward(loss * self.world, scale_wrt_gas=False)
 
     def _step(self) -> float:
         for group in self._groups():
             group["lr"] = group["base"] * self._share_of_rate()
         norms = []
-        for engine in self._engines:
+        for engine in self._stepping:
             engine.step()
             if engine.optimizer.overflow:
                 raise RunError(DIVERGED)

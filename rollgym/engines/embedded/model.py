@@ -50,7 +50,7 @@ class Model:
         dtype: torch.dtype,
         context: int | None = None,
     ) -> None:
-        module: Any = copy.deepcopy(source) if isinstance(source, nn.Module) else read_module(source)
+        module: Any = copy.deepcopy(source) if isinstance(source, nn.Module) else read_module(source, dtype)
         self.module: Any = module.to(device=device, dtype=dtype).eval().requires_grad_(False)
         _own(self.module)
         self.device, self._dtype = device, dtype
@@ -203,13 +203,17 @@ def _own(module: nn.Module) -> None:
             parameter.data = parameter.data.clone()
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """The weights in a folder in HF format."""
-    return dict(read_module(path).state_dict())
+    return dict(read_module(path, dtype).state_dict())
 
 
-def read_module(path: str | Path) -> nn.Module:
-    """The model in a folder in HF format, or a sentence about why there is none. No code of it is run."""
+def read_module(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
+    """The model in a folder in HF format, or a sentence about why there is none. No code of it is run.
+
+    Without a ``dtype``, weights are read in the precision that config.json names, which may be less than
+    that of the files: an export of float32 weights keeps the configuration of its bfloat16 base.
+    """
     from transformers import AutoModelForCausalLM
 
     if not Path(path).is_dir():
@@ -218,7 +222,7 @@ def read_module(path: str | Path) -> nn.Module:
     try:
         with _no_progress_bar():
             module: nn.Module = AutoModelForCausalLM.from_pretrained(
-                path, trust_remote_code=False, local_files_only=True
+                path, dtype=dtype or "auto", trust_remote_code=False, local_files_only=True
             )
     except (OSError, ValueError) as error:
         raise UsageError(f"No model can be read from {path}: {one_line(error)}") from error

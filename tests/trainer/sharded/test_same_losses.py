@@ -1,10 +1,11 @@
 """Whatever is kept where, the same is learnt: losses and weights are the local learner's."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rank_cases import Ranks, make_any, numbers_any, train_any
+from rank_cases import Ranks, imitate_any, make_any, numbers_any, train_any
 
 STRATEGIES = ["ddp", "fsdp2", "zero1", "zero2", "zero3"]
 every = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -114,3 +115,35 @@ def test_uneven_and_empty_shares_learn_the_same(pair: Ranks, strategy: str, kind
         for mine, whole in zip(found, expected, strict=True):
             assert mine == pytest.approx(whole, abs=1e-4, rel=1e-3)
     pair("drop", "it")
+
+
+@every
+@pytest.mark.parametrize(
+    "given",
+    [{"loss": "ppo", "critic": "own", "kl_coef": 0.1}, {"lora": 2, "kl_coef": 0.1}],
+    ids=["a critic of its own", "lora"],
+)
+def test_imitation_and_what_follows_are_those_of_the_local_learner(
+    pair: Ranks, strategy: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    """The schedule and the optimizer start afresh, and a separate critic starts from the taught policy."""
+    local = make_any("local", **given)
+    imitate_any(local, range(3), tmp_path / "local")
+    pair("make", "it", strategy, **given)
+    pair("imitate", "it", range(3), tmp_path / "ranks")
+    taught = {n: t.numpy().copy() for n, t in local.weights().tensors.items()}
+    assert gap(pair("weights", "it")[0], taught) < 1e-4
+    start = {n: t.numpy() for n, t in make_any("local", **given).weights().tensors.items()}
+    assert gap(taught, start) > 5e-3, "nothing was imitated"
+    expected = train_any(local, range(2))
+    for mine, whole in zip(pair("train", "it", range(2)), expected, strict=True):
+        assert mine == pytest.approx(whole, rel=1e-2, abs=1e-3)
+    assert gap(pair("weights", "it")[0], {n: t.numpy() for n, t in local.weights().tensors.items()}) < 1e-4
+    for mine, whole in zip(pair("numbers", "it", 7), numbers_any(local, 7), strict=True):
+        assert np.allclose(mine, whole, atol=1e-3)
+    pair("drop", "it")
+
+
+def gap(one: dict[str, Any], other: dict[str, Any]) -> float:
+    assert one.keys() == other.keys()
+    return max(float(np.abs(one[name] - other[name]).max()) for name in other)
