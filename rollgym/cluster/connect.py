@@ -181,7 +181,8 @@ def _quiet(*, local: bool) -> Iterator[None]:
     Its processes listen on every interface, whatever address it is given: the token is what keeps others out.
     """
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    if local and "ray" not in sys.modules:  # it reads this once, when it is imported
+    # Ray reads the token once, when it is imported: later clusters of this process need the same one.
+    if local and ("ray" not in sys.modules or _token.cache_info().currsize):
         settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
     before = {name: os.environ.get(name) for name in settings}
     for name, value in settings.items():

@@ -1,6 +1,8 @@
 """Joining a cluster: what it has, who may not join, and what is said then."""
 
+import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -136,3 +138,37 @@ def test_a_ray_without_token_authentication_is_refused(version: str, monkeypatch
 def test_a_ray_with_token_authentication_is_used(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "__version__", version)
     assert need_ray() is ray
+
+
+TWICE = """
+import os
+from rollgym.cluster.connect import _quiet, connect
+
+seen = []
+for _ in range(2):
+    with {opened} as connection:
+        import ray
+        seen.append(os.environ["RAY_AUTH_TOKEN"])
+        if connection is not None:
+            print(ray.get(ray.remote(lambda: len(connection.nodes)).remote()))
+assert len(set(seen)) == 1
+"""
+
+
+def in_a_process(opened: str) -> str:
+    """Run the script above without the settings of these tests, as a user would."""
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE.format(opened=opened)], env=usual, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_every_ray_that_a_process_starts_has_the_same_token() -> None:
+    in_a_process("_quiet(local=True)")
+
+
+@pytest.mark.slow
+def test_a_process_can_start_one_ray_after_another() -> None:
+    assert in_a_process("connect(gpus=1, cpus=2)").split() == ["1", "1"]
