@@ -43,6 +43,7 @@ from rollgym.trainer.learner.local import LocalLearner
 from rollgym.trainer.learner.objective import GAP_LIMIT
 from rollgym.trainer.model import make_policy
 from rollgym.trainer.plan_record import RunPlan, local_plan
+from rollgym.trainer.weights import holds_weights
 
 T = TypeVar("T")
 MODEL, IMITATED = "model", "imitated"
@@ -113,7 +114,7 @@ class Parts:
         """Write the policy as it is now as a model folder that any tool can load."""
         folder.mkdir(parents=True, exist_ok=True)
         for file in (self.folder / MODEL).iterdir():
-            if file.is_file() and file.suffix != ".safetensors" and file.name != "config.json":
+            if file.is_file() and file.name != "config.json" and not holds_weights(file):
                 shutil.copy2(file, folder / file.name)
         with boundary(RunError, f"The policy could not be written to {folder}"):
             self.learner.export(folder)

@@ -198,3 +198,19 @@ def test_only_an_episode_that_was_cut_short_counts_what_might_have_followed(
     values = learner.values(batch)[0]
     assert batch.arrays["values"].tolist() == values.tolist()
     assert batch.arrays["advantages"][2] == pytest.approx(last - values[2], abs=1e-5)
+
+
+@CRITICS
+def test_values_are_computed_in_float32_where_the_rest_is_bfloat16(critic: str) -> None:
+    """A value near 1 in bfloat16 is off by up to 1/256, which returns and advantages would inherit."""
+    learner, batch = talkative(make_learner(critic=critic, dtype="bfloat16")), mixed_batch()
+    kept: list[Any] = []
+    learner.critic.head.register_forward_hook(lambda module, given, found: kept.append((given[0], found)))  # type: ignore[union-attr]
+    values = learner.values(batch)[0]
+    states, found = kept[0]
+    head = learner.critic.head  # type: ignore[union-attr]
+    assert found.dtype == torch.float32
+    with torch.no_grad():
+        assert torch.equal(found, states.float() @ head.weight.float().T + head.bias)
+    rounded = torch.tensor(values).bfloat16().double().numpy()
+    assert not np.array_equal(values, rounded)

@@ -12,6 +12,7 @@ from learner_cases import assert_same, differ, make_learner, mixed_batch, tiny, 
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from rollgym.errors import RunError  # noqa: E402
+from rollgym.trainer.setup import MODEL, Parts  # noqa: E402
 
 
 @pytest.mark.parametrize("critic", ["none", "head", "own"])
@@ -67,4 +68,26 @@ def test_an_exported_policy_is_a_model_that_anything_can_load(tmp_path: Path, ti
     with torch.no_grad():
         assert torch.allclose(loaded(input_ids=ids).logits, learner.model(input_ids=ids).logits, atol=1e-5)
     again = make_learner(tmp_path)
+    assert_same(weights(again), weights(learner), 0.0)
+
+
+def test_what_a_run_exports_from_a_sharded_model_can_be_loaded(tmp_path: Path) -> None:
+    """The base's index names files that an export does not have: readers would find no weights."""
+    learner = make_learner()
+    base = tmp_path / MODEL
+    tiny().save_pretrained(base, max_shard_size="20KB")
+    assert (base / "model.safetensors.index.json").is_file()
+    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json", "tokenizer.json"):
+        (base / name).write_text("{}")
+    parts = Parts(None, tmp_path, None, None, None, learner, None, None)  # type: ignore[arg-type]
+    for _ in range(2):
+        learner.update(mixed_batch())
+        parts.export(tmp_path / "final")
+    assert {path.name for path in (tmp_path / "final").iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    again = make_learner(tmp_path / "final")
     assert_same(weights(again), weights(learner), 0.0)

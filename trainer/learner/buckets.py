@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from rollgym.engines.checkpoint_names import in_memory, to_checkpoint
 from rollgym.store import write_json
-from rollgym.trainer.weights import WEIGHTS
+from rollgym.trainer.weights import INDEX, WEIGHTS, remove_weights
 
-INDEX = "model.safetensors.index.json"
 BUCKET_BYTES = 256 * 2**20
 Bucket = list[tuple[str, Tensor]]
 
@@ -32,27 +33,41 @@ def pieces_of(model: Any, count: Callable[[nn.Parameter], int]) -> list[Piece]:
     """The weights of a policy; low-rank matrices are added to what they change."""
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model
     found: dict[str, Piece] = {}
-    adapted = {n: m for n, m in plain.named_modules() if hasattr(m, "base_layer")}
     for name, parameter in plain.named_parameters():
-        if "lora_" in name:
+        if "lora_" not in name:
+            shown = _plain_name(name)
+            found[shown] = Piece(shown, count(parameter), (parameter,), lambda tensors: tensors[0])
+    for name, module in plain.named_modules():
+        if not hasattr(module, "base_layer"):
             continue
-        shown = name.replace(".base_layer.", ".")
-        found[shown] = Piece(shown, count(parameter), (parameter,), lambda tensors: tensors[0])
-    for name, module in adapted.items():
-        weight = module.base_layer.weight
+        # peft wraps a module or, of fused experts, one parameter; wrappers of two parameters are nested.
+        own = getattr(module, "parameter_name", "weight")
+        weight = getattr(module.get_base_layer(), own)
         key = next(iter(module.lora_A))
-        parts = (weight, module.lora_A[key].weight, module.lora_B[key].weight)
-        turned, scale = bool(module.fan_in_fan_out), float(module.scaling[key])
-        shown = f"{name}.weight"
-        found[shown] = Piece(shown, count(weight), parts, _adding(turned, scale))
+        matrices = (module.lora_A[key].weight, module.lora_B[key].weight)
+        shown = _plain_name(f"{name}.{own}")
+        found[shown] = Piece(shown, count(weight), (weight, *matrices), _adding(module, key))
     return list(found.values())
 
 
-def _adding(turned: bool, scale: float) -> Callable[[Sequence[Tensor]], Tensor]:
+def _plain_name(name: str) -> str:
+    """The name that a parameter has without the wrappers of peft."""
+    return name.replace(".base_layer", "")
+
+
+def _adding(module: Any, key: str) -> Callable[[Sequence[Tensor]], Tensor]:
+    turned, scale = bool(module.fan_in_fan_out), float(module.scaling[key])
+    inputs_first = getattr(module.get_base_layer(), "is_transposed", False)
+
     def merge(tensors: Sequence[Tensor]) -> Tensor:
         weight, a, b = tensors
-        delta = b @ a
-        return weight + (delta.T if turned else delta) * scale
+        if weight.dim() == 3:  # [experts, outputs, inputs], with matrices of all experts side by side
+            a = a.reshape(len(weight), -1, a.shape[-1])
+            b = b.reshape(b.shape[0], -1, len(weight))
+            delta = torch.einsum("ore,eri->eio" if inputs_first else "ore,eri->eoi", b, a)
+        else:
+            delta = (b @ a).T if turned else b @ a
+        return weight + delta * scale
 
     return merge
 
@@ -71,20 +86,20 @@ def in_buckets(pieces: Iterable[Piece], most: int) -> list[list[Piece]]:
     return found
 
 
-def write_model(path: Path, buckets: Iterator[Bucket], count: int) -> None:
+def write_model(path: Path, model: Any, buckets: Iterator[Bucket], count: int) -> None:
     """Write weights as Hugging Face has them, a file for each bucket; one bucket is one plain file."""
     from safetensors.torch import save_file
 
-    (path / INDEX).unlink(missing_ok=True)
+    remove_weights(path)
     index: dict[str, str] = {}
     total = 0
     for number, bucket in enumerate(buckets, start=1):
         name = WEIGHTS if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-        save_file({key: tensor.cpu().contiguous() for key, tensor in bucket}, path / name, {"format": "pt"})
+        named = to_checkpoint(model, dict(bucket))
+        save_file({key: in_memory(tensor) for key, tensor in named.items()}, path / name, {"format": "pt"})
         # Readable by whoever may read the folder: a server may run as somebody else.
         (path / name).chmod(path.stat().st_mode & 0o666)
-        index |= {key: name for key, _ in bucket}
-        total += sum(math.prod(tensor.shape) * tensor.element_size() for _, tensor in bucket)
+        index |= dict.fromkeys(named, name)
+        total += sum(math.prod(tensor.shape) * tensor.element_size() for tensor in named.values())
     if count > 1:
-        (path / WEIGHTS).unlink(missing_ok=True)
         write_json(path / INDEX, {"metadata": {"total_size": total}, "weight_map": index})

@@ -37,13 +37,18 @@ class Critic(nn.Module):
         """Values from the policy's states, or from this critic's own of the same rows."""
         if self.body is not None:
             return self.before(rows, lambda: None, layout)
-        found: Tensor = self.head(hidden.float())
-        return found[:, 0]
+        return self._value(hidden)
 
     def before(self, rows: Sequence[Row], policy_body: Callable[[], Any], layout: Layout) -> Tensor:
         """Values before each action token of these rows."""
         body = policy_body() if self.body is None else self.body
         once, again = distinct(rows)
         hidden = states(body, once, layout, self.head.weight.device)
-        found: Tensor = self.head(hidden.float())[:, 0]
+        found = self._value(hidden)
         return found[torch.from_numpy(again).to(found.device)]
+
+    def _value(self, hidden: Tensor) -> Tensor:
+        # In float32 also where the states are computed in bfloat16: that rounds a value near 1 to 1/128.
+        with torch.autocast(hidden.device.type, enabled=False):
+            found: Tensor = self.head(hidden.float())
+        return found[:, 0]

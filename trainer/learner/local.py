@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rollgym.engines import WeightSource
+from rollgym.engines.checkpoint_names import in_memory, to_checkpoint
 from rollgym.errors import RunError
 from rollgym.trainer.learner.adam import clipped_step, make_adam
 from rollgym.trainer.learner.base import BaseLearner
@@ -47,7 +48,7 @@ class LocalLearner(BaseLearner):
         from safetensors.torch import save_file
 
         forget_shards(path)
-        save_file(_contiguous(self._state()), path / LOCAL_WEIGHTS)
+        save_file({name: in_memory(one) for name, one in self._state().items()}, path / LOCAL_WEIGHTS)
         torch.save({"optimiser": self._optimiser.state_dict(), "steps": self.steps}, path / LOCAL_OPTIMISER)
 
     def load(self, path: Path) -> None:
@@ -75,7 +76,8 @@ class LocalLearner(BaseLearner):
         """Write the policy as a model folder, without a tokenizer."""
         inner = self.model.get_base_model() if self.settings.lora is not None else self.model
         inner.config.save_pretrained(path)
-        write_weights(_contiguous(self._tensors()), path)
+        named = to_checkpoint(inner, self._tensors())
+        write_weights({name: in_memory(tensor) for name, tensor in named.items()}, path)
 
     def _start_from(self, checkpoint: Checkpoint) -> None:
         begin_moments(self._trained(), self._optimiser, checkpoint.parameter_steps)
@@ -123,7 +125,3 @@ class LocalLearner(BaseLearner):
     def _state(self) -> dict[str, Tensor]:
         """Everything that is trained, by name."""
         return {name: parameter.detach() for name, parameter in self._trained().items()}
-
-
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

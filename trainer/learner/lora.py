@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rollgym.errors import MissingExtra, UsageError, one_line
+from rollgym.trainer.learner.buckets import pieces_of
 from rollgym.trainer.learner.settings import LoraSettings
 
 
@@ -26,8 +28,10 @@ def add_lora(model: Any, settings: LoraSettings) -> Any:
         target_modules=targets,
     )
     # The first matrices are drawn at random, from torch's global generator: it must not notice.
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(0)
+        # peft looks for a module of the name of experts' fused weights, which are parameters.
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
         try:
             return get_peft_model(model, config)
         except ValueError as error:
@@ -46,14 +50,5 @@ def _check_targets(model: Any, targets: tuple[str, ...] | str) -> None:
 @torch.no_grad()
 def merged_weights(model: Any) -> dict[str, Tensor]:
     """The weights of the plain model with the low-rank matrices added in. The model itself stays as it is."""
-    found: dict[str, Tensor] = {}
-    for name, module in model.get_base_model().named_modules():
-        if hasattr(module, "base_layer"):
-            delta = module.get_delta_weight(next(iter(module.lora_A)))
-            found[f"{name}.weight"] = module.base_layer.weight + delta.to(module.base_layer.weight.dtype)
-            if getattr(module.base_layer, "bias", None) is not None:
-                found[f"{name}.bias"] = module.base_layer.bias.detach()
-    for name, tensor in model.get_base_model().named_parameters():
-        if "lora_" not in name and ".base_layer." not in name:
-            found[name] = tensor.detach()
-    return found
+    pieces = pieces_of(model, lambda parameter: parameter.numel())
+    return {piece.name: piece.merge([one.detach() for one in piece.parameters]) for piece in pieces}

@@ -8,6 +8,7 @@ rows of weight 0 until all are done: collectives must match.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rollgym.engines import WeightSource
+from rollgym.engines.checkpoint_names import separable
 from rollgym.errors import RunError, boundary
 from rollgym.trainer.batch import Batch, balanced, micro_batches
 from rollgym.trainer.layout import LayoutChoice
@@ -144,13 +146,16 @@ class RankLearner(BaseLearner):
     def export(self, path: Path) -> None:
         """Write the policy as a model folder, without a tokenizer, from rank 0."""
         with self._together("export"):
-            buckets = self._buckets(self._bucket_bytes)
+            inner = self.model.get_base_model() if self.settings.lora is not None else self.model
+            # Where names of checkpoints depend on several weights, all must be there at once.
+            shapes = {piece.name: self._shape(piece.parameters[0]) for piece in self._pieces()}
+            most = self._bucket_bytes if separable(inner, shapes) else sys.maxsize
+            buckets = self._buckets(most)
             with self._all_or_none():
                 try:
                     if self.rank == 0:
-                        inner = self.model.get_base_model() if self.settings.lora is not None else self.model
                         inner.config.save_pretrained(path)
-                        write_model(path, buckets, len(in_buckets(self._pieces(), self._bucket_bytes)))
+                        write_model(path, inner, buckets, len(in_buckets(self._pieces(), most)))
                 finally:
                     for _ in buckets:  # the others gather to the end, whatever happens to the files
                         pass

@@ -46,6 +46,7 @@ class ModelFolder:
         known = self.shapes
         if not known:
             return dict(tensors)
+        tensors = self._renamed(tensors)
         kept = {
             name: tensor
             for name, tensor in tensors.items()
@@ -53,6 +54,15 @@ class ModelFolder:
         }
         _compare({name: tuple(tensor.shape) for name, tensor in kept.items()}, known)
         return kept
+
+    def _renamed(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Weights by the names of the files, where a transformers module calls them otherwise."""
+        if all(name in self.shapes for name in tensors if not (self.tied and name == "lm_head.weight")):
+            return tensors
+        from rollgym.engines.checkpoint_names import model_on_meta, to_checkpoint
+
+        model = model_on_meta(self.path)
+        return tensors if model is None else to_checkpoint(model, tensors)
 
     def check_folder(self, path: Path) -> None:
         """Raise where a folder holds no weights of this model."""
