@@ -191,16 +191,18 @@ class Estimator:
     def _fresh_load(self, role: Role, ranks: int, sharding: Sharding) -> Load:
         job, shape = self.job, self.models[role]
         writes = role in ("actor_train", "reference")
+        # A judge is an engine; all others are learners, whose weights are float32.
+        each = job.bytes_each if role == "reward" else memory.WEIGHT
         score: dict[Part, int] = {
-            "weights": memory.scoring_weights(shape, job.bytes_each, ranks, sharding),
+            "weights": memory.scoring_weights(shape, each, ranks, sharding),
             "activations": memory.score_activations(shape, job, vocabulary=writes),
         }
-        whole = job.bytes_each * shape.parameters
+        whole = each * shape.parameters
         rests: dict[Part, int] = {"weights": -(-whole // ranks) if sharding == "weights" else whole}
         if role not in ("actor_train", "critic"):
             return {"score": score}, rests
         rank = job.lora_rank if role == "actor_train" else None
-        state = memory.training_state(shape, job.precision, ranks, sharding, rank)
+        state = memory.training_state(shape, ranks, sharding, rank)
         score["weights"] = state["weights"]
         rests["optimiser"] = state["optimiser"]
         activations = memory.update_activations(shape, job, vocabulary=writes)

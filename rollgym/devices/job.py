@@ -71,7 +71,8 @@ class Job:
     lora_rank: int | None = None
     """The actor trains matrices of this rank only."""
     precision: Precision = "mixed"
-    """``mixed``: computes in two bytes, steps in four. ``float32``: four throughout, as on processors."""
+    """``mixed``: learners compute in two bytes and keep four; engines have two. ``float32``: four throughout,
+    as on CPUs."""
     work: Workload = field(default_factory=Workload)
 
     def models(self) -> dict[Role, ModelShape]:

@@ -1,8 +1,10 @@
 """How many bytes a role needs on each of its devices, by what they are for.
 
-Training state is that of the ZeRO paper (Rajbhandari et al. 2020, section 3.1): in mixed precision 2 bytes a
-parameter for weights, 2 for gradients and 12 for Adam (a float32 copy and two moments), divided by the
-data-parallel ranks as far as a stage shards it. In float32 they are 4, 4 and 8. Either way 16 in all.
+Training state is what the learners keep, which is float32 whatever they compute in: 4 bytes a parameter for
+weights, 4 for gradients and 8 for the two moments of Adam, divided by the data-parallel ranks as far as a
+stage shards it. ZeRO-1 and ZeRO-2 (DeepSpeed) keep 4 more for each rank's share of the weights. That is 16 in
+all where nothing is sharded, as in the ZeRO paper (Rajbhandari et al. 2020, section 3.1). Computing in
+bfloat16 adds copies of the weights in that precision (`cast_weights`).
 Activations are what the layers of transformers' Llama and Qwen save for the backward pass, with attention
 that keeps no matrix of scores. Nothing here rounds, and nothing is measured.
 """
@@ -21,8 +23,10 @@ Sharding = Literal["none", "optimiser", "gradients", "weights"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "optimiser", "gradients", "weights")
 Bytes = Mapping[Part, int]
 
-STATE: Mapping[Precision, tuple[int, int, int]] = {"mixed": (2, 2, 12), "float32": (4, 4, 8)}
-"""Bytes a parameter: weights, gradients, optimiser."""
+WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
+"""Bytes a parameter that is trained."""
+MASTER = 4
+"""Bytes a parameter of the copy of its share that a rank of ZeRO-1 or ZeRO-2 steps on."""
 GATHERED = 2
 """Layers that sharded weights are whole of at once: the one at work, and the next."""
 PREFILL = 8192
@@ -30,18 +34,33 @@ PREFILL = 8192
 
 
 def training_state(
-    shape: ModelShape, precision: Precision, ranks: int, sharding: Sharding, lora_rank: int | None = None
+    shape: ModelShape, ranks: int, sharding: Sharding, lora_rank: int | None = None
 ) -> dict[Part, int]:
     """Weights, gradients and optimiser state of a model that is trained, on each rank."""
-    weight, gradient, optimiser = STATE[precision]
     every = shape.parameters
     trained = every if lora_rank is None else shape.lora_parameters(lora_rank)
     total = every if lora_rank is None else every + trained
+    copied = ranks > 1 and sharding in ("optimiser", "gradients")
+    optimiser = MOMENTS + (MASTER if copied else 0)
     return {
-        "weights": scoring_weights(shape, weight, ranks, sharding) + weight * (total - every),
-        "gradients": _share(gradient * trained, ranks, sharding in ("gradients", "weights")),
+        "weights": scoring_weights(shape, WEIGHT, ranks, sharding) + WEIGHT * (total - every),
+        "gradients": _share(GRADIENT * trained, ranks, sharding in ("gradients", "weights")),
         "optimiser": _share(optimiser * trained, ranks, sharding != "none"),
     }
+
+
+def cast_weights(shape: ModelShape, precision: Precision, *, kept: bool) -> int:
+    """Bytes of the copies that computing in bfloat16 makes of float32 weights.
+
+    Args:
+        shape: The model.
+        precision: In which it is computed.
+        kept: Whether all copies stay until the backward pass; else one layer has them at a time.
+    """
+    if precision == "float32":
+        return 0
+    read = 0 if shape.tied else shape.vocab * shape.hidden  # an embedding is looked up, not multiplied
+    return 2 * (shape.parameters - read if kept else shape.largest_block)
 
 
 def scoring_weights(shape: ModelShape, bytes_each: int, ranks: int, sharding: Sharding) -> int:
@@ -56,12 +75,20 @@ def saved_by_layer(shape: ModelShape, bytes_each: int) -> int:
     """Bytes that one layer saves for each token until the backward pass."""
     c, h = bytes_each, shape.hidden
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    norms = 2 * (4 + 2 * c) * h  # in float32 before, and after, and scaled
+    norms = (saved_by_norm(c, 3) + saved_by_norm(c, 2)) * h  # before queries, keys, values; before gate, up
     # Queries, keys, values, what attention gives, and that in the order of tokens; a sum for each head.
     attention = (3 * q + 2 * kv) * c + 4 * shape.heads
     if shape.qk_norm:
         attention += (4 + c) * (q + kv)
     return norms + attention + saved_by_mlp(shape, bytes_each)
+
+
+def saved_by_norm(bytes_each: int, readers: int) -> int:
+    """Bytes that a norm and the matrices that read it save for each number.
+
+    States are float32 in either precision. Each matrix that computes in bfloat16 reads a copy of its own.
+    """
+    return 3 * 4 if bytes_each == 4 else 2 * 4 + readers * bytes_each
 
 
 def saved_by_mlp(shape: ModelShape, bytes_each: int) -> int:
@@ -92,8 +119,8 @@ def saved_activations(
     The last layer's MLP sees only those that predict. Without ``vocabulary`` it is values that they predict.
     """
     layer = saved_by_layer(shape, bytes_each)
-    last = (4 + 2 * bytes_each) * shape.hidden
-    kept = shape.layers * shape.hidden * bytes_each if checkpointing else shape.layers * layer
+    last = saved_by_norm(bytes_each, 1) * shape.hidden
+    kept = shape.layers * shape.hidden * 4 if checkpointing else shape.layers * layer
     spared = 0 if checkpointing else (tokens - replies) * saved_by_mlp(shape, bytes_each)
     return tokens * (kept + last) - spared + (saved_by_head(shape, replies) if vocabulary else 0)
 
@@ -110,6 +137,7 @@ def update_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
         checkpointing=work.checkpointing,
         vocabulary=vocabulary,
     )
+    saved += cast_weights(shape, job.precision, kept=not work.checkpointing)
     layer = saved_by_layer(shape, c) * work.longest
     head = 2 * 4 * shape.vocab * replies if vocabulary else 0  # logits and their gradient
     return saved + max(head, layer if work.checkpointing else layer // 2)
@@ -121,7 +149,8 @@ def score_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
     replies = round(work.longest * work.reply_share) if vocabulary else 0
     inner = max(shape.inner, shape.experts_used * shape.expert_inner)
     layer = work.longest * (3 * shape.hidden + 3 * inner) * c
-    return max(layer, 3 * 4 * shape.vocab * replies + work.longest * shape.hidden * c)
+    cast = cast_weights(shape, job.precision, kept=False)
+    return cast + max(layer, 3 * 4 * shape.vocab * replies + work.longest * shape.hidden * c)
 
 
 def engine_weights(shape: ModelShape, job: Job, tensor_parallel: int) -> int:

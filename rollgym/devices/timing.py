@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rollgym.devices.arrange import Site
 from rollgym.devices.job import Job
-from rollgym.devices.memory import STATE, Sharding
+from rollgym.devices.memory import GRADIENT, WEIGHT, Sharding
 from rollgym.devices.models import ModelShape
 
 TRAIN_SHARE, FORWARD_SHARE, READ_SHARE, LINK_SHARE = 0.4, 0.5, 0.6, 0.7
@@ -108,18 +108,17 @@ def update_seconds(
     tokens = work.tokens * work.passes
     each = 2 + (2 if trained < shape.parameters else 4) + (2 if work.checkpointing else 0)
     compute = tokens * each * shape.active_parameters / (ranks * pace.flops * TRAIN_SHARE)
-    weight = STATE[job.precision][0]
-    whole = weight * shape.parameters
+    whole = WEIGHT * shape.parameters
     steps = work.passes * work.optimiser_steps
     if sharding == "weights":
         rounds = max(steps, math.ceil(tokens / ranks / work.longest))
-        talk = rounds * (2 * pace.gather(whole) + pace.gather(weight * trained))
+        talk = rounds * (2 * pace.gather(whole) + pace.gather(GRADIENT * trained))
     else:
-        talk = steps * 2 * pace.gather(weight * trained)
+        talk = steps * 2 * pace.gather(GRADIENT * trained)
     seconds = max(compute, talk)
     if host_step:
         share = trained / pace.count
-        seconds += steps * (2 * weight * share / HOST_LINK + share * pace.each / HOST_ADAM)
+        seconds += steps * ((GRADIENT + WEIGHT) * share / HOST_LINK + share * pace.each / HOST_ADAM)
     return seconds
 
 
@@ -130,10 +129,10 @@ def score_seconds(shape: ModelShape, job: Job, pace: Pace, sharding: Sharding) -
     if sharding != "weights":
         return compute
     rounds = math.ceil(job.work.tokens / ranks / job.work.longest)
-    return max(compute, rounds * pace.gather(job.bytes_each * shape.parameters))
+    return max(compute, rounds * pace.gather(WEIGHT * shape.parameters))
 
 
 def sync_seconds(job: Job, train: Pace, infer: Pace) -> float:
     """Until the engines have the new weights."""
-    size = job.bytes_each * job.actor.parameters
+    size = WEIGHT * job.actor.parameters
     return max(train.gather(size), infer.gather(size), size / (max(train.link, infer.link) * LINK_SHARE))

@@ -8,8 +8,11 @@ import pytest
 from rollgym.devices.job import Job
 from rollgym.devices.memory import (
     SHARDINGS,
+    WEIGHT,
+    cast_weights,
     kv_bytes,
     saved_activations,
+    scoring_weights,
     training_state,
 )
 from rollgym.devices.models import read_config
@@ -27,20 +30,22 @@ SIZES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("precision", ["mixed", "float32"])
-def test_training_takes_16_bytes_a_parameter(precision: Any) -> None:
-    state = training_state(PRESETS["7b"], precision, 1, "none")
+def test_training_takes_16_bytes_a_parameter() -> None:
+    state = training_state(PRESETS["7b"], 1, "none")
     assert sum(state.values()) == 16 * PRESETS["7b"].parameters
 
 
-def test_stages_are_those_of_the_zero_paper() -> None:
-    # Figure 1 of the paper: 7.5 billion parameters on 64 devices take 120, 31.4, 16.6 and 1.9 GB each.
-    # Ours differ by the ratio of parameters; weights that are gathered for use are no part of the figure.
+def test_stages_shard_what_the_learners_shard() -> None:
+    """7.5 billion parameters on 64 devices, as in figure 1 of the ZeRO paper.
+
+    The paper computes in float16 with a float32 copy (120, 31.4, 16.6 and 1.9 GB); learners here keep
+    float32 weights and gradients: 4 + 4 + 8, then 4 + 4 + 12 / 64, 4 + 16 / 64 and 16 / 64 bytes a parameter.
+    """
     shape = PRESETS["7b"]
-    found = [sum(training_state(shape, "mixed", 64, stage).values()) for stage in SHARDINGS]
-    found[3] -= 2 * 2 * shape.largest_block
-    scale = shape.parameters / 7.5e9
-    assert [size / scale / 1e9 for size in found] == pytest.approx([120, 31.4, 16.6, 1.9], rel=0.02)
+    found = [sum(training_state(shape, 64, stage).values()) for stage in SHARDINGS]
+    found[3] -= 2 * 4 * shape.largest_block  # gathered for use
+    each = [16, 8 + 12 / 64, 4 + 16 / 64, 16 / 64]
+    assert found == pytest.approx([size * shape.parameters for size in each], rel=1e-6)
 
 
 @pytest.mark.parametrize(("word", "kib"), [("7b", 56), ("72b", 320), ("8b", 128), ("70b", 320)])
@@ -56,32 +61,51 @@ def test_key_heads_are_shared_out_down_to_one() -> None:
     assert kv_bytes(job.actor, job, 8) == kv_bytes(job.actor, job, 4) == 14 * 1024
 
 
-def test_state_of_a_real_model_after_a_step_of_adamw() -> None:
-    import torch
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [None, 2])
+def test_state_of_a_real_learner_after_an_update(dtype: Any, lora: int | None) -> None:
+    from rollgym.trainer.batch import make_batch
+    from rollgym.trainer.learner.local import LocalLearner
+    from rollgym.trainer.learner.settings import LearnerSettings, LoraSettings
+    from rollgym.trainer.losses import LossSettings
+    from rollgym.trainer.rows import TokenEpisode
 
     model, shape = real("llama")
-    optimiser = torch.optim.AdamW(model.parameters())
-    scores(model).logprobs.mean().backward()
-    optimiser.step()
-    moments = [t for state in optimiser.state.values() for t in state.values() if t.ndim]
-    measured = {
-        "weights": sum(p.nbytes for p in model.parameters()),
-        "gradients": sum(p.grad.nbytes for p in model.parameters()),
-        "optimiser": sum(t.nbytes for t in moments),
-    }
-    assert training_state(shape, "float32", 1, "none") == measured
+    matrices = None if lora is None else LoraSettings(rank=lora)
+    settings = LearnerSettings(dtype=dtype, device="cpu", lora=matrices)
+    learner = LocalLearner(model, settings, LossSettings("grpo", kl_coef=0.1))
+    rows = rows_of_replies()
+    counts = [len(row.places) for row in rows]
+    token = TokenEpisode("e", tuple(rows), np.full(sum(counts), -5.0), np.array(counts))
+    one = make_batch([token], advantages=[np.ones(sum(counts))])
+    learner.update(one.having(reference=learner.reference(one)))
+    state = training_state(shape, 1, "none", lora)
+    trained = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
+    assert sum(parameter.grad.nbytes for parameter in trained) == state["gradients"]
+    assert learner.held()["optimiser"] == state["optimiser"]
+    # With LoRA the reference is the policy without its matrices; else it is a second model.
+    reference = 0 if lora else scoring_weights(shape, WEIGHT, 1, "none")
+    assert learner.held()["weights"] == state["weights"] + reference
 
 
 # Estimates leave out what does not grow with the model (ids, positions, the sums of norms); 0.6 % was seen
 # for models four times as wide. With checkpointing little is kept, so that these weigh more.
 @pytest.mark.parametrize(
-    ("family", "checkpointing", "tolerance"),
-    [("llama", False, 0.03), ("qwen2", False, 0.03), ("qwen3", False, 0.03), ("llama", True, 0.08)],
+    ("family", "precision", "checkpointing", "tolerance"),
+    [
+        ("llama", "float32", False, 0.03),
+        ("qwen2", "float32", False, 0.03),
+        ("qwen3", "float32", False, 0.03),
+        ("llama", "float32", True, 0.08),
+        ("llama", "mixed", False, 0.03),
+    ],
 )
 def test_activations_are_those_that_a_real_model_saves(
-    family: str, checkpointing: bool, tolerance: float
+    family: str, precision: Any, checkpointing: bool, tolerance: float
 ) -> None:
     import torch
+
+    from rollgym.trainer.learner.nets import mixed_precision
 
     model, shape = real(family)
     if checkpointing:
@@ -95,10 +119,15 @@ def test_activations_are_those_that_a_real_model_saves(
         saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        mixed_precision("cpu", precision == "mixed"),
+    ):
         held = scores(model)
     measured = sum(t.untyped_storage().nbytes() for place, t in saved.items() if place not in weights)
-    estimate = saved_activations(shape, 4, TOKENS, replies=REPLIES, checkpointing=checkpointing)
+    each = 4 if precision == "float32" else 2
+    estimate = saved_activations(shape, each, TOKENS, replies=REPLIES, checkpointing=checkpointing)
+    estimate += cast_weights(shape, precision, kept=True)
     assert held.logprobs.requires_grad
     assert estimate == pytest.approx(measured, rel=tolerance)
 
@@ -125,11 +154,15 @@ def real(family: str) -> tuple[Any, Any]:
 
 def scores(model: Any) -> Any:
     """As the learner computes them: packed rows, log-probs and entropy of the replies."""
-    from rollgym.trainer.rows import Row
     from rollgym.trainer.scoring import allow_packing, score
 
     allow_packing(model)
+    return score(model, rows_of_replies(), layout="packed")
+
+
+def rows_of_replies() -> list[Any]:
+    from rollgym.trainer.rows import Row
+
     half = TOKENS // 2
     ids = np.arange(half + 1) % 290 + 3
-    rows = [Row(ids + shift, np.arange(half // 2 + 1, half + 1)) for shift in (0, 1)]
-    return score(model, rows, layout="packed")
+    return [Row(ids + shift, np.arange(half // 2 + 1, half + 1)) for shift in (0, 1)]

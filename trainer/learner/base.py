@@ -25,7 +25,7 @@ from rollgym.trainer.learner.critic import Critic
 from rollgym.trainer.learner.host import Movable
 from rollgym.trainer.learner.imitation import FreshStart, imitation_loss, imitation_settings
 from rollgym.trainer.learner.lora import add_lora
-from rollgym.trainer.learner.nets import own_copy
+from rollgym.trainer.learner.nets import mixed_precision, own_copy
 from rollgym.trainer.learner.objective import (
     batch_weights,
     critic_loss,
@@ -102,7 +102,7 @@ class BaseLearner(Movable):
         self._choice = choose(plain, settings.layout)
         self.judges, self._keeps = judges, keep_reference and not judges
         first = self._keeps and loss.kl_coef and settings.lora is None
-        self._original: Any = copy.deepcopy(plain) if first else None
+        self._original: Any = copy.deepcopy(plain).requires_grad_(False) if first else None
         self.critic = None if judges else Critic.make(plain, settings)
         self.model: Any = plain if settings.lora is None else add_lora(plain, settings.lora)
         if judges:
@@ -143,7 +143,7 @@ class BaseLearner(Movable):
         """Take another policy as the reference: the one after a warm start, say."""
         self.reload()
         if self._keeps and self.loss.kl_coef:
-            self._original = own_copy(model, self._device)
+            self._original = own_copy(model, self._device).requires_grad_(False)
             use_layout(self._original, self._layout)
 
     def values(self, batch: Batch) -> tuple[FloatArray, list[float]]:
@@ -287,7 +287,7 @@ class BaseLearner(Movable):
 
     def _precision(self) -> torch.autocast:
         asked = self.settings.dtype or ("float32" if self._device.type == "cpu" else "bfloat16")
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=asked == "bfloat16")
+        return mixed_precision(self._device.type, asked == "bfloat16")
 
     def _logprobs(self, rows: Sequence[Row]) -> Tensor:
         return self._scores(rows, False)[0].logprobs

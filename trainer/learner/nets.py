@@ -25,6 +25,14 @@ def own_copy(model: nn.Module | Path, device: torch.device) -> Any:
     return plain.to(device=device, dtype=torch.float32).train(False)
 
 
+def mixed_precision(device: str, bfloat16: bool) -> torch.autocast:
+    """Compute in bfloat16, or as the weights are.
+
+    Without autocast's cache, which would hold copies of all layers at once; each is needed once in a pass.
+    """
+    return torch.autocast(device, torch.bfloat16, enabled=bfloat16, cache_enabled=False)
+
+
 class PolicyNet(nn.Module):
     """A policy, with the critic whose head is on its states."""
 
@@ -40,7 +48,7 @@ class PolicyNet(nn.Module):
     def forward(self, rows: Sequence[Row], wish: Wish) -> tuple[Tensor, ...]:
         """Log-probs and entropy of the action tokens, the values before them, or all three."""
         device = parts(self.model)[1].weight.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self._bfloat16):
+        with mixed_precision(device, self._bfloat16):
             if wish == "values":
                 assert self.critic is not None
                 return (self.critic.before(rows, lambda: parts(self.model)[0], self._layout).clone(),)
@@ -84,5 +92,5 @@ class JudgeNet(nn.Module):
 
 
 def _values(critic: Critic, rows: Sequence[Row], layout: Layout, bfloat16: bool) -> tuple[Tensor, ...]:
-    with torch.autocast(critic.head.weight.device.type, torch.bfloat16, enabled=bfloat16):
+    with mixed_precision(critic.head.weight.device.type, bfloat16):
         return (critic.before(rows, lambda: None, layout).clone(),)

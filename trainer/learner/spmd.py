@@ -26,7 +26,7 @@ from rollgym.trainer.learner import Metrics
 from rollgym.trainer.learner.base import BaseLearner
 from rollgym.trainer.learner.buckets import Bucket, in_buckets, pieces_of, write_model
 from rollgym.trainer.learner.group import Group
-from rollgym.trainer.learner.nets import CriticNet, JudgeNet, PolicyNet, Wish
+from rollgym.trainer.learner.nets import CriticNet, JudgeNet, PolicyNet, Wish, mixed_precision
 from rollgym.trainer.learner.parts import PARTS
 from rollgym.trainer.learner.shards import (
     Checkpoint,
@@ -219,7 +219,7 @@ class RankLearner(BaseLearner):
 
     def _precision(self) -> torch.autocast:
         """Nothing: the nets know in what they compute, also inside of whatever wraps them."""
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=False)
+        return mixed_precision(self._device.type, False)
 
     def _together(self, what: str) -> AbstractContextManager[None]:
         where = f"Learner rank {self.rank} of {self.world} could not {what} (another rank may be lost)"

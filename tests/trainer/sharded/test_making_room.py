@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from rank_cases import Ranks, make_any, train_any
 
+from rollgym.devices import memory
+from rollgym.devices.memory import training_state
+from rollgym.devices.models import read_config
 from rollgym.errors import UsageError
 
 rare = [pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1")]
@@ -36,6 +39,26 @@ def test_moving_changes_nothing_but_where_things_are(tmp_path: Path) -> None:
     assert train_any(again, [7]) == train_any(moved, [7]) == train_any(plain, [7])
     with pytest.raises(UsageError, match="no part gradients"):
         plain.offload(["gradients"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sharding"),
+    [("ddp", "none"), ("zero1", "optimiser"), ("zero2", "gradients"), ("fsdp2", "weights")],
+)
+def test_ranks_hold_what_is_planned_for_them(pair: Ranks, strategy: str, sharding: Any) -> None:
+    """The planner's bytes are those of the learners, but for padding to whole shares."""
+    pair("make", "it", strategy, dtype="bfloat16")
+    pair("train", "it", [0])
+    (held, _) = pair.try_all("held", "it")
+    shape = read_config(make_any("local").model.config.to_dict())
+    planned = training_state(shape, 2, sharding)
+    assert held["optimiser"] == pytest.approx(planned["optimiser"], rel=0.01)
+    gathered = memory.GATHERED * memory.WEIGHT * shape.largest_block if strategy == "fsdp2" else 0
+    whole = min(memory.WEIGHT * shape.parameters, memory.WEIGHT * shape.parameters // 2 + gathered)
+    assert planned["weights"] == pytest.approx(whole if strategy == "fsdp2" else held["weights"], rel=0.01)
+    if strategy == "fsdp2":
+        assert held["weights"] == pytest.approx(memory.WEIGHT * shape.parameters / 2, rel=0.01)
+    pair("drop", "it")
 
 
 @every
