@@ -66,8 +66,8 @@ def model_on_meta(folder: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
-            return cast(Any, AutoModelForCausalLM).from_config(config)
+            return cast(Any, AutoModelForCausalLM).from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, AttributeError):
         return None
