@@ -34,6 +34,7 @@ async def playing(parts: Parts, command: str, timeout: float = TIMEOUT) -> Async
     config = parts.config
     options = ServeOptions(
         temperature=config.agent.temperature,
+        fixed_sampling=True,
         max_tokens=config.agent.max_tokens,
         max_requests=max(REQUESTS, config.rollout.max_in_flight),
         max_sessions=max(SESSIONS, 2 * config.rollout.max_in_flight),

@@ -28,6 +28,8 @@ from rollgym.web import cross_site
 
 T = TypeVar("T")
 SESSION_HEADER = "x-rollgym-session"
+IGNORED_HEADER = "x-rollgym-ignored"
+"""Of an answer: sampling fields of the request that were not used."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 RECEIVED_AT_ONCE = 16
 """Unfinished request bodies together may hold this many times ``max_body``."""
@@ -81,6 +83,8 @@ class Endpoint:
             self._busy -= 1
         number = f"chatcmpl-{session.name}-{len(session.turns)}"
         headers = {SESSION_HEADER: session.name}
+        if reply.ignored:
+            headers[IGNORED_HEADER] = ", ".join(reply.ignored)
         if asked.stream:
             events = answers.stream(asked, reply, number)
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)

@@ -29,6 +29,10 @@ class ServeOptions:
     split: str = "train"
     temperature: float | None = None
     """In place of what clients ask for: many programs ask for 0, and nothing is learnt from that."""
+    fixed_sampling: bool = False
+    """Draw at ``temperature`` from all tokens, with seeds of each conversation's own, and ignore the
+    temperature, top_p, top_k, min_p and seed of requests. A training run needs it: the learner computes
+    log-probs of that distribution, and members of a group must be able to differ."""
     max_tokens: int | None = None
     """Of one reply, at most. None leaves it to the client, and to the room in the context."""
     idle_seconds: float = 600.0
@@ -60,6 +64,8 @@ class ServeOptions:
             raise UsageError(f"request_seconds must be positive and finite, not {self.request_seconds}.")
         if self.temperature is not None and not 0 <= self.temperature < math.inf:
             raise UsageError(f"The temperature must be at least 0, not {self.temperature}.")
+        if self.fixed_sampling and not self.temperature:
+            raise UsageError("fixed_sampling needs a temperature above 0, at which every reply is drawn.")
         if self.seed < 0:
             raise UsageError(f"The seed must be at least 0, not {self.seed}.")
         if not self.model or not self.env_id:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollgym.chat import ChatTemplate
@@ -25,6 +26,7 @@ from rollgym.serve.requests import ChatRequest, Refused
 from rollgym.serve.talk import Talk
 from rollgym.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn, Usage
 
+_log = logging.getLogger(__name__)
 KEPT_TALKS = 64
 """So many replies of a session can be gone on from with the ids that were sampled."""
 
@@ -38,6 +40,19 @@ class Desk:
     options: ServeOptions
     in_thread: Callable[..., Awaitable[Any]]
     """Runs a function where tokenising holds up nobody."""
+    noticed: set[tuple[str, ...]] = field(default_factory=set)
+    """Sampling fields whose being ignored has been logged."""
+
+    def notice(self, ignored: tuple[str, ...]) -> None:
+        """Log, once, that requests ask for sampling that they do not get."""
+        if ignored and ignored not in self.noticed:
+            self.noticed.add(ignored)
+            _log.warning(
+                "Requests set %s, which is ignored: replies are drawn with the run's own sampling "
+                "(temperature %g, all tokens, a seed for each episode).",
+                ", ".join(ignored),
+                self.options.temperature or 0.0,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,8 @@ class Reply:
     tokens: tuple[tuple[str, float], ...]
     """Text and log-prob of each token."""
     usage: Usage
+    ignored: tuple[str, ...] = ()
+    """Sampling fields of the request that were not used."""
 
 
 class Session:
@@ -123,7 +140,7 @@ class Session:
         past = request.keys[-1] if request.keys and request.keys[-1] in self.talks else None
         talk: Talk = await desk.in_thread(_hear, desk.template, self.talks.get(past or b""), request)
         prompt, added = talk.prompt_ids, talk.added_ids
-        sampling = self._sampling(request, talk, number)
+        sampling, ignored = self._sampling(request, talk, number)
         made = await draw(
             desk.engine,
             GenerateRequest(request_id=name, prompt_ids=prompt, sampling=sampling, session=self.name),
@@ -146,9 +163,11 @@ class Session:
             finish_reason=made.finish_reason,
             tokens=tuple(tokens) if request.logprobs else (),
             usage=usage,
+            ignored=ignored,
         )
 
-    def _sampling(self, request: ChatRequest, talk: Talk, number: int) -> Sampling:
+    def _sampling(self, request: ChatRequest, talk: Talk, number: int) -> tuple[Sampling, tuple[str, ...]]:
+        """How to draw the reply, and which fields of the request do not count for it."""
         options, length = self._desk.options, len(talk.prompt_ids)
         room = self._desk.engine.context_length - length
         self.context_full = room < 1
@@ -160,17 +179,22 @@ class Session:
                 code="context_length_exceeded",
                 param="messages",
             )
-        chosen = dict(request.sampling)
+        chosen, seed = dict(request.sampling), request.seed
+        ignored: tuple[str, ...] = ()
+        if options.fixed_sampling:
+            ignored = _overruled(request, options)
+            chosen, seed = {}, None
+            self._desk.notice(ignored)
         if options.temperature is not None:
             chosen["temperature"] = options.temperature
         limits = [value for value in (request.max_tokens, options.max_tokens) if value is not None]
-        seed = derive_seed("serve", self.spec.sampling_seed, number)
-        return Sampling(
+        sampling = Sampling(
             **chosen,
             max_tokens=min([*limits, room]),
             stop_ids=talk.stop_ids,
-            seed=seed if request.seed is None else request.seed,
+            seed=derive_seed("serve", self.spec.sampling_seed, number) if seed is None else seed,
         )
+        return sampling, ignored
 
     def _turn(
         self, request: ChatRequest, made: Generation, added: tuple[int, ...], whole: str, text: str
@@ -277,6 +301,13 @@ class Session:
             started=self._started,
             seconds=time.perf_counter() - self._clock,
         )
+
+
+def _overruled(request: ChatRequest, options: ServeOptions) -> tuple[str, ...]:
+    """The sampling fields of a request that ask for something else than fixed sampling."""
+    plain = {"temperature": options.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    found = [name for name, value in request.sampling.items() if value != plain[name]]
+    return tuple(found if request.seed is None else [*found, "seed"])
 
 
 def _hear(template: ChatTemplate, past: Talk | None, request: ChatRequest) -> Talk:

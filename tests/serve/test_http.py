@@ -77,6 +77,46 @@ def test_a_stream_says_what_a_whole_answer_says(serving: Serving) -> None:
     with_server(serving, work)
 
 
+ASKED = {"temperature": 0.0, "top_p": 0.1, "top_k": 1, "min_p": 0.5, "seed": 7}
+
+
+def test_sampling_that_a_request_asks_for_is_used(serving: Serving) -> None:
+    async def work(place: Any) -> None:
+        answer = await place.ask([TEXT], "a", **ASKED)
+        assert "x-rollgym-ignored" not in answer.headers
+        used = place.spy.made[0][0].sampling
+        assert {name: getattr(used, name) for name in ASKED} == ASKED
+
+    with_server(serving, work)
+
+
+def test_with_fixed_sampling_the_servers_own_is_used(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is trained on must have the distribution of the run, and siblings must differ."""
+
+    async def work(place: Any) -> None:
+        one, two, three = [await place.ask([TEXT], name, **ASKED, max_tokens=30) for name in "abc"]
+        plain = await place.ask([TEXT], "d", temperature=0.7, top_p=1, top_k=0, min_p=0)
+        used = [request.sampling for request, _ in place.spy.made]
+        assert {(one.temperature, one.top_p, one.top_k, one.min_p) for one in used} == {(0.7, 1.0, 0, 0.0)}
+        assert len({one.seed for one in used}) == 4
+        assert len({one.json()["choices"][0]["message"]["content"] for one in (one, two, three)}) == 3
+        assert one.headers["x-rollgym-ignored"] == "temperature, top_p, top_k, min_p, seed"
+        assert "x-rollgym-ignored" not in plain.headers
+
+    with_server(serving, work, temperature=0.7, fixed_sampling=True)
+    said = [record.message for record in caplog.records if "ignored" in record.message]
+    assert len(said) == 1
+    assert said[0].startswith("Requests set temperature, top_p, top_k, min_p, seed, which is ignored:")
+
+
+def test_fixed_sampling_needs_a_temperature() -> None:
+    for cold in (None, 0.0):
+        with pytest.raises(UsageError, match="fixed_sampling needs a temperature above 0"):
+            ServeOptions(fixed_sampling=True, temperature=cold)
+
+
 def test_a_stop_text_ends_the_reply_and_what_was_sampled_up_to_it_is_kept(serving: Serving) -> None:
     async def work(place: Any) -> None:
         whole = await place.say([TEXT], "whole", seed=3, max_tokens=120)

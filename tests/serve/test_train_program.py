@@ -54,6 +54,41 @@ def test_two_steps_are_trained_on_what_a_program_asked(
     assert (folder / "final" / "model.safetensors").read_bytes() != before
 
 
+GREEDY = """
+import http.client, json, runpy, sys
+usual = http.client.HTTPConnection.request
+
+def asking(self, method, url, body, headers):
+    narrow = {"temperature": 0.0, "top_p": 0.05, "top_k": 1, "min_p": 0.9, "seed": 5}
+    return usual(self, method, url, json.dumps(json.loads(body) | narrow), headers)
+
+http.client.HTTPConnection.request = asking
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_a_program_does_not_choose_what_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for the likeliest token with one seed; the run samples as if it had not."""
+    fast_versions(monkeypatch)
+    model = taught(tmp_path, "warm_start.episodes=100")
+    settings = (
+        "rollout.groups=2", "rollout.group_size=4", "stop.steps=1", "agent.temperature=0.9",
+        "evaluation.every=0", "evaluation.episodes=1",
+    )  # fmt: skip
+    plain = Story.of(train_behind(tmp_path, model, *settings))
+    script = tmp_path / "greedy.py"
+    script.write_text(GREEDY)
+    words = shlex.join([sys.executable, "-I", "-S", str(script), str(PROGRAM)])
+    greedy = tmp_path / "greedy"
+    greedy.mkdir()
+    story = Story.of(train_behind(greedy, model, f"program={words}", *settings))
+    assert story.weights == plain.weights
+    assert len({one["turns"][0]["action"] for one in story.episodes}) > 1, "all members said the same"
+    assert story.metrics[0]["logprob_gap_max"] < 1e-4
+
+
 def test_a_program_is_not_imitated() -> None:
     with pytest.raises(UsageError, match="set warm_start to null"):
         load(TrainConfig, find_config("bandit-grpo"), [f"program={COMMAND}"])
