@@ -9,9 +9,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from learner_cases import assert_same, differ, make_learner, mixed_batch, tiny, weights  # noqa: E402
+from training import SMALL  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+from rollgym.config import load  # noqa: E402
 from rollgym.errors import RunError  # noqa: E402
+from rollgym.trainer.config import TrainConfig  # noqa: E402
 from rollgym.trainer.setup import MODEL, Parts  # noqa: E402
 
 
@@ -79,7 +82,8 @@ def test_what_a_run_exports_from_a_sharded_model_can_be_loaded(tmp_path: Path) -
     assert (base / "model.safetensors.index.json").is_file()
     for name in ("pytorch_model.bin", "pytorch_model.bin.index.json", "tokenizer.json"):
         (base / name).write_text("{}")
-    parts = Parts(None, tmp_path, None, None, None, learner, None, None)  # type: ignore[arg-type]
+    config = load(TrainConfig, SMALL)
+    parts = Parts(config, tmp_path, None, None, None, learner, None, None)  # type: ignore[arg-type]
     for _ in range(2):
         learner.update(mixed_batch())
         parts.export(tmp_path / "final")
@@ -87,6 +91,7 @@ def test_what_a_run_exports_from_a_sharded_model_can_be_loaded(tmp_path: Path) -
         "config.json",
         "generation_config.json",
         "model.safetensors",
+        "rollgym_model.json",
         "tokenizer.json",
     }
     again = make_learner(tmp_path / "final")

@@ -144,6 +144,35 @@ def test_imitation_and_what_follows_are_those_of_the_local_learner(
     pair("drop", "it")
 
 
+RARE = [pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1", "zero2")]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero3", *RARE])
+def test_experts_with_lora_are_trained_and_exported_as_by_the_local_learner(
+    pair: Ranks, strategy: str, tmp_path: Path
+) -> None:
+    """Under the names of checkpoints, over several files."""
+    from safetensors import safe_open
+
+    local = make_any("local", experts="qwen3_moe", lora=2)
+    train_any(local, range(2))
+    pair("make", "it", strategy, experts="qwen3_moe", lora=2, bucket_bytes=20_000)
+    pair("train", "it", range(2))
+    for name in ("local", "ranks"):
+        (tmp_path / name).mkdir()
+    local.export(tmp_path / "local")
+    pair("export", "it", tmp_path / "ranks")
+    found: dict[str, dict[str, Any]] = {"local": {}, "ranks": {}}
+    for name, tensors in found.items():
+        for file in (tmp_path / name).glob("*.safetensors"):
+            with safe_open(file, "np") as opened:
+                tensors |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+    assert len(list((tmp_path / "ranks").glob("*.safetensors"))) > 1
+    assert "model.layers.1.mlp.experts.3.down_proj.weight" in found["ranks"]
+    assert gap(found["ranks"], found["local"]) < 1e-5
+    pair("drop", "it")
+
+
 def gap(one: dict[str, Any], other: dict[str, Any]) -> float:
     assert one.keys() == other.keys()
     return max(float(np.abs(one[name] - other[name]).max()) for name in other)
