@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 
 from learner_cases import assert_same, differ, make_learner, mixed_batch, tiny, weights  # noqa: E402
 
+from rollgym.errors import RunError  # noqa: E402
 from rollgym.trainer.batch import Batch  # noqa: E402
 from rollgym.trainer.learner.local import LocalLearner  # noqa: E402
 from rollgym.trainer.learner.settings import LoraSettings  # noqa: E402
@@ -101,7 +102,8 @@ def test_with_lora_a_separate_critic_starts_from_the_merged_policy(tmp_path: Pat
 
 
 def test_imitation_leaves_the_usual_loss_and_schedule(tmp_path: Path) -> None:
-    learner = make_learner(loss=LossSettings("ppo", kl_coef=0.1), options={"kl_target": 0.1})
+    options = {"kl_target": 0.1, "gap_limit": 0.01}
+    learner = make_learner(loss=LossSettings("ppo", kl_coef=0.1), options=options)
     settings, loss = learner.settings, learner.loss
     learner.set_kl(0.3)
     taught(learner, tmp_path / "taught")
@@ -109,6 +111,8 @@ def test_imitation_leaves_the_usual_loss_and_schedule(tmp_path: Path) -> None:
     assert learner.loss == LossSettings("ppo", kl_coef=0.3)
     assert loss.kl_coef == 0.1
     assert (learner.steps, len(learner._optimiser.state)) == (0, 0)
+    with pytest.raises(RunError, match="0.01"):
+        learner.update(mixed_batch())  # demonstrations may have any log-probs, what an engine sampled may not
 
 
 def test_what_was_moved_to_the_host_stays_there(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from training import SMALL, Story, lines, merged
 from rollgym.chat import load_tokenizer
 from rollgym.config import load
 from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.learner.objective import GAP_LIMIT
 from rollgym.trainer.setup import learner_options
 
 Run = Callable[..., Path]
@@ -150,4 +151,5 @@ def test_what_learners_are_told_besides_their_settings() -> None:
         "temperature": 0.7,
         "total_steps": 30,
         "kl_target": 0.3,
+        "gap_limit": GAP_LIMIT["float32"],
     }

@@ -224,6 +224,7 @@ class BaseLearner(Movable):
         optimizer and its clipping stay those of the learner's settings.
         """
         self._usual = (self.settings, self.loss, self._weighting, self._constant, self._total_steps)
+        self._usual_gap_limit, self._gap_limit = self._gap_limit, None  # no engine sampled what is shown
         self.settings, self.loss = imitation_settings(self.settings, rate), imitation_loss()
         self._weighting, self._constant, self._total_steps = "token-mean", None, max(steps, 1)
         self._groups()[0]["base"] = rate
@@ -238,6 +239,7 @@ class BaseLearner(Movable):
         away = self.away
         self.reload()
         self.settings, self.loss, self._weighting, self._constant, self._total_steps = self._usual
+        self._gap_limit = self._usual_gap_limit
         self._groups()[0]["base"] = self.settings.learning_rate
         self._begin()
         self._start_from(FreshStart(self._trained(), taught if self.settings.critic == "own" else None))
