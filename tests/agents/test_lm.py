@@ -294,7 +294,7 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 def test_without_torch_the_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("rollgym.agents.lm.find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"^Agent 'lm' needs .*rollgym\[train\]"):
+    with pytest.raises(MissingExtra, match=r"^Agent 'lm' needs .*pip install .*\[train\]"):
         make_agent("lm", SETUP, model=str(tmp_path))
 
 

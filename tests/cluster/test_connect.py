@@ -123,7 +123,7 @@ def test_what_belongs_to_a_local_ray_is_refused_for_a_cluster() -> None:
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtra, match=r"rollgym\[distributed\]"):
+    with pytest.raises(MissingExtra, match=r"pip install .*\[distributed\]"):
         need_ray()
 
 

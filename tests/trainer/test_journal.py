@@ -353,7 +353,7 @@ def test_without_tensorboard_no_event_files_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    with pytest.raises(MissingExtra, match=r"^Logging to TensorBoard needs .*'rollgym\[train\]'$"):
+    with pytest.raises(MissingExtra, match=r"^Logging to TensorBoard needs .*pip install .*\[train\]'$"):
         Journal(tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with Journal(tmp_path, tensorboard=False) as journal:

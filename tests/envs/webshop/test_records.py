@@ -227,7 +227,7 @@ def test_without_ijson_the_extra_is_named(
     tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ijson", None)
-    with pytest.raises(MissingExtra, match=r"rollgym\[webshop\]"):
+    with pytest.raises(MissingExtra, match=r"pip install .*\[webshop\]"):
         read(two_cups(tmp_path / "data"), work)
 
 

@@ -208,7 +208,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_search(tmp_path, TEXTS, engines=ENGINES)
     monkeypatch.setitem(sys.modules, "tantivy", None)
-    with pytest.raises(MissingExtra, match=r"rollgym\[webshop\]"):
+    with pytest.raises(MissingExtra, match=r"pip install .*\[webshop\]"):
         open_search(tmp_path, "tantivy")
     with pytest.raises(MissingExtra):
         build_search(tmp_path, TEXTS, engines=("tantivy",))
