@@ -11,7 +11,8 @@ from rollgym.chat import load_tokenizer
 from rollgym.config import load
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.learner.objective import GAP_LIMIT
-from rollgym.trainer.setup import learner_options
+from rollgym.trainer.run import held_out
+from rollgym.trainer.setup import engine_options, learner_options, scheduler_config
 
 Run = Callable[..., Path]
 TAUGHT = {"agent": "lessons:Teacher", "episodes": 12, "epochs": 3, "batch": 6, "learning_rate": 0.01}
@@ -153,3 +154,45 @@ def test_what_learners_are_told_besides_their_settings() -> None:
         "kl_target": 0.3,
         "gap_limit": GAP_LIMIT["float32"],
     }
+
+
+def test_what_schedulers_and_engines_are_told() -> None:
+    """Every setting of `rollout` and `engine` that they read, none at its default."""
+    rollout = {
+        "groups": 3,
+        "group_size": 5,
+        "extra": 1,
+        "refills": 6,
+        "when_short": "drop",
+        "max_in_flight": 7,
+        "staleness": 2,
+        "under_way": "restart",
+        "skip_equal_returns": True,
+        "equal_tolerance": 0.5,
+        "max_skipped": 4,
+        "stall_seconds": 9.0,
+    }
+    engine = {"max_batch": 11, "cache_tokens": 4096, "threads": 2}
+    config = load(TrainConfig, merged(SMALL, {"rollout": rollout, "engine": engine}))
+    told = scheduler_config(config)
+    names = ("max_in_flight", "under_way", "skip_equal_returns", "equal_tolerance", "max_skipped")
+    assert [getattr(told, name) for name in names] == [rollout[name] for name in names]
+    assert (told.stall_seconds, told.max_staleness, told.max_ahead, told.order) == (9.0, 2, 9, "ready")
+    groups = told.groups
+    assert (groups.size, groups.extra, groups.refills, groups.when_short) == (5, 1, 6, "drop")
+    assert engine_options(config) == engine
+
+
+def test_held_out_episodes_are_those_of_the_evaluations_settings() -> None:
+    env = {"id": "rollgym/FrozenLake-v0", "kwargs": {"size": 6}, "limits": {"turns": 9}}
+    asked = {"episodes": 5, "seed": 3}
+    config, other = (
+        load(TrainConfig, merged(SMALL, {"envs": [env], "evaluation": asked, "seed": seed}))
+        for seed in (0, 1)
+    )
+    specs = held_out(config, config.envs[0]).specs
+    assert len(specs) == 5
+    assert {(one.split, one.limits.turns, one.env_kwargs["size"]) for one in specs} == {("test", 9, 6)}
+    assert held_out(other, other.envs[0]).specs == specs, "whatever the run's seed is"
+    moved = load(TrainConfig, merged(SMALL, {"envs": [env], "evaluation": {**asked, "seed": 4}}))
+    assert [one.task for one in held_out(moved, moved.envs[0]).specs] != [one.task for one in specs]
