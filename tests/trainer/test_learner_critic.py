@@ -214,3 +214,16 @@ def test_values_are_computed_in_float32_where_the_rest_is_bfloat16(critic: str) 
         assert torch.equal(found, states.float() @ head.weight.float().T + head.bias)
     rounded = torch.tensor(values).bfloat16().double().numpy()
     assert not np.array_equal(values, rounded)
+
+
+def test_the_value_clip_reaches_the_critics_loss() -> None:
+    """Values that moved farther than the clip from what they were have no gradient towards the returns."""
+    learner = talkative(make_learner(critic="own", learning_rate=0.0, clip_norm=None, value_clip=0.01))
+    batch = mixed_batch()
+    values = learner.values(batch)[0]
+    moved = batch.having(values=values - 1, returns=values + 1, advantages=np.zeros(batch.tokens))
+    free = gradient(moved, talkative(make_learner(critic="own", learning_rate=0.0, clip_norm=None)))
+    held = gradient(moved, learner)
+    name = "critic.head.weight"
+    assert float(free[name].abs().max()) > 1e-2
+    assert not held[name].any()
