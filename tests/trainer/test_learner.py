@@ -306,3 +306,25 @@ def test_a_batch_of_older_weights_alone_has_no_gap_to_the_engine() -> None:
     metrics = make_learner().update(batch.having(staleness=np.ones(batch.tokens)))
     assert "logprob_gap" not in metrics
     assert metrics["logprob_gap_stale"] > 0
+
+
+def test_a_batch_is_dealt_otherwise_in_each_epoch_and_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dealt(seed: int) -> list[list[list[int]]]:
+        """The mini-batches of each epoch of two updates."""
+        learner = make_learner(epochs=2, mini_batches=2, options={"seed": seed})
+        seen: list[list[int]] = []
+        usual = learner._accumulate
+
+        def noting(batch: Any, episodes: Any) -> Any:
+            seen.append(list(episodes))
+            return usual(batch, episodes)
+
+        monkeypatch.setattr(learner, "_accumulate", noting)
+        for _ in range(2):
+            learner.update(mixed_batch(count=9))
+        return [seen[at : at + 2] for at in range(0, 8, 2)]
+
+    epochs = dealt(0)
+    assert all(sorted(one + other) == list(range(9)) for one, other in epochs)
+    assert all(one != other for number, one in enumerate(epochs) for other in epochs[:number])
+    assert dealt(0) == epochs != dealt(1)
