@@ -10,6 +10,7 @@
         ├── AgentError          the agent (or the engine behind it) could not act
         │   ├── AgentRaised     the agent's own code raised: counts as its failure
         │   └── EngineLost      the server or process that generates has died or cannot be reached
+        ├── Interrupted         a signal ended the run early; exit code 130 or 143
         ├── ContextFull         the conversation no longer fits the model (ends as token_limit)
         ├── RewardError         an episode was played but could not be scored (ends as env_error)
         └── ResultsError        a results file is broken or of a newer schema
@@ -97,6 +98,12 @@ class AgentRaised(AgentError):
 
 class EngineLost(AgentError):
     """What generates has died, hangs or cannot be reached: another try may find it back, or another."""
+
+
+class Interrupted(RunError):
+    """Ctrl-C or SIGTERM ended a run early; what it had finished is kept."""
+
+    exit_code = 130
 
 
 class ContextFull(RunError):

@@ -14,11 +14,12 @@ from rollgym.pool import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
 from rollgym.records import jsonable
+from rollgym.running import run_to_end
 from rollgym.scheduler.episode import EpisodeLife
 from rollgym.scheduler.events import EventLog
 from rollgym.scheduler.garbage import rare_collections
 from rollgym.scheduler.places import Places
-from rollgym.store import EVENTS, RunFolder
+from rollgym.store import EVENTS, RunFolder, set_failed_aside
 from rollgym.summary import summarise
 from rollgym.types import Episode, EpisodeSpec, Outcome
 
@@ -41,6 +42,8 @@ class Evaluation:
         self.plan = plan
         self.folder = folder
         self.stopped = False
+        self.exit_code = 0
+        """130 or 143 where a signal ended it early."""
         self.agent_notes: dict[str, Any] = {}
         """What the agent says of itself, where it does: its settings and its totals."""
         self._on_episode = on_episode
@@ -153,17 +156,19 @@ class Evaluation:
             self.stop()
 
 
-def evaluate(request: Request, out: Path, *, resume: bool = False) -> dict[str, Any]:
+def evaluate(
+    request: Request, out: Path, *, resume: bool = False, keep_failed: bool = False
+) -> dict[str, Any]:
     """Evaluate and return the summary: the whole of ``rollgym eval`` as one call.
 
     Each episode is in ``out`` as soon as it has ended.
     """
     todo = plan(request)
     check_agent(request)
-    folder = open_folder(todo, out, resume)
+    folder = open_folder(todo, out, resume, keep_failed=keep_failed)
     evaluation = Evaluation(todo, folder)
     try:
-        asyncio.run(evaluation.run())
+        run_to_end(evaluation.run, evaluation.stop)
     finally:
         summary = evaluation.close()
     return summary
@@ -177,7 +182,7 @@ def check_agent(request: Request) -> list[str]:
     """
     setup = AgentSetup(env_id=request.env_id, env_kwargs=request.env_kwargs)
     agent = make_agent(request.agent, setup, **request.agent_options)
-    asyncio.run(agent.close())
+    run_to_end(agent.close)
     return [str(note) for note in getattr(agent, "notes", ())]
 
 
@@ -189,8 +194,11 @@ def first_error(episodes: Iterable[Episode]) -> str:
     return "no message"
 
 
-def open_folder(plan: Plan, path: Path, resume: bool) -> RunFolder:
-    """The folder for a plan's results, new or continued."""
+def open_folder(plan: Plan, path: Path, resume: bool, *, keep_failed: bool = True) -> RunFolder:
+    """The folder for a plan's results, new or continued; failed episodes are kept, or played again."""
     if resume:
+        if not keep_failed:
+            RunFolder.check(path, plan.manifest, IDENTITY)
+            set_failed_aside(path)
         return RunFolder.resume(path, plan.manifest, IDENTITY)
     return RunFolder.create(path, plan.manifest)

@@ -21,6 +21,7 @@ from rollgym.pool.local import LocalPool
 from rollgym.records import MOST_BYTES, decode_episode
 from rollgym.registry import find_spec, is_registered
 from rollgym.rewards.weighted import ENVIRONMENT
+from rollgym.running import run_to_end
 from rollgym.seeding import derive_rng
 from rollgym.store import EPISODES
 from rollgym.trust import check_recorded_env
@@ -104,7 +105,7 @@ def replay(
             modules=settings.modules,
             weak_sandbox=settings.weak_sandbox,
         )
-    return asyncio.run(_replay_all(episodes, settings, on_episode))
+    return run_to_end(lambda: _replay_all(episodes, settings, on_episode))[0]
 
 
 async def _replay_all(

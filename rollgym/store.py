@@ -20,10 +20,19 @@ import msgspec
 from rollgym.errors import ResultsError, RunError, UsageError, os_reason
 from rollgym.files import open_append, read_bounded, refuse_links, replacing
 from rollgym.folders import removed_unless
-from rollgym.records import encode_episode, read_episodes
+from rollgym.records import decode_episode, encode_episode, read_episodes
 from rollgym.types import SCHEMA_VERSION, Episode
 
 MANIFEST, EPISODES, SUMMARY, EVENTS = "manifest.json", "episodes.jsonl", "summary.json", "events.jsonl"
+FAILED = "failed.jsonl"
+"""Failed episodes that were played again."""
+MAY_CHANGE = frozenset(
+    {
+        "base_url", "api_key_env", "timeout", "retries", "requests_per_minute", "tokens_per_minute",
+        "price_in", "price_out", "device", "max_batch", "threads", "limits.seconds",
+    }
+)  # fmt: skip
+"""Settings that resumed results may have changed: addresses, timeouts, retries and speed."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -75,22 +84,22 @@ class RunFolder:
     @classmethod
     def resume(cls, path: Path, manifest: dict[str, Any], identity: tuple[str, ...]) -> RunFolder:
         """An existing folder whose manifest agrees in the fields that make episodes comparable."""
-        if not (path / MANIFEST).exists():
-            raise UsageError(f"There is nothing to resume in {path}: it has no {MANIFEST}.")
-        refuse_links(path)
-        before = read_versioned(path / MANIFEST)
-        now = json.loads(json.dumps(manifest))  # as it would be read back: tuples are lists
-        for field in identity:
-            if before.get(field) != now.get(field):
-                raise UsageError(
-                    f"{path} was made with {field} = {_short(before.get(field))}, but now it is "
-                    f"{_short(now.get(field))}: resume with the same settings, or use another --out."
-                )
+        cls.check(path, manifest, identity)
         folder = cls._open(path)
         with folder._closed_on_error():
             folder._load()
             write_json(path / MANIFEST, manifest)
         return folder
+
+    @classmethod
+    def check(cls, path: Path, manifest: dict[str, Any], identity: tuple[str, ...]) -> None:
+        """Refuse a folder that cannot be resumed with these settings."""
+        if not (path / MANIFEST).exists():
+            raise UsageError(f"There is nothing to resume in {path}: it has no {MANIFEST}.")
+        refuse_links(path)
+        before = read_versioned(path / MANIFEST)
+        now = json.loads(json.dumps(manifest))  # as it would be read back: tuples are lists
+        refuse_change(path, before, now, identity)
 
     @classmethod
     def _open(cls, path: Path) -> RunFolder:
@@ -182,6 +191,60 @@ def read_versioned(path: Path, folder: Path | None = None) -> dict[str, Any]:
             "upgrade rollgym to read it."
         )
     return values
+
+
+def refuse_change(path: Path, before: Any, now: Any, identity: tuple[str, ...]) -> None:
+    """Refuse to go on with results whose settings were others, naming the first that differs.
+
+    What leaves an episode as it is may change: timeouts, retries, rates, threads, addresses (`MAY_CHANGE`).
+    """
+    found = {field: (before.get(field), now.get(field)) for field in identity}
+    for key, (then, today) in _differences(found):
+        if key.rpartition(".")[2] not in MAY_CHANGE and key not in MAY_CHANGE:
+            raise UsageError(
+                f"{path} was made with {key} = {_short(then)}, but now it is {_short(today)}: resume with "
+                "the same settings, or use another --out."
+            )
+
+
+def _differences(
+    pairs: dict[str, tuple[Any, Any]], prefix: str = ""
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    for name, (then, now) in pairs.items():
+        key = f"{prefix}{name}"
+        if isinstance(then, dict) and isinstance(now, dict):
+            inner = {one: (then.get(one), now.get(one)) for one in {**then, **now}}
+            yield from _differences(inner, f"{key}.")
+        elif then != now:
+            yield key, (then, now)
+
+
+def set_failed_aside(folder: Path) -> int:
+    """Take excluded episodes out of the way, to be played again; they stay in a file of their own.
+
+    A failure that the agent caused is a result and stays: a resume must not give it a second attempt.
+    """
+    path = folder / EPISODES
+    with open_append(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"Another process is writing to {folder} right now.") from None
+        lines = path.read_bytes().splitlines(keepends=True)
+        failed = {number for number, line in enumerate(lines) if _failed(line)}
+        if failed:
+            with open_append(folder / FAILED) as aside:
+                aside.writelines(lines[number] for number in sorted(failed))
+            with replacing(path) as kept:
+                kept.writelines(line for number, line in enumerate(lines) if number not in failed)
+    return len(failed)
+
+
+def _failed(line: bytes) -> bool:
+    try:
+        return decode_episode(line).excluded
+    except ResultsError:
+        return False  # who reads it next says what is wrong with it
 
 
 def _size(path: Path) -> int:

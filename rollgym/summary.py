@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollgym.run_warnings import as_json, warnings_of
 from rollgym.seeding import stable_digest
 from rollgym.stats import bootstrap_mean, pass_at_k, percentiles, wilson
 from rollgym.types import Episode, Outcome
@@ -55,6 +56,7 @@ def summarise(manifest: dict[str, Any], episodes: Sequence[Episode]) -> dict[str
         "seconds": percentiles([episode.seconds for episode in scored]),
         "usage": _usage(episodes),
         "errors": _errors(episodes),
+        "warnings": as_json(warnings_of(episodes)),
         "success_means": manifest["success_means"],
         "task_set": manifest["task_set"],
         "content_hash": content_hash(episodes),

@@ -131,7 +131,7 @@ def test_a_failed_resume_lets_the_folder_go(run):
     ("change", "message"),
     [
         ({"seed": 8}, "was made with seed = 7, but now it is 8: resume with the same settings"),
-        ({"env": {"id": "a/C-v0"}}, 'now it is {"id": "a/C-v0"}'),
+        ({"env": {"id": "a/C-v0"}}, 'but now it is "a/C-v0"'),
         ({"seed": None}, "seed = 7, but now it is null"),
     ],
 )

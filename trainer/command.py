@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from rollgym.config import diff, find_config, load
 from rollgym.devices.choose import torch_device
-from rollgym.errors import RunError, UsageError
+from rollgym.errors import Interrupted, UsageError
 from rollgym.extras import require
 from rollgym.files import refuse_links
 from rollgym.folders import new_folder, removed_unless
 from rollgym.model_settings import eval_command
 from rollgym.pretrained import check_model
 from rollgym.registry import import_module
-from rollgym.signals import when_asked_to_stop
+from rollgym.running import run_to_end
 from rollgym.store import MANIFEST, SUMMARY, read_json
 from rollgym.trainer.config import EnvChoice, TrainConfig
 from rollgym.trainer.console import Console
@@ -32,7 +32,12 @@ from rollgym.trainer.trusted import TRUST_CODE, code_of, load_to_run, require_tr
 if TYPE_CHECKING:
     from rollgym.trainer.setup import Parts
 
-MAY_CHANGE = ("stop.", "checkpoints.", "tracking.", "name", "heartbeat_timeout")
+MAY_CHANGE = (
+    "stop.", "checkpoints.", "tracking.", "name", "heartbeat_timeout", "address",
+    "engine.url", "engine.api_key_env", "engine.python",
+    "rollout.workers", "rollout.max_in_flight", "rollout.stall_seconds",
+    "rollout.max_infra_retries_per_group",
+)  # fmt: skip
 """Settings that a resumed run may have changed: they leave every step as it was."""
 
 
@@ -73,7 +78,7 @@ def run_training(
         run = Run(config, folder, console, resume=resume)
         try:
             console.start(folder.name, config.stop.steps, done=run.progress.step)
-            asyncio.run(_train(config, run))
+            run_to_end(lambda: _train(config, run), run.ask_to_stop)
         finally:
             run.close()
     commands = [] if config.program is not None else [command_for(config, env, folder) for env in config.envs]
@@ -111,32 +116,32 @@ def _check(config: TrainConfig) -> None:
 
 
 async def _train(config: TrainConfig, run: Run) -> None:
-    """Ctrl-C ends the run in order: what plays is given back, and the last checkpoint stays."""
+    """Train; a run that is asked to stop saves its last finished step and raises `Interrupted`."""
     from rollgym.trainer.loop import train
 
-    task = asyncio.current_task()
-    assert task is not None
-    stopped = False
-
-    def stop() -> None:
-        nonlocal stopped
-        stopped = True
-        task.cancel()
-
-    try:
-        with when_asked_to_stop(stop):
+    with run.stoppable():
+        try:
             async with _parts(config, run.folder) as parts:
-                await train(parts, run)
-    except asyncio.CancelledError:
-        if not stopped:
-            raise
-        saved = run.checkpoints.steps()
-        kept = f"the checkpoint of step {saved[-1]} is kept" if saved else "there is no checkpoint yet"
-        trust = f" {TRUST_CODE}" if code_of(config) else ""
-        raise RunError(
-            f"Stopped after step {run.progress.step}; {kept}. "
-            f"`rollgym train --resume --out {run.folder}{trust}` goes on."
-        ) from None
+                try:
+                    await train(parts, run)
+                except asyncio.CancelledError:
+                    if run.stop_asked:
+                        await run.save_stopped(parts)
+                    raise
+        except asyncio.CancelledError:
+            if not run.stop_asked:
+                raise
+            raise _interrupted(config, run) from None
+
+
+def _interrupted(config: TrainConfig, run: Run) -> Interrupted:
+    saved = run.checkpoints.steps()
+    kept = f"the checkpoint of step {saved[-1]} is kept" if saved else "there is no checkpoint yet"
+    trust = f" {TRUST_CODE}" if code_of(config) else ""
+    return Interrupted(
+        f"Stopped after step {run.progress.step}; {kept}. "
+        f"`rollgym train --resume --out {run.folder}{trust}` goes on."
+    )
 
 
 @asynccontextmanager
@@ -194,9 +199,7 @@ def _resumed(
         now = now.model_copy(update={"name": before.name})
     now = _with_modules(now, modules)
     fixed = () if before.learner.schedule == "constant" else ("stop.steps",)  # rates depend on it
-    changed = [
-        found for found in diff(before, now) if not found.key.startswith(MAY_CHANGE) or found.key in fixed
-    ]
+    changed = [found for found in diff(before, now) if not _may_change(found.key) or found.key in fixed]
     if changed:
         lines = "\n".join(f"  {found}" for found in changed)
         raise UsageError(
@@ -204,3 +207,14 @@ def _resumed(
             "Resume with the same ones, or begin another run with another --out."
         )
     return now
+
+
+def _may_change(key: str) -> bool:
+    """Whether a setting leaves every step as it was: how long, how often, how many at once, and where."""
+    section, _, rest = key.partition(".")
+    last = rest.rpartition(".")[2]
+    if section == "rewards":
+        return last in ("timeout", "retries", "concurrency", "workers", "url", "header_env")
+    if section == "envs":
+        return rest.partition(".")[2] == "limits.seconds"
+    return key.startswith(MAY_CHANGE)

@@ -14,6 +14,7 @@ Everything else is bookkeeping: evaluation on held-out tasks, checkpoints, and n
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from rollgym.cluster.errors import ActorLost
 from rollgym.scheduler.scheduler import Scheduler
@@ -36,6 +37,8 @@ async def train(parts: Parts, run: Run) -> str:
             async with open_scheduler(parts, run) as scheduler:
                 if run.fresh:
                     await begin(parts, run, scheduler)
+                run.answer_stop()
+                await run.catch_up(parts, scheduler)
                 await scheduler.resume()
                 reason = await train_stage(parts, run, scheduler, clock)
                 if reason is not None:
@@ -52,6 +55,7 @@ async def train_stage(parts: Parts, run: Run, scheduler: Scheduler, clock: Clock
         harder = await train_step(parts, run, scheduler)
         run.progress.seconds = clock.seconds
         run.show_plan(parts)
+        run.answer_stop()
         await run.after_step(parts, scheduler)
         if harder:
             return None
@@ -65,27 +69,31 @@ async def train_step(parts: Parts, run: Run, scheduler: Scheduler) -> bool:
     run.console.phase("generate")
     groups = await scheduler.take(config.rollout.groups, release=False)
     watch.lap("generate")
-    losses = run.note_losses(groups, scheduler)
-    run.console.phase("train")
-    async with parts.handover():
-        experience = await parts.compute(
-            make_experience, groups, config, parts.learner, progress.kl_coef, progress.version
-        )
-        metrics = await parts.compute(parts.learner.update, experience.batch)
-        tokens = await parts.compute(token_values, parts.learner, experience.batch) if run.tokens_due else ()
-    progress.kl_coef = parts.learner.adapt_kl(metrics)
-    watch.lap("train")
-    run.console.phase("sync")
-    async with scheduler.updating(progress.version + 1):
-        await parts.renew(progress.version + 1)
-    progress.version += 1
-    progress.step += 1
-    run.note_position(scheduler)
-    scheduler.release(len(groups))
-    watch.lap("sync")
-    metrics |= experience.metrics | age(groups, progress.version - 1) | parts.moved | losses
-    run.record(groups, metrics | watch.metrics(experience.metrics), tokens)
-    return run.advances(groups)
+    # From here on the weights change: a request to stop waits until they are those of a finished step.
+    with run.whole():
+        losses = run.note_losses(groups, scheduler)
+        run.console.phase("train")
+        async with parts.handover():
+            experience = await parts.compute(
+                make_experience, groups, config, parts.learner, progress.kl_coef, progress.version
+            )
+            metrics = await parts.compute(parts.learner.update, experience.batch)
+            tokens: Sequence[dict[str, list[float]]] = ()
+            if run.tokens_due:
+                tokens = await parts.compute(token_values, parts.learner, experience.batch)
+        progress.kl_coef = parts.learner.adapt_kl(metrics)
+        watch.lap("train")
+        run.console.phase("sync")
+        async with scheduler.updating(progress.version + 1):
+            await parts.renew(progress.version + 1)
+        progress.version += 1
+        progress.step += 1
+        run.note_position(scheduler)
+        scheduler.release(len(groups))
+        watch.lap("sync")
+        metrics |= experience.metrics | age(groups, progress.version - 1) | parts.moved | losses
+        run.record(groups, metrics | watch.metrics(experience.metrics), tokens)
+        return run.advances(groups)
 
 
 async def begin(parts: Parts, run: Run, scheduler: Scheduler) -> None:

@@ -31,6 +31,8 @@ class Progress:
     best_step: int = 0
     last: float | None = None
     """The last one."""
+    evaluated: int = 0
+    """The last step whose evaluation is done."""
     kl_coef: float = 0.0
     seconds: float = 0.0
     """Of training, over all resumptions."""
@@ -45,6 +47,7 @@ class Progress:
     def from_json(cls, state: dict[str, Any]) -> Progress:
         """From what a checkpoint holds."""
         values = {name: state[name] for name in cls.__dataclass_fields__ if name in state}
+        values.setdefault("evaluated", values.get("step", 0))
         values["issues"] = {int(ticket): count for ticket, count in state.get("issues", {}).items()}
         return cls(**values)
 

@@ -15,9 +15,11 @@ runs/NAME/manifest.json     what it is, with versions and hashes
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ from rollgym.config import dump, fingerprint
 from rollgym.errors import UsageError, os_reason
 from rollgym.evalplan import Plan, Request, plan
 from rollgym.files import replacing
+from rollgym.run_warnings import RunWarning, as_json, warnings_of
 from rollgym.scheduler.events import EventLog
 from rollgym.scheduler.scheduler import Scheduler
 from rollgym.store import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, write_json
@@ -65,6 +68,11 @@ class Run:
         self._saved_step = -1
         self._plans: dict[int, Plan] = {}
         self._plan_shown: RunPlan = {}
+        self.warnings: list[RunWarning] = []
+        """What looked wrong before the first step."""
+        self._stop_asked = False
+        self._whole = 0
+        self._task: asyncio.Task[Any] | None = None
         if not resume:
             _begin_folder(folder, config)
         self.journal = Journal(
@@ -107,6 +115,50 @@ class Run:
         """Flush everything."""
         self.events.close()
         self.journal.close()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What is done in this block is done to its end before a request to stop is answered."""
+        self._whole += 1
+        try:
+            yield
+        finally:
+            self._whole -= 1
+
+    def ask_to_stop(self) -> None:
+        """End after the step under way, or now where none is: from within the loop."""
+        self._stop_asked = True
+        if self._whole:
+            self.console.note("stopping when this step is done; Ctrl-C again ends the process at once")
+        elif self._task is not None:
+            self._task.cancel()
+
+    def answer_stop(self) -> None:
+        """Between two pieces of work: end here if that was asked for."""
+        if self._stop_asked:
+            raise asyncio.CancelledError
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """While the current task trains: a request to stop cancels it."""
+        self._task = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._task = None
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the run was asked to stop early."""
+        return self._stop_asked
+
+    async def save_stopped(self, parts: Parts) -> None:
+        """Keep the last finished step of a run that is asked to stop."""
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
+        if not self.fresh:
+            await self.save(parts)
 
     async def restore(self, parts: Parts) -> None:
         """Bring the learner and the engine to where the run is."""
@@ -221,18 +273,31 @@ class Run:
         if every and step % every == 0:
             await self.evaluate(scheduler, "training")
             await self.keep_best(parts)
+            self.answer_stop()
         if step % self.config.checkpoints.every == 0:
             await self.save(parts)
+            self.answer_stop()
+
+    async def catch_up(self, parts: Parts, scheduler: Scheduler) -> None:
+        """After resuming: the evaluation that the run was stopped before."""
+        step, every = self.progress.step, self.config.evaluation.every
+        if every and step and step % every == 0 and self.progress.evaluated < step:
+            await self.evaluate(scheduler, "training")
+            await self.keep_best(parts)
 
     async def evaluate(self, scheduler: Scheduler, phase: str) -> float | None:
         """Play the held-out tasks; returns the mean success over the environments."""
         self.console.phase("evaluate")
         found: list[float] = []
+        lines: list[dict[str, Any]] = []
         for number, label in enumerate(env_labels(self.config)):
             wanted = self._plan(number)
             episodes = await scheduler.evaluate(wanted.specs)
             summary = _score(wanted, episodes)
-            self.journal.evaluated(self.progress.step, {"phase": phase, "env": label, **summary})
+            wrong = warnings_of(episodes)
+            lines.append({"phase": phase, "env": label, **summary, "warnings": as_json(wrong)})
+            for warning in wrong if phase != "before" else ():
+                self.console.note(f"warning: {label}: {warning.sentence}")
             if note := exclusion_note(summary):
                 self.console.note(f"evaluation of {label}: {note}")
             shown = label if len(self.config.envs) > 1 else ""
@@ -244,6 +309,10 @@ class Run:
                 low, high = summary["return_ci"] or (math.nan, math.nan)
                 step, mean = self.progress.step, summary["mean_return"]
                 self.console.evaluated(step, mean, low, high, env=shown, what="return")
+        # All at once: an evaluation that is stopped half-way is done again by the resumed run.
+        for line in lines:
+            self.journal.evaluated(self.progress.step, line)
+        self.progress.evaluated = self.progress.step
         self.progress.last = sum(found) / len(found) if found else None
         return self.progress.last
 
@@ -253,9 +322,10 @@ class Run:
             return
         self.console.phase("save")
         self.progress.marks = self.journal.marks()
-        await parts.compute(
-            self.checkpoints.save, self.progress.step, self.progress.to_json(), parts.learner.save
-        )
+        with self.whole():
+            await parts.compute(
+                self.checkpoints.save, self.progress.step, self.progress.to_json(), parts.learner.save
+            )
         self._saved_step = self.progress.step
         self.fresh = False
 
@@ -266,7 +336,9 @@ class Run:
         await self.save(parts)  # first: going on from it evaluates again, or trains further
         await self.evaluate(scheduler, "after")
         await self.keep_best(parts)
-        await parts.compute(parts.export, self.folder / FINAL)
+        self.answer_stop()
+        with self.whole():
+            await parts.compute(parts.export, self.folder / FINAL)
         write_json(self.folder / SUMMARY, self._summary(reason))
 
     async def keep_best(self, parts: Parts) -> None:
@@ -275,12 +347,13 @@ class Run:
         if progress.last is None or (progress.best is not None and progress.last <= progress.best):
             return
         progress.best, progress.best_step = progress.last, progress.step
-        await parts.compute(
-            self.checkpoints.save_best,
-            progress.step,
-            progress.to_json(),
-            lambda to: parts.export(to / "model"),
-        )
+        with self.whole():
+            await parts.compute(
+                self.checkpoints.save_best,
+                progress.step,
+                progress.to_json(),
+                lambda to: parts.export(to / "model"),
+            )
 
     def _plan(self, number: int) -> Plan:
         if number not in self._plans:
@@ -298,6 +371,7 @@ class Run:
             "best_success": progress.best,
             "best_step": progress.best_step,
             "last_success": progress.last,
+            "warnings": as_json(self.warnings),
             "evaluations": [
                 {
                     name: line[name]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rollgym.agent import AgentSetup, make_agent
 from rollgym.errors import UsageError
 from rollgym.evalplan import Request, plan
+from rollgym.run_warnings import long_demonstrations
 from rollgym.scheduler.episode import play_episode
 from rollgym.scheduler.scheduler import Scheduler
 from rollgym.seeding import derive_rng, derive_seed
@@ -35,6 +36,10 @@ async def warm_start(parts: Parts, run: Run, scheduler: Scheduler) -> None:
     assert settings is not None
     shown = await demonstrations(parts, settings)
     tokens = [token_episode(retell(one.episode, parts.agent)) for one in shown]
+    replies = [int(count) for told in tokens for count in told.per_turn]
+    for warning in long_demonstrations(replies, config.agent.max_tokens):
+        run.console.note(f"warning: {warning.sentence}")
+        run.warnings.append(warning)
     weights = [np.repeat(one.weights, told.per_turn) for one, told in zip(shown, tokens, strict=True)]
     check = _validation(config, settings, shown) if settings.until_success is not None else []
     batches = -(-len(tokens) // settings.batch)

@@ -7,7 +7,6 @@ DIR/summary.json, report.md  the numbers, with a hash of every file of episodes
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
 from pathlib import Path
@@ -17,13 +16,12 @@ import msgspec
 
 from rollgym.bench.suite import NAME, Entry, Suite, Who, suite_from
 from rollgym.errors import ResultsError, UsageError
-from rollgym.files import open_append, refuse_links, replacing
-from rollgym.records import decode_episode
-from rollgym.store import EPISODES, MANIFEST, SUMMARY, read_versioned, write_json
+from rollgym.files import refuse_links
+from rollgym.store import MANIFEST, SUMMARY, read_versioned, refuse_change, write_json
 from rollgym.types import SCHEMA_VERSION
 from rollgym.versions import package_versions
 
-ENTRIES, REPORT, FAILED = "entries", "report.md", "failed.jsonl"
+ENTRIES, REPORT = "entries", "report.md"
 KIND = "bench"
 
 
@@ -66,12 +64,7 @@ def open_results(out: Path, manifest: dict[str, Any], resume: bool) -> dict[str,
         return manifest
     refuse_links(out)
     before = read_results_manifest(out)
-    for field in ("suite_hash", "agent", "entries", "data"):
-        if before.get(field) != manifest[field]:
-            raise UsageError(
-                f"{out} was made with {field} = {json.dumps(before.get(field))}, but now it is "
-                f"{json.dumps(manifest[field])}: resume with the same settings, or use another --out."
-            )
+    refuse_change(out, before, manifest, ("suite_hash", "agent", "entries", "data"))
     return before
 
 
@@ -143,28 +136,3 @@ def parts(run: Path) -> dict[str, Path]:
         return {"": run}
     named = {name: entry_folder(run, name) for name in read_results_manifest(run)["entries"]}
     return {name: folder for name, folder in named.items() if (folder / MANIFEST).exists()}
-
-
-def set_failed_aside(folder: Path) -> int:
-    """Take failed episodes out of the way, to be played again; they stay in a file of their own."""
-    path = folder / EPISODES
-    with open_append(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"Another process is writing to {folder} right now.") from None
-        lines = path.read_bytes().splitlines(keepends=True)
-        failed = {number for number, line in enumerate(lines) if _failed(line)}
-        if failed:
-            with open_append(folder / FAILED) as aside:
-                aside.writelines(lines[number] for number in sorted(failed))
-            with replacing(path) as kept:
-                kept.writelines(line for number, line in enumerate(lines) if number not in failed)
-    return len(failed)
-
-
-def _failed(line: bytes) -> bool:
-    try:
-        return decode_episode(line).outcome.failed
-    except ResultsError:
-        return False  # who reads it next says what is wrong with it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from rollgym.bench.folder import (
     make_manifest,
     open_results,
     read_manifest,
-    set_failed_aside,
 )
 from rollgym.bench.markdown import markdown
 from rollgym.bench.suite import Entry, Suite, Who, plan_entry
@@ -23,7 +21,8 @@ from rollgym.evalplan import Plan
 from rollgym.evaluate import Evaluation, check_agent, open_folder
 from rollgym.files import replacing
 from rollgym.replay import finished_episodes
-from rollgym.store import MANIFEST, SUMMARY, write_json
+from rollgym.running import run_to_end
+from rollgym.store import MANIFEST, SUMMARY, set_failed_aside, write_json
 from rollgym.types import Outcome
 
 Player = Callable[[Evaluation], None]
@@ -32,7 +31,7 @@ Player = Callable[[Evaluation], None]
 
 def play(evaluation: Evaluation) -> None:
     """Play an evaluation and show nothing."""
-    asyncio.run(evaluation.run())
+    run_to_end(evaluation.run, evaluation.stop)
 
 
 def chosen(suite: Suite, who: Who, only: Sequence[str] = ()) -> list[Entry]:
@@ -55,12 +54,21 @@ class SuiteRun:
     """A suite being played into a folder."""
 
     def __init__(
-        self, suite: Suite, who: Who, out: Path, *, only: Sequence[str] = (), resume: bool = False
+        self,
+        suite: Suite,
+        who: Who,
+        out: Path,
+        *,
+        only: Sequence[str] = (),
+        resume: bool = False,
+        keep_failed: bool = False,
     ) -> None:
         """Everything that can be known to be wrong is found here, before anything is played or written."""
         self.suite = suite
         self.who = who
         self.out = out
+        self.keep_failed = keep_failed
+        """Leave the failed episodes of an earlier run as they are, instead of playing them again."""
         self.stopped = False
         self.trouble: list[str] = []
         """Why entries ended early, a sentence each."""
@@ -101,7 +109,7 @@ class SuiteRun:
     def _play(self, entry: Entry, player: Player) -> None:
         path = entry_folder(self.out, entry.name)
         begun = (path / MANIFEST).exists()
-        if begun:
+        if begun and not self.keep_failed:
             set_failed_aside(path)
         planned = self.plans[entry.name]
         folder = open_folder(planned, path, begun)

@@ -13,6 +13,7 @@ from rollgym.cli.common import (
     AgentName,
     AsJson,
     EnvModules,
+    KeepFailed,
     WeakSandbox,
     console,
     import_modules,
@@ -81,6 +82,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Play what is missing in --out, or has failed.")
     ] = False,
+    keep_failed: KeepFailed = False,
     as_json: AsJson = False,
     env_module: EnvModules = None,
     agent_arg: AgentArgs = None,
@@ -109,7 +111,14 @@ def run(
         weak_sandbox=allow_weak_sandbox,
     )
     found = find_suite(suite)
-    playing = SuiteRun(found, who, out or new_folder(found.name, agent), only=only or (), resume=resume)
+    playing = SuiteRun(
+        found,
+        who,
+        out or new_folder(found.name, agent),
+        only=only or (),
+        resume=resume,
+        keep_failed=keep_failed,
+    )
     quiet = agent == "human"
     _report(playing, playing.run(lambda one: play(one, playing.stop, quiet=quiet)), as_json)
 

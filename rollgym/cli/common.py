@@ -98,6 +98,9 @@ WeakSandbox = Annotated[
     bool,
     typer.Option("--allow-weak-sandbox", help="Honor sandbox settings of the file that weaken the sandbox."),
 ]
+KeepFailed = Annotated[
+    bool, typer.Option("--keep-failed", help="With --resume: leave failed episodes as they are.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 

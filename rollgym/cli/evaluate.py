@@ -15,6 +15,7 @@ from rollgym.cli.common import (
     EnvArgs,
     EnvModules,
     EnvName,
+    KeepFailed,
     console,
     import_modules,
     model_options,
@@ -48,7 +49,10 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results.", show_default="runs/<time>-<env>-<agent>")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Finish what is missing in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Play what is missing in --out, or has failed.")
+    ] = False,
+    keep_failed: KeepFailed = False,
     as_json: AsJson = False,
     env_arg: EnvArgs = None,
     env_module: EnvModules = None,
@@ -58,7 +62,7 @@ def evaluate(
     """Measure an agent on an environment.
 
     Plays episodes and reports success, return, length and time, with intervals.
-    Every episode is written as it ends. Ctrl-C keeps what is done; --resume plays the rest and nothing twice.
+    Every episode is written as it ends. Ctrl-C keeps what is done; --resume plays the rest, and what failed.
     The same seed plays the same tasks with the same randomness, whatever the number of workers.
     """
     from rollgym.cli.progress import play
@@ -88,7 +92,9 @@ def evaluate(
     )
     todo = plan(request)
     say_notes(check_agent(request))
-    folder = open_folder(todo, out or new_folder(env.removeprefix("rollgym/"), agent), resume)
+    folder = open_folder(
+        todo, out or new_folder(env.removeprefix("rollgym/"), agent), resume, keep_failed=keep_failed
+    )
     evaluation = Evaluation(todo, folder)
     try:
         play(evaluation, evaluation.stop, quiet=agent == "human")
@@ -108,6 +114,8 @@ def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> N
         print_summary(console(), summary)
     if note := exclusion_note(summary):
         typer.echo(f"rollgym: WARNING: {note}", err=True)
+    for warning in summary["warnings"]:
+        typer.echo(f"rollgym: warning: {warning['sentence']}", err=True)
     done, wanted = summary["episodes"], summary["requested"]
     if done < wanted:
         typer.echo(
@@ -115,7 +123,7 @@ def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> N
             f"command with --out {evaluation.folder.path} --resume plays the rest.",
             err=True,
         )
-        raise typer.Exit(130)
+        raise typer.Exit(evaluation.exit_code or 130)
     if summary["failed"]:
         sentence = first_error(evaluation.folder.done)
         typer.echo(f"rollgym: {summary['failed']} of {done} episodes failed: {sentence}", err=True)

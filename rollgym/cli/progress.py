@@ -23,16 +23,11 @@ PLAIN_EVERY = 10.0
 
 def play(evaluation: Evaluation, stop: Callable[[], None], *, quiet: bool) -> None:
     """Play an evaluation to its end with a line about it; Ctrl-C calls ``stop``."""
-    import asyncio
-
-    from rollgym.signals import when_asked_to_stop
-
-    async def run() -> None:
-        with when_asked_to_stop(stop):
-            await evaluation.run()
+    from rollgym.running import run_to_end
 
     with EpisodeProgress(console(stderr=True), evaluation, quiet=quiet):
-        asyncio.run(run())
+        _, asked = run_to_end(evaluation.run, stop)
+    evaluation.exit_code = asked.exit_code
 
 
 class EpisodeProgress:

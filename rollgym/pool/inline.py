@@ -4,7 +4,7 @@ The loop's own thread stays free, so that limits, Ctrl-C and SIGTERM are heard w
 thread cannot be killed: one whose episode was given up is left to itself, and ends with the process. What
 holds the interpreter lock for good (a loop in C) still stops everything: worker processes can be killed then.
 
-Environments whose class promises quick calls (``pool_thread = "any"``) are called in the thread of the loop as
+Environments whose class promises quick calls (``pool_thread = "any"``) are called in the loop's thread as
 long as they are quick.
 """
 
@@ -99,9 +99,9 @@ class Lane:
         """Give the thread up: it ends when its call does, which is interrupted after a while."""
         self.left = True
         self.end()
-        asyncio.get_running_loop().call_later(PATIENCE, self._interrupt)
+        asyncio.get_running_loop().call_later(PATIENCE, self.interrupt)
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
         """Raise in the thread: that ends a loop in Python, and a sleep when it is over."""
         thread = self._thread
         if self._now is not None and thread is not None and thread.ident is not None:
@@ -149,6 +149,11 @@ class Seat:
         result: T = await self._running.future
         return result
 
+    @property
+    def left(self) -> Lane | None:
+        """The thread that was given up with a call under way."""
+        return self._lane if self._lane is not None and self._lane.left else None
+
     def close(self) -> asyncio.Future[None] | None:
         """Close the environment where it was called. One whose call still runs is left to its thread."""
         hosted, lane = self.hosted, self._lane
@@ -187,6 +192,8 @@ class InlinePool:
         self._shelf: Shelf[Seat] = Shelf()
         self._leased: dict[int, Seat] = {}
         self._threads: dict[bytes, Thread] = {}
+        self._left: list[Seat] = []
+        """Those whose call was still running when their episode ended."""
         self._opened = 0
 
     async def open(self, spec: EpisodeSpec) -> InlineSession:
@@ -212,6 +219,9 @@ class InlinePool:
         closing = [future for future in (seat.close() for seat in seats) if future is not None]
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_SECONDS)
+        for seat in (*self._left, *seats):
+            if seat.left is not None:
+                seat.left.interrupt()
 
     def stats(self) -> PoolStats:
         """Leases in use and episodes so far."""
@@ -222,7 +232,10 @@ class InlinePool:
         if self._leased.pop(id(seat), None) is None:
             return None  # the pool was closed meanwhile
         unwanted = self._shelf.put(seat) if healthy else seat
-        return None if unwanted is None else unwanted.close()
+        closing = None if unwanted is None else unwanted.close()
+        if seat.left is not None:
+            self._left.append(seat)
+        return closing
 
 
 class InlineSession:

@@ -197,8 +197,17 @@ def _state(run: RunView, summary: dict[str, Any] | None) -> str:
     return f"finished: {ended}" if ended else "finished"
 
 
+def _warnings(holder: dict[str, Any] | None) -> list[str]:
+    """The sentences of the warnings that a summary or an evaluation holds."""
+    listed = (holder or {}).get("warnings")
+    found = [_text(_object(one).get("sentence")) for one in listed] if isinstance(listed, list) else []
+    return [f"Warning: {sentence}" for sentence in found if sentence]
+
+
 def _notes(run: RunView, summary: dict[str, Any] | None) -> list[str]:
-    notes = []
+    notes = _warnings(summary)
+    if run.evaluations:
+        notes += _warnings(run.evaluations[-1])
     for name, skipped in run.skipped.items():
         lines = "1 line" if skipped.count == 1 else f"{skipped.count} lines"
         half = " (half written)" if skipped.half == skipped.count else ""

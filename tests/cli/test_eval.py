@@ -25,8 +25,8 @@ def untimed(summary: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in summary.items() if key not in TIMED}
 
 
-def ids(folder: Path) -> list[str]:
-    return [episode.spec.episode_id for episode in read_episodes(folder / "episodes.jsonl")]
+def ids(folder: Path, name: str = "episodes.jsonl") -> list[str]:
+    return [episode.spec.episode_id for episode in read_episodes(folder / name)]
 
 
 def test_json_holds_what_a_script_needs(rollgym_command: Command) -> None:
@@ -186,7 +186,7 @@ def test_an_interrupt_keeps_what_is_done_and_resume_finishes(
         time.sleep(0.05)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == 128 + number, err
     assert "--resume plays the rest" in err
     assert "Traceback" not in err
     kept = ids(tmp_path / "r")
@@ -228,3 +228,37 @@ def test_tables_for_people(rollgym_command: Command) -> None:
     assert "success" in ran.out
     assert "0.000" in ran.out
     assert "runs/" in ran.out
+
+
+def test_resume_plays_failed_episodes_again_unless_they_are_kept(
+    rollgym_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("eval", "faulty:RaisesOnce", "--episodes", 6, "--seed", 3, "--out", "r", "--json")
+    monkeypatch.setenv("RAISES", "1")
+    first = rollgym_command(*words)
+    assert first.code == 1
+    failed = json.loads(first.out)["failed"]
+    assert failed == 6
+    monkeypatch.delenv("RAISES")
+    kept = rollgym_command(*words, "--resume", "--keep-failed")
+    assert json.loads(kept.out)["failed"] == failed
+    again = rollgym_command(*words, "--resume")
+    assert again.code == 0, again.err
+    assert json.loads(again.out)["failed"] == 0
+    assert len(ids(tmp_path / "r")) == 6
+    assert len(ids(tmp_path / "r", "failed.jsonl")) == failed
+
+
+def test_addresses_timeouts_and_retries_may_change_on_resume_and_a_refusal_names_one_key(
+    rollgym_command: Command, tmp_path: Path
+) -> None:
+    words = ("eval", "faulty:Counting", "--episodes", 2, "--out", "r", "--agent", "faulty:Optioned")
+    first = rollgym_command(*words, "--agent-arg", "timeout=3", "--agent-arg", "style=short")
+    assert first.code == 0, first.err
+    changed = ("--agent-arg", "timeout=9", "--max-seconds", 60, "--concurrency", 3, "--workers", 1)
+    ran = rollgym_command(*words, *changed, "--agent-arg", "style=short", "--resume")
+    assert ran.code == 0, ran.err
+    ran = rollgym_command(*words, "--agent-arg", "style=long", "--resume")
+    assert ran.code == 2
+    assert 'agent.options.style = "short", but now it is "long"' in ran.err
+    assert "timeout" not in ran.err

@@ -25,6 +25,8 @@ RENEW = "rollgym.trainer.setup:Parts.renew"
 KEEP = "rollgym.trainer.journal:Journal.keep"
 EVALUATED = "rollgym.trainer.journal:Journal.evaluated"
 SUMS = "rollgym.trainer.checkpoint:write_json"
+TAKE = "rollgym.scheduler.scheduler:Scheduler.take"
+EVALUATE = "rollgym.scheduler.scheduler:Scheduler.evaluate"
 NAME = "rollgym.trainer.checkpoint:_replace"
 SAVE = "rollgym.trainer.learner.local:LocalLearner.save"
 MODEL = "rollgym.trainer.model:_save_model"
@@ -188,17 +190,21 @@ def test_whatever_changes_while_training_is_in_the_checkpoint(
 @pytest.mark.parametrize(
     ("moment", "number", "kept"),
     [
-        ((UPDATE, 3), SIGINT, "the checkpoint of step 2 is kept"),
-        ((RENEW, 1), SIGTERM, "the checkpoint of step 0 is kept"),
+        ((UPDATE, 3), SIGINT, "the checkpoint of step 3 is kept"),
+        ((TAKE, 2), SIGINT, "the checkpoint of step 1 is kept"),
+        ((EVALUATE, 2), SIGINT, "the checkpoint of step 2 is kept"),
+        ((RENEW, 1), SIGTERM, "the checkpoint of step 1 is kept"),
         ((SAVE, 2), SIGINT, "the checkpoint of step 2 is kept"),
     ],
-    ids=["Ctrl-C", "termination", "Ctrl-C while saving"],
+    ids=["while updating", "while generating", "while evaluating", "termination", "while saving"],
 )
 def test_asked_to_stop_it_says_how_to_go_on_and_does(
     forge: Forge, tmp_path: Path, plain: Story, moment: tuple[str, int], number: int, kept: str
 ) -> None:
     write(tmp_path)
-    assert forge.run(tmp_path, "train", "small.yaml", "--out", "run", at=moment, signal=number) == 1
+    assert (
+        forge.run(tmp_path, "train", "small.yaml", "--out", "run", at=moment, signal=number) == 128 + number
+    )
     said = (tmp_path / "err.txt").read_text().strip().splitlines()[-1]
     assert said.startswith("rollgym: Stopped after step ")
     assert kept in said
