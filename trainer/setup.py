@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +41,7 @@ from rollgym.trainer.handover import Handover
 from rollgym.trainer.learner import Learner, Metrics
 from rollgym.trainer.learner.local import LocalLearner
 from rollgym.trainer.learner.objective import GAP_LIMIT
+from rollgym.trainer.learner_thread import LearnerThread
 from rollgym.trainer.model import make_policy
 from rollgym.trainer.plan_record import RunPlan, local_plan
 from rollgym.trainer.weights import holds_weights
@@ -67,7 +68,7 @@ class Parts:
     pool: EnvPool
     learner: Learner
     scorer: Weighted | None
-    thread: ThreadPoolExecutor
+    thread: Executor
     """Where the learner computes: one thread, so that the event loop stays free."""
     plan: RunPlan = field(default_factory=dict)
     """Which part works where."""
@@ -143,7 +144,7 @@ def prepare_model(config: TrainConfig, folder: Path) -> Path:
 @asynccontextmanager
 async def open_parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
     """Everything, ready to use; closed again whatever happens."""
-    with ThreadPoolExecutor(1, thread_name_prefix="rollgym-learner") as thread:
+    with LearnerThread() as thread:
         loop = asyncio.get_running_loop()
         model = await loop.run_in_executor(thread, prepare_model, config, folder)
         learner = await loop.run_in_executor(thread, make_learner, config, model)
@@ -175,7 +176,7 @@ def make_parts(
     engine: Engine,
     pool: EnvPool,
     learner: Learner,
-    thread: ThreadPoolExecutor,
+    thread: Executor,
     **more: Any,
 ) -> Parts:
     """The parts, with an agent and a scorer over them; ``more`` are further fields."""

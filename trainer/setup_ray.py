@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rollgym.engines.replicas import ReplicaEngine
 from rollgym.errors import EngineLost, RollgymError, one_line
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.handover import Handover
+from rollgym.trainer.learner_thread import LearnerThread
 from rollgym.trainer.plan_record import RunPlan, ray_plan
 from rollgym.trainer.ray_plan import LOOK, plan_again, plan_first
 from rollgym.trainer.ray_roles import (
@@ -48,7 +49,7 @@ async def open_ray_parts(config: TrainConfig, folder: Path) -> AsyncIterator[Par
     folder = folder.absolute()
     # Counted so that every actor of a Ray of its own has one, however few there are.
     cpus = None if config.address is not None else max(os.cpu_count() or 1, (config.gpus or 0) + 2)
-    with ThreadPoolExecutor(1, thread_name_prefix="rollgym-learner") as thread:
+    with LearnerThread() as thread:
         loop = asyncio.get_running_loop()
         model = await loop.run_in_executor(thread, prepare_model, config, folder)
         with connect(config.address, gpus=config.gpus, cpus=cpus) as connection:
@@ -69,7 +70,7 @@ class RayRun:
         folder: Path,
         model: Path,
         connection: Connection,
-        thread: ThreadPoolExecutor,
+        thread: Executor,
     ) -> None:
         self._config, self._folder, self._model = config, folder, model
         self._connection, self._thread = connection, thread
