@@ -14,6 +14,7 @@ from rollgym.pool import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
 from rollgym.records import jsonable
+from rollgym.run_warnings import RunWarning, warnings_of
 from rollgym.running import run_to_end
 from rollgym.scheduler.episode import EpisodeLife
 from rollgym.scheduler.events import EventLog
@@ -29,6 +30,8 @@ IDENTITY = ("env", "agent", "split", "seed", "per_task", "limits", "task_set")
 """Manifest fields that must agree before results may be continued."""
 GIVE_UP_AFTER = 10
 """When this many episodes have ended and every one of them failed, the rest would too."""
+WARN_AFTER = 8
+"""After this many episodes of an evaluation, what looks wrong is said without waiting for its end."""
 ATTEMPTS = 3
 """How often an episode is started anew when its worker dies."""
 
@@ -46,6 +49,9 @@ class Evaluation:
         """130 or 143 where a signal ended it early."""
         self.agent_notes: dict[str, Any] = {}
         """What the agent says of itself, where it does: its settings and its totals."""
+        self.warned: set[str] = set()
+        """Names of the warnings that were given while it ran."""
+        self.on_warning: Callable[[RunWarning], object] = lambda warning: None
         self._on_episode = on_episode
         self._places: Places | None = None
         self._failure: RunError | None = None
@@ -151,6 +157,10 @@ class Evaluation:
         self.folder.append(episode)
         self._on_episode(episode)
         done = self.folder.done
+        if len(done) == WARN_AFTER:
+            for warning in warnings_of(done):
+                self.warned.add(warning.name)
+                self.on_warning(warning)
         if len(done) >= GIVE_UP_AFTER and all(episode.outcome.failed for episode in done):
             self._failure = RunError(f"All of the first {len(done)} episodes failed: {first_error(done)}")
             self.stop()

@@ -36,12 +36,13 @@ class RunWarning(msgspec.Struct, frozen=True, kw_only=True):
 def warnings_of(episodes: Sequence[Episode]) -> list[RunWarning]:
     """What looks wrong with these episodes."""
     found: list[RunWarning] = []
-    failed = sum(episode.outcome.failed for episode in episodes)
-    if episodes and failed == len(episodes):
+    if episodes and all(episode.outcome.failed for episode in episodes):
+        scored = any(not episode.excluded for episode in episodes)
+        why = "and count as failures of the agent" if scored else "so there is no score"
         found.append(
             RunWarning(
                 name="all_failed",
-                sentence=f"All {failed} episodes failed, so there is no score.",
+                sentence=f"All {len(episodes)} episodes were ended by errors, {why}: see their messages.",
                 figure=1.0,
             )
         )

@@ -30,7 +30,7 @@ from rollgym.config import dump, fingerprint
 from rollgym.errors import UsageError, os_reason
 from rollgym.evalplan import Plan, Request, plan
 from rollgym.files import replacing
-from rollgym.run_warnings import RunWarning, as_json, warnings_of
+from rollgym.run_warnings import FEW_VALID, RunWarning, as_json, warnings_of
 from rollgym.scheduler.events import EventLog
 from rollgym.scheduler.scheduler import Scheduler
 from rollgym.store import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, write_json
@@ -70,6 +70,7 @@ class Run:
         self._plan_shown: RunPlan = {}
         self.warnings: list[RunWarning] = []
         """What looked wrong before the first step."""
+        self._few_valid_said = False
         self._stop_asked = False
         self._whole = 0
         self._task: asyncio.Task[Any] | None = None
@@ -241,6 +242,10 @@ class Run:
     ) -> None:
         """A training step is done."""
         episodes = [episode for group in groups for episode in group.episodes]
+        if metrics.get("valid_actions", 1.0) < FEW_VALID and not self._few_valid_said:
+            self._few_valid_said = True
+            for warning in warnings_of(episodes):
+                self.console.note(f"warning: step {self.progress.step}: {warning.sentence}")
         self.journal.record(self.progress.step, metrics)
         self.journal.keep(self.progress.step, episodes, tokens)
         self.console.step(self.progress.step, metrics)

@@ -115,7 +115,8 @@ def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> N
     if note := exclusion_note(summary):
         typer.echo(f"rollgym: WARNING: {note}", err=True)
     for warning in summary["warnings"]:
-        typer.echo(f"rollgym: warning: {warning['sentence']}", err=True)
+        if warning["name"] not in evaluation.warned:  # said while it ran
+            typer.echo(f"rollgym: warning: {warning['sentence']}", err=True)
     done, wanted = summary["episodes"], summary["requested"]
     if done < wanted:
         typer.echo(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rollgym.evaluate import Evaluation
+    from rollgym.run_warnings import RunWarning
     from rollgym.types import Episode
 
 PLAIN_EVERY = 10.0
@@ -52,6 +53,7 @@ class EpisodeProgress:
             disable=not self._live,
         )
         evaluation._on_episode = self.add
+        evaluation.on_warning = self.warn
 
     def __enter__(self) -> EpisodeProgress:
         folder = self._evaluation.folder
@@ -84,6 +86,11 @@ class EpisodeProgress:
         if self._plain and time.monotonic() - self._last > PLAIN_EVERY:
             self._last = time.monotonic()
             self._console.print(f"{len(self._evaluation.folder.done)}/{self._total} {self._numbers()}")
+
+    def warn(self, warning: RunWarning) -> None:
+        """Say at once what looks wrong."""
+        env_id = self._evaluation.plan.request.env_id
+        self._console.print(f"warning: {env_id}: {warning.sentence}", style="yellow", markup=False)
 
     def _count(self, episode: Episode) -> None:
         self._failed += episode.outcome.failed

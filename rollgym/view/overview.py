@@ -59,6 +59,7 @@ def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
         "failures": failures(run.rows),
         "suite": _suite(run.manifest, summary),
         "notes": [*notes, *_notes(run, summary)],
+        "suspect": bool(_warnings(summary)),
         "config": run.config,
         "manifest": _text(json.dumps(manifest, indent=2, ensure_ascii=False)),
         "versions": {_text(k): _text(v) for k, v in _object(manifest.get("versions")).items()},
@@ -141,6 +142,7 @@ def _evaluation(line: dict[str, Any]) -> dict[str, Any]:
         "excluded": _number(line.get("excluded")) or 0,
         "length": _number(_object(line.get("length")).get("mean")),
         "valid": _number(line.get("valid_actions")),
+        "suspect": bool(_warnings(line)),
     }
 
 

@@ -262,3 +262,34 @@ def test_addresses_timeouts_and_retries_may_change_on_resume_and_a_refusal_names
     assert ran.code == 2
     assert 'agent.options.style = "short", but now it is "long"' in ran.err
     assert "timeout" not in ran.err
+
+
+def test_actions_that_are_never_valid_are_said_at_once_and_marked(
+    rollgym_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parser that does not fit looks like an agent without skill: success 0.000."""
+    from rollgym.view.overview import overview
+    from rollgym.view.read import RunView
+
+    (tmp_path / "mumbles.py").write_text("def play(observation, info):\n    return 'xyzzy'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("eval", "rollgym/FrozenLake-v0", "--agent", "mumbles:play", "--out", tmp_path / "r")
+    ran = rollgym_command(*words, "--episodes", 10)
+    sentence = "Only 0.0% of the actions were valid"
+    assert " ".join(ran.err.split()).count(sentence) == 1
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert [one["name"] for one in summary["warnings"]] == ["few_valid_actions"]
+    page = overview(RunView(tmp_path / "r"))
+    assert page["suspect"]
+    assert any(sentence in note for note in page["notes"])
+
+
+def test_an_agent_that_plays_soundly_is_not_suspected(rollgym_command: Command, tmp_path: Path) -> None:
+    from rollgym.view.overview import overview
+    from rollgym.view.read import RunView
+
+    ran = rollgym_command(
+        "eval", "rollgym/FrozenLake-v0", "--agent", "random", "--episodes", 10, "--out", tmp_path / "r"
+    )
+    assert "warning" not in ran.err.lower()
+    assert not overview(RunView(tmp_path / "r"))["suspect"]

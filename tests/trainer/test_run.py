@@ -181,3 +181,20 @@ def test_a_run_prints_and_keeps_its_plan(train_here: Run, capsys: pytest.Capture
         "engines": 1,
     }
     assert json.loads((folder / "manifest.json").read_text())["plan"] == line
+
+
+def test_actions_that_are_never_valid_are_said_at_the_first_step_and_marked(
+    train_here: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rollgym.view.overview import overview
+    from rollgym.view.read import RunView
+
+    folder = train_here("run", "stop.steps=2", envs=[{"id": "lessons:Deaf"}])
+    shown = " ".join(capsys.readouterr().err.split())
+    assert shown.count("warning: step 1: Only 0.0% of the actions were valid") == 1
+    assert "warning: step 2" not in shown
+    run = RunView(folder)
+    run.follow()
+    page = overview(run)
+    assert [one["suspect"] for one in page["evaluations"]] == [True] * 3
+    assert page["headline"]["trained"][0]["last"]["suspect"]

@@ -4,13 +4,18 @@ function card(name, value, note) {
   return h("div", { class: "card" }, h("div", { class: "value" }, value), h("div", { class: "name" }, name), note && h("div", { class: "note" }, note));
 }
 
+// A number that a warning of the run casts doubt on, such as a success of 0 without any valid action.
+function marked(text, suspect) {
+  return suspect ? [text, h("span", { class: "suspect", title: "see the warnings below", "aria-label": "suspect: see the warnings" }, " \u26a0")] : [text];
+}
+
 function headline(data) {
   const trained = data.headline.trained;
   if (trained?.length) return trained.map((one) => trainedHeadline(one, data, trained.length > 1));
   const success = data.totals.success, average = data.totals.return;
   if (data.kind === "train") return h("div", { class: "hero" }, h("p", { class: "big" }, "\u2013"), h("p", {}, "No evaluation on held-out tasks is recorded yet."));
   if (success) {
-    return h("div", { class: "hero" }, h("p", { class: "big" }, percent(success.value, success.of >= 200 ? 1 : 0)),
+    return h("div", { class: "hero" }, h("p", { class: "big" }, ...marked(percent(success.value, success.of >= 200 ? 1 : 0), data.suspect)),
       h("p", {}, h("b", {}, `of ${whole(success.of)} episodes succeeded`), `. 95 % interval: ${between(success, (v) => percent(v, 1))}.`,
         data.success_means ? h("span", { class: "small block" }, `Success means: ${shorten(data.success_means, 300)}.`) : ""));
   }
@@ -30,7 +35,7 @@ function trainedHeadline({ env, first: untaught, taught, last }, data, several) 
     ? "one evaluation so far"
     : apart ? `clearly ${apart}: the intervals do not meet` : Math.abs(change) < 1e-9 ? "no change" : "no clear difference: the intervals overlap";
   return h("div", { class: "hero" },
-    h("p", { class: "big" }, percent(first.success.value), h("span", { class: "arrow", "aria-label": "to" }, " \u2192 "), percent(last.success.value)),
+    h("p", { class: "big" }, percent(first.success.value), h("span", { class: "arrow", "aria-label": "to" }, " \u2192 "), ...marked(percent(last.success.value), last.suspect)),
     h("p", {}, h("b", {}, `success on held-out tasks${several ? ` of ${shorten(env, 80)}` : ""}`), ` by ${whole(data.headline.steps)} steps of reinforcement learning: ${words}.`,
       h("span", { class: "small block" }, `95 % intervals: ${between(first.success, (v) => percent(v, 1))}, then ${between(last.success, (v) => percent(v, 1))}; ${whole(last.episodes ?? 0)} episodes each.`,
         taught ? ` Before the warm start, untaught: ${percent(untaught.success.value)}.` : "")));
@@ -105,7 +110,7 @@ function tables(data) {
   if (data.evaluations.length) {
     found.push(section("Evaluations",
       table(["when", "step", "environment", "success", "95 % interval", "mean return", "turns", "episodes", "failed"],
-        data.evaluations.map((one) => [one.phase, whole(one.step), one.env, one.success ? percent(one.success.value, 1) : "\u2013", between(one.success, (v) => percent(v, 1)),
+        data.evaluations.map((one) => [one.phase, whole(one.step), one.env, h("span", {}, ...marked(one.success ? percent(one.success.value, 1) : "\u2013", one.suspect)), between(one.success, (v) => percent(v, 1)),
           one.return ? number(one.return.value) : "\u2013", number(one.length), one.episodes === null ? "\u2013" : whole(one.episodes), whole(one.failed)]),
         ["", "num", "", ...Array(6).fill("num")])));
   }
