@@ -27,7 +27,7 @@ from rollgym.trainer.console import Console
 from rollgym.trainer.journal import EVALUATIONS, METRICS
 from rollgym.trainer.run import CONFIG, FINAL, Run, held_out
 from rollgym.trainer.streams import make_stream
-from rollgym.trainer.trusted import TRUST_CODE, code_of, load_to_run, require_trust
+from rollgym.trainer.trusted import TRUST_CODE, check_targets, code_of, load_to_run, require_trust
 
 if TYPE_CHECKING:
     from rollgym.trainer.setup import Parts
@@ -72,6 +72,7 @@ def run_training(
     require("Training", "train")
     if config.runtime == "local":
         torch_device(config.learner.device, "learner.device")
+    check_targets(config)
     folder = out or new_folder(config.name or Path(str(name)).stem)
     console = Console(plain=plain)
     with console, removed_unless(folder, lambda: _has_begun(folder)):

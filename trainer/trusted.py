@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rollgym.agents.credentials import find_key
 from rollgym.config import load
 from rollgym.errors import UsageError
 from rollgym.registry import import_module
+from rollgym.rewards.resolve import check_reachable, resolve_rewards
 from rollgym.terminal import printable
 from rollgym.trainer.config import TrainConfig
 from rollgym.trust import find_origin, weakened
@@ -54,6 +56,20 @@ def load_to_run(
     for module in config.rollout.modules:
         import_module(module, "rollout.modules")
     return load(TrainConfig, path, overrides) if config.rollout.modules else config
+
+
+def check_targets(config: TrainConfig) -> None:
+    """Resolve what rewards and the engine need from outside, before a run makes or starts anything.
+
+    Functions are imported: only for a config that the user trains with.
+    """
+    resolve_rewards(config.rewards)
+    if config.engine.url is not None:
+        find_key(config.engine.api_key_env)
+        try:
+            check_reachable(config.engine.url, "the SGLang server")
+        except UsageError as error:
+            raise UsageError(f"engine.url: {error}") from None
 
 
 def require_trust(config: TrainConfig, folder: Path) -> None:

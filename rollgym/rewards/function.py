@@ -49,7 +49,7 @@ class FunctionScorer:
         pool: EnvPool | None = None,
         name: str = "",
     ) -> None:
-        _check_target(target)
+        check_target(target)
         if not 0 < timeout < math.inf:
             raise UsageError(f"The timeout of a reward must be positive and finite, not {timeout}.")
         if pool is not None and (workers is not None or memory_mb is not None):
@@ -113,7 +113,8 @@ class FunctionScorer:
         return error
 
 
-def _check_target(target: object) -> None:
+def check_target(target: object) -> None:
+    """Refuse a target that workers could not import; the module itself is not imported here."""
     module, _, name = target.partition(":") if isinstance(target, str) else ("", "", "")
     if not module or not name:
         raise UsageError(f"A reward function is named as module:function, not {target!r}.")

@@ -63,16 +63,12 @@ class JudgeScorer:
         timeout: float = 120.0,
         name: str = "judge",
     ) -> None:
-        if MARK not in template:
-            raise UsageError(f"The judge's template has no {MARK} mark, so it would not see the episode.")
-        if not -math.inf < lowest < highest < math.inf:
-            raise UsageError(f"A judge needs lowest < highest, both finite, not {lowest} and {highest}.")
+        check_judge(
+            template=template, pattern=pattern, lowest=lowest, highest=highest, max_tokens=max_tokens,
+            temperature=temperature, longest=longest,
+        )  # fmt: skip
         if not 0 < timeout < math.inf:
             raise UsageError(f"The timeout of a reward must be positive and finite, not {timeout}.")
-        if longest is not None and longest < 1:
-            raise UsageError(f"The longest transcript must be at least 1 character, not {longest}.")
-        if max_tokens < 1 or not 0 <= temperature < math.inf:
-            raise UsageError("A judge needs max_tokens >= 1 and temperature >= 0.")
         self.name = name
         self.timeout = timeout
         self.template = template
@@ -138,6 +134,28 @@ class JudgeScorer:
         lowest, highest = self._range
         bounded = min(max(number, lowest), highest)
         return Score(bounded, parts={"said": number}, note=reply[-_SHOWN:].strip())
+
+
+def check_judge(
+    *,
+    template: str = TEMPLATE,
+    pattern: str = PATTERN,
+    lowest: float = 0.0,
+    highest: float = 10.0,
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    longest: int | None = None,
+) -> None:
+    """Refuse settings that no judge could work with; `JudgeScorer` has the same defaults."""
+    if MARK not in template:
+        raise UsageError(f"The judge's template has no {MARK} mark, so it would not see the episode.")
+    if not -math.inf < lowest < highest < math.inf:
+        raise UsageError(f"A judge needs lowest < highest, both finite, not {lowest} and {highest}.")
+    if longest is not None and longest < 1:
+        raise UsageError(f"The longest transcript must be at least 1 character, not {longest}.")
+    if max_tokens < 1 or not 0 <= temperature < math.inf:
+        raise UsageError("A judge needs max_tokens >= 1 and temperature >= 0.")
+    _compiled(pattern)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rollgym.chat import Tokenizer, load_tokenizer
 from rollgym.engines import Engine
 from rollgym.errors import UnknownName, UsageError
+from rollgym.pretrained import model_folder
 from rollgym.rewards.scoring import Scorer
 from rollgym.rewards.weighted import ENVIRONMENT, Weighted
 
@@ -58,7 +59,7 @@ class RewardSettings:
     """http: send episodes unencrypted over a network."""
 
     model: str | None = None
-    """judge: a folder in Hugging Face format."""
+    """judge: a folder in Hugging Face format, or an id of the Hugging Face Hub."""
     template: str | None = None
     """judge: the question, with ``{transcript}`` for the episode."""
     pattern: str | None = None
@@ -106,6 +107,14 @@ class RewardSettings:
         return {name: value for name, value in values.items() if value is not None}
 
 
+def check_names(rewards: Sequence[RewardSettings]) -> None:
+    """Refuse rewards that records could not tell apart."""
+    names = [one.called for one in rewards]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"Two rewards are called {name!r}: give each a different name.")
+
+
 def make_scorer(
     settings: RewardSettings | Sequence[RewardSettings],
     *,
@@ -118,10 +127,7 @@ def make_scorer(
     A judge without a ``model`` asks ``engine``, whose tokenizer must then be given too and which stays open.
     """
     listed = [settings] if isinstance(settings, RewardSettings) else list(settings)
-    names = [one.called for one in listed]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"Two rewards are called {name!r}: give each a name of its own.")
+    check_names(listed)
     made = {one.called: (_make(one, engine, tokenizer), one.weight) for one in listed}
     return Weighted(made, keep_environment=keep_environment)
 
@@ -141,7 +147,7 @@ def _make(one: RewardSettings, engine: Engine | None, tokenizer: Tokenizer | Non
 
     model = options.pop("model", None)
     if model is not None:
-        folder = Path(model)
+        folder = model_folder(model)
         return JudgeScorer(lambda: _open_engine(folder), load_tokenizer(folder), **options)
     if engine is None or tokenizer is None:
         raise UsageError(

@@ -1,0 +1,94 @@
+"""Check the targets of rewards before a run starts: imports, addresses, keys, judge models.
+
+This imports the modules that the settings name, so it is for settings that the user trains with; validating
+settings imports nothing (see `rollgym.trust`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from rollgym.errors import RollgymError, UsageError, one_line
+from rollgym.rewards.address import Headers, check_url, is_loopback
+from rollgym.rewards.settings import RewardSettings, check_names, make_scorer
+
+CONNECT_SECONDS = 5.0
+"""How long the one attempt to connect to a service may take."""
+
+
+def resolve_rewards(rewards: Sequence[RewardSettings]) -> None:
+    """Resolve every target of ``rewards``; `UsageError` with the key of the first that cannot be used.
+
+    A function is imported, a service is connected to once, the variables of its headers are read, and the
+    folder and tokenizer of a judge are looked at. No model is loaded and no episode is sent.
+    """
+    check_names(rewards)
+    for number, reward in enumerate(rewards):
+        try:
+            if reward.kind == "function":
+                _resolve_function(reward)
+            elif reward.kind == "http":
+                _resolve_service(reward)
+            else:
+                _resolve_judge(reward)
+        except RollgymError as error:
+            raise UsageError(f"rewards.{number} ({reward.called}): {error}") from error
+
+
+def check_reachable(url: str, what: str) -> None:
+    """Connect to a service once; `UsageError` where nothing listens. ``what`` names the service to start."""
+    import httpx
+
+    # No header is sent: this asks only whether something listens there, and any answer says so.
+    try:
+        with httpx.Client(timeout=CONNECT_SECONDS, trust_env=not is_loopback(url)) as client:
+            client.head(url)
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(
+            f"{urlsplit(url).netloc} cannot be reached ({reason}): start {what} first, or correct the "
+            "address."
+        ) from None
+    except httpx.RequestError:
+        return  # connected; requests have their own timeouts and retries
+
+
+def _resolve_function(reward: RewardSettings) -> None:
+    from rollgym.registry import load_object
+    from rollgym.rewards.function import check_target
+
+    target = reward.target or ""
+    check_target(target)
+    found = load_object(target, "reward function")
+    if not callable(found):
+        raise UsageError(
+            f"{target} is of type {type(found).__name__} and cannot be called: name a function that takes an "
+            "Episode, as module:function."
+        )
+    try:
+        inspect.signature(found).bind(None)
+    except ValueError:
+        return  # a function written in C may not say what it takes
+    except TypeError as error:
+        raise UsageError(
+            f"{target} cannot be called with one Episode ({one_line(error)}): a reward function takes the "
+            "episode as its only required argument."
+        ) from None
+
+
+def _resolve_service(reward: RewardSettings) -> None:
+    url = check_url(reward.url, bool(reward.allow_plain_http))
+    Headers(reward.header_env or {})  # reads the variables
+    check_reachable(url, "the reward service")
+
+
+def _resolve_judge(reward: RewardSettings) -> None:
+    from rollgym.pretrained import check_model
+    from rollgym.rewards.judge import check_judge
+
+    check_judge(**{name: value for name, value in reward.given.items() if name != "model"})
+    if reward.model is not None:
+        check_model(reward.model, "judge")
+        make_scorer(reward)  # reads the tokenizer and its chat template; the model is loaded for a score
