@@ -293,3 +293,14 @@ def test_an_agent_that_plays_soundly_is_not_suspected(rollgym_command: Command, 
     )
     assert "warning" not in ran.err.lower()
     assert not overview(RunView(tmp_path / "r"))["suspect"]
+
+
+def test_a_failure_that_the_agent_caused_gets_no_second_attempt(rollgym_command: Command) -> None:
+    """Otherwise an agent could crash hard tasks and resume until they go well."""
+    words = ("eval", "faulty:RaisesInStep", "--agent", "random", "--episodes", 4, "--out", "r", "--json")
+    first = json.loads(rollgym_command(*words).out)
+    assert (first["failed"], first["excluded"], first["success_rate"]) == (4, 0, 0.0)
+    before = Path("r/episodes.jsonl").read_bytes()
+    again = json.loads(rollgym_command(*words, "--resume").out)
+    assert again["success_rate"] == 0.0
+    assert Path("r/episodes.jsonl").read_bytes() == before
