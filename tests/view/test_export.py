@@ -45,12 +45,13 @@ def test_nothing_that_was_written_is_markup(make_run: MakeRun, tmp_path: Path) -
     evil = "</script><script>alert(1)</script><!--"
     folder = make_run(
         [make_episode(0, env=evil, turn={"observation": evil}), failed_episode(1, evil)],
+        name="<script>alert(1)<script>",
         manifest={"name": evil, "success_means": evil},
     )
     export(folder, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "<script>alert" not in text
-    assert text.count("alert(1)") == text.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 1  # the title
+    assert text.count("alert(1)") == text.count("&lt;script&gt;alert(1)&lt;script&gt;") == 1  # the title
 
 
 def test_the_page_may_load_nothing() -> None:

@@ -27,7 +27,9 @@ def test_hostile_text_is_shown_as_text(make_run: MakeRun, tmp_path: Path, open_p
         "observation": HOSTILE, "action": HOSTILE, "response": HOSTILE + "!", "info": {HOSTILE: HOSTILE},
     }  # fmt: skip
     episodes = [make_episode(0, env=HOSTILE, turn=turn, instructions=HOSTILE), failed_episode(1, HOSTILE)]
-    folder = make_run(episodes, manifest={"name": HOSTILE, "agent": {"name": HOSTILE}})
+    # The title is the folder's name, which is as hostile as a folder's name can be.
+    name = "<script>document.title='owned'<script>"
+    folder = make_run(episodes, name=name, manifest={"name": HOSTILE, "agent": {"name": HOSTILE}})
     page = open_page(export(folder, tmp_path / "page.html").path)
     page.wait_for_selector(".hero")
     assert SHOWN in page.inner_text(".message")
