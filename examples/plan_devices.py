@@ -15,7 +15,8 @@ def main(model: str = "7b", nodes: int = 1) -> None:
     """Plan a GRPO run of the model on nodes with eight H100, and print who works where."""
     cluster = cluster_from_nodes([(f"node{n}", 8, 96, 2**40) for n in range(nodes)], model="H100")
     shape = find_model(model)
-    plan = make_plan(cluster, Job(actor=shape, reference=shape, work=Workload()), DeviceWishes())
+    work = Workload(checkpointing=True)
+    plan = make_plan(cluster, Job(actor=shape, reference=shape, work=work), DeviceWishes())
     print(f"{model} on {8 * nodes} H100: {plan.plan.layout}")
     for role, placement in plan.plan.placements.items():
         print(

@@ -85,4 +85,4 @@ def test_on_a_telephone_the_list_fits_and_numbers_say_what_they_count(
     heads = [name.strip() for name in page.locator(".row.head button").all_inner_texts()]
     assert [name.split()[0] for name in heads if name] == ["✓", "episode", "step", "return", "turns"]
     page.set_viewport_size({"width": 1280, "height": 800})
-    page.wait_for_function("document.querySelectorAll('.row.head button').length > 5")
+    page.wait_for_selector(".row.head button >> nth=5")
