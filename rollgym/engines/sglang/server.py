@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
+import math
 import os
 import secrets
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -25,6 +28,7 @@ from rollgym.engines.sglang.client import auth_headers, transport
 from rollgym.engines.sglang.orphans import clean_up, forget, guard, members, note, signal_all, started
 from rollgym.errors import EngineLost, UsageError
 
+log = logging.getLogger(__name__)
 STOP_SECONDS = 15.0
 _TAIL = 12
 """Lines of the log that an error repeats."""
@@ -59,12 +63,17 @@ class ServerOptions:
     api_key: str | None = field(default=None, repr=False)
     """What callers must show; default: one is drawn for each server. Servers behind a router share one."""
     start_seconds: float = 900.0
+    hang_seconds: float = 120.0
+    """A server that has not answered the simplest question for this long hangs: it is killed, and started
+    again like one that died. The answer comes from its web server, whatever the model computes."""
     extra: tuple[str, ...] = ()
     """Further words of the command line, except --config and --api-key."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.hang_seconds < math.inf:
+            raise UsageError(f"hang_seconds must be positive and finite, not {self.hang_seconds}.")
         for word in self.extra:
             if word.partition("=")[0] in ("--config", "--api-key"):
                 raise UsageError(
@@ -169,6 +178,11 @@ class Server:
         except BaseException:
             self.stop()
             raise
+        process = self._process
+        if process is not None:
+            threading.Thread(
+                target=self._watch, args=(process, self._began), name="rollgym-sglang-watch", daemon=True
+            ).start()
 
     def healthy(self, *, paused: bool = False, seconds: float = 30.0) -> bool:
         """Whether it runs and generates; a paused one can only be asked whether it answers."""
@@ -209,6 +223,21 @@ class Server:
             self._log.unlink(missing_ok=True)
             self._key_file.unlink(missing_ok=True)
             self._log.parent.rmdir()
+
+    def _watch(self, process: subprocess.Popen[bytes], began: str) -> None:
+        """Kill a server that hangs: whatever waits for it then finds it dead."""
+        allowed = self.options.hang_seconds
+        heard = time.monotonic()
+        while self._process is process and process.poll() is None:
+            if self.healthy(paused=True, seconds=allowed):
+                heard = time.monotonic()
+            elif time.monotonic() - heard >= allowed and self._process is process:
+                log.warning(
+                    "The SGLang server at %s has not answered for %g s: it is killed.", self.url, allowed
+                )
+                signal_all(process.pid, began, SIGKILL)
+                return
+            time.sleep(min(5.0, allowed / 4))
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         for number, seconds in ((SIGTERM, STOP_SECONDS), (SIGKILL, STOP_SECONDS)):

@@ -1,6 +1,7 @@
 """Starting servers: what is said where that fails, and that none is left behind."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -177,6 +178,26 @@ def test_the_key_is_not_given_in_other_words() -> None:
     for extra in (("--config", "x.yaml"), ("--api-key=abc",)):
         with pytest.raises(UsageError, match=f"extra cannot hold {extra[0].partition('=')[0]}"):
             ServerOptions(extra=extra)
+
+
+def test_a_server_that_hangs_is_killed_and_can_be_started_again(folder: Path, tmp_path: Path) -> None:
+    """Not dead, but stopped: every call to it would wait for minutes."""
+    python = program(tmp_path / "py", STAND_IN.format(python=sys.executable))
+    server = Server(folder, ServerOptions(python=python, hang_seconds=1.0))
+    server.start()
+    first = server.pid
+    assert first is not None
+    try:
+        os.kill(first, signal.SIGSTOP)
+        deadline = time.monotonic() + 60
+        while server.alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not server.alive
+        server.restart()
+        assert server.pid not in (None, first)
+        assert server.healthy()
+    finally:
+        server.close()
 
 
 def test_servers_of_an_owner_that_is_gone_are_ended_and_no_others(tmp_path: Path) -> None:
