@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from rollgym.errors import AgentError, RollgymError, UnknownName, UsageError, one_line
+from rollgym.given import held, hold, importable_name, is_held
 from rollgym.registry import call_plugins, load_object
 from rollgym.types import EpisodeSpec, Usage
 
@@ -162,8 +163,57 @@ def agent_cards() -> list[AgentCard]:
     return [_cards[name] for name in sorted(_cards)]
 
 
-def make_agent(name: str, setup: AgentSetup, **options: Any) -> Agent:
-    """Make an agent from its name, ``module:function`` or ``module:Class``."""
+class GivenAgent:
+    """An agent that the caller made, and keeps: it is not closed with a run."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+    def player(self, briefing: Briefing) -> Player:
+        """A player of the caller's agent."""
+        return self._agent.player(briefing)
+
+    async def close(self) -> None:
+        """Leave it open: it belongs to the caller."""
+
+
+def agent_name(agent: str | Agent | Callable[..., Any]) -> str:
+    """The name of an agent; an instance, a class, or a function of (observation, info) gets a name.
+
+    A class or function at the top of a module is ``module:name``; others are known in this process only.
+
+    Example:
+        >>> agent_name(lambda observation, info: "Up")
+        'local/lambda'
+    """
+    if isinstance(agent, str):
+        return agent
+    if not callable(agent) and not isinstance(agent, Agent):
+        raise UsageError(
+            f"An agent cannot be an object of type {type(agent).__name__}: pass a name, a function of "
+            "(observation, info), a class, or an instance with player(briefing) and async close()."
+        )
+    return importable_name(agent) or hold(agent)
+
+
+def make_agent(name: str | Agent | Callable[..., Any], setup: AgentSetup, **options: Any) -> Agent:
+    """Make an agent from its name, ``module:function`` or ``module:Class``, or from the object itself.
+
+    An agent that was made already is used as it is, and stays open.
+    """
+    name = agent_name(name)
+    if is_held(name):
+        thing = held(name, "agent")
+        if inspect.isclass(thing) or not isinstance(thing, Agent):
+            return build_agent(thing, name, setup, options)
+        if options:
+            raise UsageError(
+                f"Agent {name!r} is made already, so it takes no options ({next(iter(options))!r})."
+            )
+        return GivenAgent(thing)
     load_agents()
     if name in _cards:
         path = _cards[name].factory

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from rollgym.agent import Agent, AgentSetup, agent_name
 from rollgym.command_line import command_line
 from rollgym.errors import UsageError
-from rollgym.registry import find_spec, import_module, make
+from rollgym.given import is_held, origin_of
+from rollgym.registry import environment_id, find_spec, import_module, make
 from rollgym.seeding import derive_seed
 from rollgym.tasks import TaskSet
 from rollgym.text import text_face
@@ -25,8 +27,10 @@ TURN_LIMIT = 2_000
 class Request:
     """What to evaluate."""
 
-    env_id: str
-    agent: str
+    env_id: str | Callable[..., Any]
+    """An id or ``module:Class``; or a class, or a function that makes an environment."""
+    agent: str | Agent | Callable[..., Any]
+    """A name or ``module:name``; or a class, an instance, or a function of (observation, info)."""
     episodes: int = 100
     seed: int = 0
     split: str = "test"
@@ -41,7 +45,28 @@ class Request:
     modules: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
+    @property
+    def env_name(self) -> str:
+        """The environment's name in records."""
+        return environment_id(self.env_id)
+
+    @property
+    def agent_name(self) -> str:
+        """The agent's name in records."""
+        return agent_name(self.agent)
+
+    @property
+    def setup(self) -> AgentSetup:
+        """What the agent's factory gets."""
+        return AgentSetup(env_id=self.env_name, env_kwargs=self.env_kwargs)
+
     def __post_init__(self) -> None:
+        if is_held(self.env_name) and self.workers:
+            raise UsageError(
+                f"The environment {self.env_name} is not defined at the top of a module that worker "
+                "processes can import: put it into a module, or use workers=0."
+            )
+        _ = self.agent_name  # refuses what cannot be an agent
         for name, least in (
             ("episodes", 1),
             ("per_task", 1),
@@ -103,15 +128,24 @@ def plan(request: Request) -> Plan:
     """The episodes to play. The same request gives the same specs on every machine."""
     for module in request.modules:
         import_module(module)
-    env = look_at(request.env_id, request.env_kwargs, request.limits)
+    env = look_at(request.env_name, request.env_kwargs, request.limits)
     request, tasks = replace(request, limits=env.limits), env.tasks
     split = request.split if tasks is not None else ""
     specs = tuple(_specs(request, tasks, split, env.version))
     manifest = {
         "schema": SCHEMA_VERSION,
         "kind": "eval",
-        "env": {"id": request.env_id, "version": specs[0].env_version, "kwargs": dict(request.env_kwargs)},
-        "agent": {"name": request.agent, "options": dict(request.agent_options)},
+        "env": {
+            "id": request.env_name,
+            "version": specs[0].env_version,
+            "kwargs": dict(request.env_kwargs),
+            **origin_of(request.env_name),
+        },
+        "agent": {
+            "name": request.agent_name,
+            "options": dict(request.agent_options),
+            **origin_of(request.agent_name),
+        },
         "split": split,
         "seed": request.seed,
         "episodes": request.episodes,
@@ -120,7 +154,7 @@ def plan(request: Request) -> Plan:
         "task_set": _describe_tasks(tasks, split),
         "success_means": env.success_means,
         "reward_range": [_finite(value) for value in env.reward_range],
-        "versions": package_versions(request.env_id),
+        "versions": package_versions(request.env_name),
         "command": command_line(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
@@ -134,7 +168,7 @@ def _specs(request: Request, tasks: TaskSet | None, split: str, version: str) ->
         size = tasks.size(split)
         if wanted > size:
             raise UsageError(
-                f"Split {split!r} of {request.env_id} has {size} tasks, too few for {request.episodes} "
+                f"Split {split!r} of {request.env_name} has {size} tasks, too few for {request.episodes} "
                 f"episodes with {request.per_task} per task: lower --episodes or raise --per-task."
             )
         indices = list(itertools.islice(tasks.order(split, request.seed), wanted))
@@ -143,7 +177,7 @@ def _specs(request: Request, tasks: TaskSet | None, split: str, version: str) ->
         for member in range(request.per_task):
             yield EpisodeSpec(
                 episode_id=f"{group}-{member}",
-                env_id=request.env_id,
+                env_id=request.env_name,
                 env_kwargs=dict(request.env_kwargs),
                 env_version=version,
                 task=task,

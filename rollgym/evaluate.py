@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rollgym.agent import Agent, AgentSetup, make_agent
+from rollgym.agent import Agent, make_agent
 from rollgym.errors import RunError, one_line
 from rollgym.evalplan import Plan, Request, plan
 from rollgym.pool import EnvPool
@@ -65,8 +65,7 @@ class Evaluation:
     async def run(self) -> None:
         """Play what is missing. `stop` ends early; what is finished is kept."""
         request = self.plan.request
-        setup = AgentSetup(env_id=request.env_id, env_kwargs=request.env_kwargs)
-        agent = make_agent(request.agent, setup, **request.agent_options)
+        agent = make_agent(request.agent, request.setup, **request.agent_options)
         pool: EnvPool = (
             LocalPool(request.workers, modules=request.modules)
             if request.workers
@@ -190,8 +189,7 @@ def check_agent(request: Request) -> list[str]:
     Returns:
         What the agent says of where its settings came from, a sentence each.
     """
-    setup = AgentSetup(env_id=request.env_id, env_kwargs=request.env_kwargs)
-    agent = make_agent(request.agent, setup, **request.agent_options)
+    agent = make_agent(request.agent, request.setup, **request.agent_options)
     run_to_end(agent.close)
     return [str(note) for note in getattr(agent, "notes", ())]
 

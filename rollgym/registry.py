@@ -5,6 +5,7 @@ Names that work everywhere an environment is asked for:
 
 - an id, ``rollgym/Sokoban-v0`` or any of Gymnasium's (``CartPole-v1``);
 - ``module:Class``, a class that nobody registered;
+- in Python, also the class itself, or a function that makes an environment (`environment_id`);
 - ids of other packages: installed ones are found by the entry-point group ``rollgym.envs``, others by
   importing a module that registers them (``--env-module`` on the command line).
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +35,7 @@ from gymnasium.envs.registration import registry as gym_registry
 
 from rollgym.errors import EnvError, RollgymError, UnknownName, UsageError, one_line
 from rollgym.extras import require
+from rollgym.given import hold, importable_name, is_held, unknown_sentence
 from rollgym.text import TextFace
 from rollgym.trust import find_origin
 
@@ -174,6 +177,46 @@ def load_object(path: str, what: str) -> Any:
     return found
 
 
+def environment_id(env: str | Callable[..., Any]) -> str:
+    """The name of an environment; a class, or a function that makes one, gets a name.
+
+    A class at the top of a module is ``module:Class``. Others get an id ``local/NAME-v0``, which is known in
+    this process only: worker processes cannot make them.
+
+    Example:
+        >>> environment_id(lambda: gymnasium.make("CartPole-v1"))
+        'local/lambda-v0'
+    """
+    if isinstance(env, str):
+        return env
+    kind = env.__name__ if inspect.isclass(env) else type(env).__name__
+    plays = hasattr(env, "reset") and hasattr(env, "step")
+    if inspect.isclass(env) and not plays:
+        raise UsageError(
+            f"The class {kind} has no reset() and step(), so it cannot be an environment: pass a class with "
+            "both, or a function that makes an environment."
+        )
+    if plays and not inspect.isclass(env):
+        raise UsageError(
+            f"An environment was passed as an instance of {kind}, but each episode needs its own: pass the "
+            "class, or a function that makes one (lambda: ...)."
+        )
+    if not callable(env):
+        raise UsageError(
+            f"An environment cannot be an object of type {kind}: pass an id, a class, or a function that "
+            "makes an environment."
+        )
+    name = importable_name(env)
+    if name is None:
+        name = hold(env, "-v0")
+        known = gym_registry.get(name)
+        if known is None:
+            gym.register(name, env)
+        elif known.entry_point is not env:
+            raise UsageError(f"The id {name} is registered already: rename the class or function.")
+    return name
+
+
 def find_spec(name: str) -> EnvSpec:
     """Gymnasium's spec for a name, in any of the forms that name an environment."""
     load_plugins()
@@ -218,6 +261,8 @@ def _newer_version(name: str) -> EnvSpec | None:
 
 def unknown_environment(name: str) -> NoReturn:
     """Say that there is no such environment, and which ones are called alike."""
+    if is_held(name):
+        raise UsageError(unknown_sentence(name, "environment"))
     raise UnknownName("environment", name, gym_registry, "`rollgym envs` lists what there is.")
 
 
@@ -235,11 +280,13 @@ def cards() -> list[EnvCard]:
     return [_cards[env_id] for env_id in sorted(_cards)]
 
 
-def make(name: str, **kwargs: Any) -> gym.Env[str, str]:
+def make(name: str | Callable[..., Any], **kwargs: Any) -> gym.Env[str, str]:
     """Make an environment that speaks text; one that does not is adapted (see `rollgym.adapt`).
 
+    ``name`` is an id, ``module:Class``, or in Python a class or a function that makes an environment.
     ``kwargs`` go to its constructor; ``max_episode_steps`` replaces the registered turn limit.
     """
+    name = environment_id(name)
     spec = find_spec(name)
     for extra in _cards[spec.id].needs if spec.id in _cards else ():
         require(name, extra)

@@ -6,7 +6,7 @@ Importing this module imports no torch: a mistake is found, and said, before any
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from rollgym.errors import Interrupted, UsageError
 from rollgym.extras import require
 from rollgym.files import refuse_links
 from rollgym.folders import new_folder, removed_unless
+from rollgym.given import is_held
 from rollgym.model_settings import eval_command
 from rollgym.pretrained import check_model
 from rollgym.registry import import_module
@@ -24,6 +25,7 @@ from rollgym.running import run_to_end
 from rollgym.store import MANIFEST, SUMMARY, read_json
 from rollgym.trainer.config import EnvChoice, TrainConfig
 from rollgym.trainer.console import Console
+from rollgym.trainer.given import named_settings, refuse_held
 from rollgym.trainer.journal import EVALUATIONS, METRICS
 from rollgym.trainer.run import CONFIG, FINAL, Run, held_out
 from rollgym.trainer.streams import make_stream
@@ -42,9 +44,9 @@ MAY_CHANGE = (
 
 
 def run_training(
-    name: str | None,
-    overrides: Sequence[str],
-    out: Path | None,
+    name: str | Mapping[str, Any] | None,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
     *,
     resume: bool = False,
     imitate_only: bool = False,
@@ -54,9 +56,10 @@ def run_training(
 ) -> dict[str, Any]:
     """Train as a configuration says; returns the summary, with the folder as ``run``.
 
-    ``trust_code`` lets a resumed run use the code that the config in its own folder names; without it, such a
-    config must be given as ``name``. ``modules`` are imported by every process of the run, beside those in
-    ``rollout.modules``.
+    ``name`` is a YAML file, the name of a shipped config, or a mapping of settings in which classes and
+    functions may stand in place of names (see `named_settings`). ``trust_code`` lets a resumed run use the
+    code that the config in its own folder names; without it, such a config must be given as ``name``.
+    ``modules`` are imported by every process of the run, beside those in ``rollout.modules``.
     """
     for module in modules:
         import_module(module)
@@ -68,12 +71,13 @@ def run_training(
         if config.warm_start is None:
             raise UsageError("There is nothing to imitate: the configuration has no warm_start section.")
         config = config.model_copy(update={"stop": config.stop.model_copy(update={"steps": 0})})
+    refuse_held(config)
     _check(config)
     require("Training", "train")
     if config.runtime == "local":
         torch_device(config.learner.device, "learner.device")
     check_targets(config)
-    folder = out or new_folder(config.name or Path(str(name)).stem)
+    folder = out or new_folder(config.name or "run")
     console = Console(plain=plain)
     with console, removed_unless(folder, lambda: _has_begun(folder)):
         run = Run(config, folder, console, resume=resume)
@@ -82,7 +86,8 @@ def run_training(
             run_to_end(lambda: _train(config, run), run.ask_to_stop)
         finally:
             run.close()
-    commands = [] if config.program is not None else [command_for(config, env, folder) for env in config.envs]
+    named = [] if config.program is not None else [env for env in config.envs if not is_held(env.id)]
+    commands = [command_for(config, env, folder) for env in named]
     return {**read_json(folder / SUMMARY), "run": str(folder), "eval_commands": commands}
 
 
@@ -163,13 +168,19 @@ async def _parts(config: TrainConfig, folder: Path) -> AsyncIterator[Parts]:
         yield parts
 
 
-def _fresh(name: str | None, overrides: Sequence[str]) -> TrainConfig:
+def _fresh(name: str | Mapping[str, Any] | None, overrides: Sequence[str]) -> TrainConfig:
     if name is None:
         raise UsageError(
             "Say which configuration to train: a YAML file, or a name from `rollgym config list`."
         )
-    config = load_to_run(find_config(name), overrides)
-    return config if config.name else config.model_copy(update={"name": Path(name).stem})
+    config = load_to_run(_source(name), overrides)
+    called = "run" if isinstance(name, Mapping) else Path(name).stem
+    return config if config.name else config.model_copy(update={"name": called})
+
+
+def _source(name: str | Mapping[str, Any]) -> Path | dict[str, Any]:
+    """Where settings are read from."""
+    return named_settings(name) if isinstance(name, Mapping) else find_config(name)
 
 
 def _with_modules(config: TrainConfig, modules: Sequence[str]) -> TrainConfig:
@@ -180,7 +191,7 @@ def _with_modules(config: TrainConfig, modules: Sequence[str]) -> TrainConfig:
 
 
 def _resumed(
-    name: str | None,
+    name: str | Mapping[str, Any] | None,
     overrides: Sequence[str],
     out: Path | None,
     trust_code: bool,
@@ -195,7 +206,7 @@ def _resumed(
     before = load(TrainConfig, out / CONFIG)
     if name is None and not trust_code:
         require_trust(before, out)
-    now = load_to_run(out / CONFIG if name is None else find_config(name), overrides)
+    now = load_to_run(out / CONFIG if name is None else _source(name), overrides)
     if name is not None and not now.name:
         now = now.model_copy(update={"name": before.name})
     now = _with_modules(now, modules)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rollgym.agents.credentials import find_key
 from rollgym.config import load
@@ -40,13 +41,13 @@ def code_of(config: TrainConfig) -> list[str]:
 
 
 def load_to_run(
-    path: Path, overrides: Sequence[str] = (), note: Callable[[str], None] | None = None
+    source: Path | Mapping[str, Any], overrides: Sequence[str] = (), note: Callable[[str], None] | None = None
 ) -> TrainConfig:
     """A config that the user trains with: what code it names is listed, its modules are imported.
 
     Reading a config for any other purpose is `load`, which imports nothing.
     """
-    config = load(TrainConfig, path, overrides)
+    config = load(TrainConfig, source, overrides)
     named = code_of(config)
     if named:
         places = {name: find_origin(name, "rollout.modules") for name in config.rollout.modules}
@@ -55,7 +56,7 @@ def load_to_run(
         (note or _print)(f"code that the config names: {', '.join([*listed, *others])}")
     for module in config.rollout.modules:
         import_module(module, "rollout.modules")
-    return load(TrainConfig, path, overrides) if config.rollout.modules else config
+    return load(TrainConfig, source, overrides) if config.rollout.modules else config
 
 
 def check_targets(config: TrainConfig) -> None:

@@ -67,7 +67,7 @@ class EpisodeProgress:
             self._count(episode)
         self._bar.start()
         self._task = self._bar.add_task(
-            self._evaluation.plan.request.env_id,
+            self._evaluation.plan.request.env_name,
             total=self._total,
             completed=len(folder.done),
             numbers=self._numbers(),
@@ -89,7 +89,7 @@ class EpisodeProgress:
 
     def warn(self, warning: RunWarning) -> None:
         """Say at once what looks wrong."""
-        env_id = self._evaluation.plan.request.env_id
+        env_id = self._evaluation.plan.request.env_name
         self._console.print(f"warning: {env_id}: {warning.sentence}", style="yellow", markup=False)
 
     def _count(self, episode: Episode) -> None:

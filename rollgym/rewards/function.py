@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 from rollgym.errors import RewardError, UsageError, boundary
+from rollgym.given import held, is_held
 from rollgym.pool import EnvPool, EnvSession, LeaseLost
+from rollgym.pool.inline import InlinePool
 from rollgym.pool.limits import WorkerLimits
 from rollgym.pool.local import LocalPool
 from rollgym.pool.wire import MAX_MESSAGE
 from rollgym.records import encode_episode
-from rollgym.rewards.hosted import ENV_ID
+from rollgym.rewards.given import function_name, reward_target
+from rollgym.rewards.hosted import ENV_ID, LOCAL_ENV_ID
 from rollgym.rewards.scoring import Score, read_score
 from rollgym.trust import find_origin
 from rollgym.types import Episode, EpisodeSpec
@@ -30,7 +35,9 @@ class FunctionScorer:
     that wait for a worker do not count as taking long.
 
     Args:
-        target: The function, which gets an `Episode` and gives what `read_score` reads.
+        target: The function, which gets an `Episode` and gives what `read_score` reads. A function that no
+            other process can import (a lambda, one of a notebook) is called in a thread of this process: one
+            that takes longer than ``timeout`` is a failure, but may still run on.
         workers: How many processes (1 where nothing is said).
         timeout: Seconds for one call, the import of the module not included.
         memory_mb: Resident memory beyond which a worker is killed.
@@ -41,7 +48,7 @@ class FunctionScorer:
 
     def __init__(
         self,
-        target: str,
+        target: str | Callable[[Episode], Any],
         *,
         workers: int | None = None,
         timeout: float = 60.0,
@@ -49,15 +56,23 @@ class FunctionScorer:
         pool: EnvPool | None = None,
         name: str = "",
     ) -> None:
+        target = reward_target(target)
         check_target(target)
+        local = is_held(target)
         if not 0 < timeout < math.inf:
             raise UsageError(f"The timeout of a reward must be positive and finite, not {timeout}.")
         if pool is not None and (workers is not None or memory_mb is not None):
             raise UsageError("A pool that is given has its own workers and limits: give one or the other.")
+        if local and (workers, memory_mb, pool) != (None, None, None):
+            raise UsageError(
+                f"The reward function {target} is not defined at the top of a module that worker processes "
+                "can import: put it into a module, or leave out workers, memory_mb and pool."
+            )
         self.target = target
-        self.name = name or target.rpartition(":")[2]
+        self.name = name or function_name(target)
         self.timeout = timeout
-        self._given = pool
+        self._env_id = LOCAL_ENV_ID if local else ENV_ID
+        self._given = InlinePool() if local else pool
         # Its processes start with the first call.
         self._own = LocalPool(
             1 if workers is None else workers,
@@ -86,9 +101,13 @@ class FunctionScorer:
     async def close(self) -> None:
         """Stop the workers, unless the pool was given."""
         await self._own.close()
+        if is_held(self.target) and self._given is not None:
+            await self._given.close()
 
     async def _call(self, episode_id: str, line: str) -> Score:
-        spec = EpisodeSpec(episode_id=episode_id, env_id=ENV_ID, env_kwargs={"target": self.target}, task=0)
+        spec = EpisodeSpec(
+            episode_id=episode_id, env_id=self._env_id, env_kwargs={"target": self.target}, task=0
+        )
         session = await (self._given or self._own).open(spec)
         try:
             await session.reset()
@@ -115,6 +134,9 @@ class FunctionScorer:
 
 def check_target(target: object) -> None:
     """Refuse a target that workers could not import; the module itself is not imported here."""
+    if isinstance(target, str) and is_held(target):
+        held(target, "reward function")
+        return
     module, _, name = target.partition(":") if isinstance(target, str) else ("", "", "")
     if not module or not name:
         raise UsageError(f"A reward function is named as module:function, not {target!r}.")

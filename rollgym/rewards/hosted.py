@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rollgym.errors import RewardError, UsageError, one_line
+from rollgym.given import held, is_held
 from rollgym.records import decode_episode
 from rollgym.registry import load_object
 from rollgym.rewards.scoring import Score, read_score
@@ -20,6 +21,20 @@ from rollgym.text import TextEnv
 from rollgym.types import Episode
 
 ENV_ID = "rollgym.rewards.hosted:FunctionEnv"
+LOCAL_ENV_ID = "rollgym.rewards.hosted:LocalFunctionEnv"
+
+
+def find_function(target: str) -> Callable[[Episode], Any]:
+    """The reward function of a target."""
+    what = "reward function"
+    found = held(target, what) if is_held(target) else load_object(target, what)
+    if not callable(found):
+        raise UsageError(
+            f"{target} is of type {type(found).__name__} and cannot be called: name a function that takes an "
+            "Episode, as module:function."
+        )
+    function: Callable[[Episode], Any] = found
+    return function
 
 
 class FunctionEnv(TextEnv):
@@ -36,10 +51,7 @@ class FunctionEnv(TextEnv):
     def begin(self, task: Task) -> str:
         """Import the function, the first time."""
         if self._function is None:
-            found = load_object(self.target, "reward function")
-            if not callable(found):
-                raise UsageError(f"{self.target} is a {type(found).__name__}; it must be a function.")
-            self._function = found
+            self._function = find_function(self.target)
         return ""
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -54,3 +66,10 @@ class FunctionEnv(TextEnv):
         except BaseException as error:
             raise RewardError(f"{self.target} raised {one_line(error)}") from error
         return read_score(answer)
+
+
+class LocalFunctionEnv(FunctionEnv):
+    """Calls a function that was passed as an object, in this process."""
+
+    pool_thread = "own"
+    """The thread of the event loop stays free."""

@@ -56,17 +56,12 @@ def check_reachable(url: str, what: str) -> None:
 
 
 def _resolve_function(reward: RewardSettings) -> None:
-    from rollgym.registry import load_object
     from rollgym.rewards.function import check_target
+    from rollgym.rewards.hosted import find_function
 
     target = reward.target or ""
     check_target(target)
-    found = load_object(target, "reward function")
-    if not callable(found):
-        raise UsageError(
-            f"{target} is of type {type(found).__name__} and cannot be called: name a function that takes an "
-            "Episode, as module:function."
-        )
+    found = find_function(target)
     try:
         inspect.signature(found).bind(None)
     except ValueError:

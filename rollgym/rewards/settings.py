@@ -12,6 +12,7 @@ from rollgym.chat import Tokenizer, load_tokenizer
 from rollgym.engines import Engine
 from rollgym.errors import UnknownName, UsageError
 from rollgym.pretrained import model_folder
+from rollgym.rewards.given import function_name, reward_target
 from rollgym.rewards.scoring import Scorer
 from rollgym.rewards.weighted import ENVIRONMENT, Weighted
 
@@ -41,7 +42,7 @@ class RewardSettings:
     """Seconds for one score."""
 
     target: str | None = None
-    """function: ``module:function``."""
+    """function: ``module:function``; from Python also the function itself."""
     workers: int | None = None
     """function: how many processes."""
     memory_mb: float | None = None
@@ -76,6 +77,9 @@ class RewardSettings:
     """judge: characters of an episode beyond which the middle is left out."""
 
     def __post_init__(self) -> None:
+        target: Any = self.target
+        if target is not None and not isinstance(target, str):
+            object.__setattr__(self, "target", reward_target(target))
         if self.kind not in _READ:
             raise UnknownName("kind of reward", str(self.kind), _READ, f"Kinds: {', '.join(_READ)}.")
         for field in fields(self):
@@ -98,7 +102,7 @@ class RewardSettings:
     @property
     def called(self) -> str:
         """Its name in records."""
-        return self.name or (self.target or "").rpartition(":")[2] or self.kind
+        return self.name or function_name(self.target or "") or self.kind
 
     @property
     def given(self) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def test_in_this_process_for_debugging(kit: Any) -> None:
     ("target", "said"),
     [
         ("judges:absent", "no object in judges called 'absent'"),
-        ("judges:A_NUMBER", "judges:A_NUMBER is a int; it must be a function"),
+        ("judges:A_NUMBER", "judges:A_NUMBER is of type int and cannot be called: name a function"),
     ],
 )
 def test_a_function_that_is_not_there_is_said_to_be_missing(kit: Any, target: str, said: str) -> None:
@@ -196,7 +196,10 @@ def test_a_function_that_is_not_there_is_said_to_be_missing(kit: Any, target: st
     ("arguments", "said"),
     [
         ({"target": "judges"}, "module:function, not 'judges'"),
-        ({"target": None}, "module:function, not None"),
+        (
+            {"target": None},
+            "cannot be an object of type NoneType: pass a function .* or its name as module:function",
+        ),
         ({"target": "no_such_module:f"}, "there is no module 'no_such_module'"),
         ({"target": "no_such.module:f"}, "there is no module 'no_such.module'"),
         ({"target": "__main__:f"}, "put it into a module of its own"),
