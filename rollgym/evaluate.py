@@ -158,6 +158,8 @@ class Evaluation:
         done = self.folder.done
         if len(done) == WARN_AFTER:
             for warning in warnings_of(done):
+                if warning.name == "all_failed":
+                    continue  # if that goes on, the evaluation ends with the error
                 self.warned.add(warning.name)
                 self.on_warning(warning)
         if len(done) >= GIVE_UP_AFTER and all(episode.outcome.failed for episode in done):
