@@ -24,6 +24,7 @@ from rollgym.errors import (
     RollgymError,
     WorkerLost,
     boundary,
+    one_line,
 )
 from rollgym.failures import failure_of, outcome_of
 from rollgym.pool import EnvPool, EnvSession, Reset, Step
@@ -238,7 +239,7 @@ class EpisodeLife:
     async def _turn(self, session: EnvSession, player: Player) -> Turn:
         self._enter(EpisodeState.GENERATING)
         began = time.perf_counter()
-        with _border(AgentError, "the agent raised"), boundary(AgentRaised, "the agent raised"):
+        with _border(AgentError, "the agent raised", raised=AgentRaised):
             move = _as_move(await player.act(self._observation, self._info))
         decided = time.perf_counter()
         self._enter(EpisodeState.STEPPING)
@@ -301,11 +302,17 @@ def caused_by_agent(error: RollgymError, state: EpisodeState) -> bool:
 
 
 @contextmanager
-def _border(kind: type[RollgymError], where: str) -> Iterator[None]:
-    """A `boundary` that also names a cancellation nobody asked for: an engine that went away, say."""
+def _border(kind: type[RollgymError], where: str, raised: type[RollgymError] | None = None) -> Iterator[None]:
+    """A `boundary` that also names a cancellation from within: an engine that went away, say.
+
+    What is raised inside becomes ``raised`` where that is given. One generator: it runs twice a turn.
+    """
     try:
-        with boundary(kind, where):
-            yield
+        yield
+    except RollgymError:
+        raise
+    except Exception as error:
+        raise (raised or kind)(f"{where}: {one_line(error)}") from error
     except asyncio.CancelledError as stray:
         task = asyncio.current_task()
         if task is None or task.cancelling():
