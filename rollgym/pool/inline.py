@@ -31,6 +31,9 @@ from rollgym.types import EpisodeSpec
 T = TypeVar("T")
 CLOSE_SECONDS = 2.0
 """How long the environments may take to close, all together, when the pool is closed."""
+SLOW = 0.05
+"""Seconds beyond which a call should not have been made in the loop's thread: limits and signals wait for
+it. A worker's service thread answers many, and is stricter."""
 PATIENCE = 1.0
 """Seconds after which code that an episode has given up is interrupted, where it is Python's."""
 
@@ -129,7 +132,7 @@ class Seat:
         self.kind = kind
         self.thread = thread
         self.hosted: Hosted | None = None
-        self.trust = {"reset": Trust(), "step": Trust()}
+        self.trust = {"reset": Trust(SLOW), "step": Trust(SLOW)}
         self._lane: Lane | None = None
         self._running: Call | None = None
 
@@ -138,11 +141,13 @@ class Seat:
         if self.thread == "main":
             return direct(work, context)
         if self.thread == "any" and self.trust[name].given():
+            made = self.hosted is not None  # making one takes long once, and says nothing of the calls
             began = time.perf_counter()
             try:
                 return direct(work, context)
             finally:
-                self.trust[name].took(time.perf_counter() - began)
+                if made:
+                    self.trust[name].took(time.perf_counter() - began)
         if self._lane is None:
             self._lane = Lane()
         self._running = self._lane.call(work, context)

@@ -124,9 +124,10 @@ class Trust:
     ones make it shorter again, so that a hiccup of the machine is forgiven.
     """
 
-    __slots__ = ("_next", "_wait")
+    __slots__ = ("_next", "_slow", "_wait")
 
-    def __init__(self) -> None:
+    def __init__(self, slow: float = SLOW) -> None:
+        self._slow = slow
         self._wait = 0
         self._next = 8
 
@@ -139,7 +140,7 @@ class Trust:
 
     def took(self, seconds: float) -> None:
         """Tell how long a trusted call took."""
-        if seconds > SLOW:
+        if seconds > self._slow:
             self._wait = self._next
             self._next = min(2 * self._next, 4096)
         elif self._next > 8:
