@@ -69,7 +69,7 @@ def carried_options(folder: Path) -> Carried | None:
     options = dict(found.options)
     template, parser = options.get("template", "plain"), options.get("parser", "raw")
     if not isinstance(template, str) or template not in TEMPLATES:
-        # A path would make the agent read a file that somebody else chose.
+        # A path would make the agent read a file of the folder's author's choice.
         raise UsageError(
             f"{path}: template must be {' or '.join(TEMPLATES)} (the text of another is in template_text), "
             f"not {template!r}. {how}"

@@ -1,7 +1,7 @@
 """What a command does when it is asked to stop by Ctrl-C (SIGINT) or SIGTERM.
 
 The first signal asks for an end in order; the second ends the process at once, whatever it is doing. Outside
-the main thread no handler is installed: there, whoever called may cancel.
+the main thread no handler is installed: there, the caller may cancel.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class Box:
             try:
                 done = work(sandbox)
             except (RunError, OSError):
-                sandbox.close()  # whatever broke it, nobody else is to have it
+                sandbox.close()  # it is broken: no other environment may get it
             finally:
                 self.pool.give(sandbox)
         if unused:

@@ -184,7 +184,7 @@ def _refuse(constant: str) -> Any:
 def _well_formed(line: Any) -> list[Any] | None:
     """A line as `inside` writes it, or nothing: a solution that finds the way out may write others.
 
-    A value that nobody can read is an answer all the same, a wrong one.
+    A value that cannot be read is an answer all the same, a wrong one.
     """
     if not isinstance(line, list) or len(line) < 3 or type(line[0]) is not int:
         return None

@@ -1,4 +1,4 @@
-"""What untrusted code must not see of this machine's Python: rollgym itself, and packages nobody asked for.
+"""What untrusted code must not see of this machine's Python: rollgym, and packages that were not asked for.
 
 Reference solutions, experts and judges of environments are files of rollgym. It may be installed anywhere
 that the interpreter inside can read: its own prefix, a virtual environment, an editable source tree, a folder
@@ -81,7 +81,7 @@ def _ours_in(folder: str) -> Iterator[str]:
 
 @lru_cache(8)
 def _package_folders(roots: tuple[str, ...]) -> tuple[str, ...]:
-    """The folders of installed packages below these, whoever's Python they are of."""
+    """The folders of installed packages below these, of any Python."""
     found = {os.path.realpath(path) for path in (*sys.path, *site.getsitepackages()) if path}
     found.add(os.path.realpath(site.getusersitepackages()))
     for root in roots:
