@@ -227,9 +227,10 @@ def test_a_node_dies_while_sixty_episodes_play_and_none_is_lost_or_doubled(
         pool = RayPool(workers=0)
         for _ in range(3):  # all actors are up before anything happens
             await play(pool, spec())
-        stream = TaskStream([Source(env_id="faulty:Sleeps")], seed=3)
+        # Long enough that many play when the node goes: an actor plays its episodes side by side.
+        stream = TaskStream([Source(env_id="faulty:Blocks", env_kwargs={"seconds": 0.5})], seed=3)
         config = SchedulerConfig(max_in_flight=30, groups=GroupPolicy(size=4), max_ahead=15)
-        agent = make_agent("faulty:Yes", AgentSetup(env_id="faulty:Sleeps", env_kwargs={}))
+        agent = make_agent("faulty:Yes", AgentSetup(env_id="faulty:Blocks", env_kwargs={}))
         try:
             async with Scheduler(stream, pool, agent, config, on_episode=emitted.append) as scheduler:
                 taking = asyncio.create_task(scheduler.take(15))
