@@ -1,5 +1,5 @@
-# Two commands do everything: `make demo` and `make test`. Each target makes .venv and installs what it
-# needs; stamps inside .venv make the second run instant.
+# Start with `make demo` or `make test`. Each target creates .venv and installs its dependencies; stamp files
+# inside .venv make the second run instant.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow test-sglang lint format bench docs pictures screenshots clean
 
-help: ## Show this list
+help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 $(VENV)/.made:
@@ -19,7 +19,7 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml
 	$(PIP) -e .
 	@touch $@
 
-# torch==2.13.0 by name: anything looser may bring several GB of CUDA with it.
+# torch is pinned to 2.13.0: a looser version may install several GB of CUDA libraries.
 $(VENV)/.train: $(VENV)/.installed
 	$(PIP) torch==2.13.0 -e '.[train]'
 	@touch $@
@@ -32,33 +32,33 @@ $(VENV)/.docs: $(VENV)/.installed
 	$(PIP) -e '.[docs]'
 	@touch $@
 
-install: $(VENV)/.installed ## Make .venv with rollgym in it
+install: $(VENV)/.installed ## Create .venv and install rollgym into it
 	@echo "rollgym is installed: try $(BIN)/rollgym envs"
 
-demo: $(VENV)/.train ## Train a small policy on FrozenLake, show that it learned, leave a report page
+demo: $(VENV)/.train ## Train a small policy on FrozenLake, evaluate it and write a report page
 	@$(BIN)/python examples/demo.py
 
-lint: $(VENV)/.dev ## ruff, mypy --strict and the import directions
+lint: $(VENV)/.dev ## Run ruff, mypy --strict and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint ## Lint, then the test suite (slow tests in their small form)
+test: lint ## Run lint, then the test suite without slow tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-slow: $(VENV)/.dev ## The slow tests, in full
+test-slow: $(VENV)/.dev ## Run the slow tests
 	$(BIN)/python -m pytest -m slow
 
-test-sglang: $(VENV)/.dev ## Against a real SGLang server on this CPU, in a venv of its own (3 GB, half an hour)
+test-sglang: $(VENV)/.dev ## Test against a real SGLang server on the CPU, in a separate venv (3 GB, 30 min)
 	$(BIN)/python tests/engines/sglang/make_venv.py .venv-sglang
 	ROLLGYM_TEST_SGLANG=.venv-sglang $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" tests/engines/sglang
 
-format: $(VENV)/.dev ## Rewrite the code as ruff wants it
+format: $(VENV)/.dev ## Format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed ## Env steps per second of our pool against gymnasium's vector envs
+bench: $(VENV)/.installed ## Measure env steps per second of the pool and of Gymnasium's vector envs
 	$(BIN)/python benchmarks/env_steps.py
 	$(BIN)/python benchmarks/pool_steps.py
 
@@ -66,11 +66,11 @@ docs: $(VENV)/.docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
-screenshots: $(VENV)/.dev ## Make the screenshots of the docs anew (trains a run first)
+screenshots: $(VENV)/.dev ## Regenerate the screenshots of the docs (trains a run first)
 	$(BIN)/python docs/images/screenshots.py
 
-pictures: $(VENV)/.train ## Make the pictures of the docs anew
+pictures: $(VENV)/.train ## Regenerate the figures of the docs
 	$(BIN)/python docs/images/make.py
 
-clean: ## Remove .venv, caches and built files (not runs/)
+clean: ## Remove .venv, caches and build output (not runs/)
 	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""A person at the terminal."""
+"""A human at the terminal."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import threading
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from rollgym.agent import AgentSetup, Briefing
-from rollgym.errors import AgentError, UsageError
-from rollgym.terminal import printable
+from rollgym.core.agent import Agent, AgentSetup, Briefing, Player
+from rollgym.core.errors import AgentError, UsageError
+from rollgym.utils.terminal import printable
 
 LEAVE = "quit"
 
 
-class HumanAgent:
-    """Shows each observation and reads the action as a line; ``quit`` or end of input leaves.
+class HumanAgent(Agent):
+    """Shows each observation and reads the action as a line; ``quit`` or end of input ends the episode.
 
-    Episodes that run at once take turns at the keyboard.
+    Concurrent episodes take turns at the keyboard.
     """
 
     def __init__(
@@ -33,14 +33,11 @@ class HumanAgent:
         self._keyboard = asyncio.Lock()
 
     def player(self, briefing: Briefing) -> HumanPlayer:
-        """A seat at the keyboard for one episode."""
+        """Return a player that uses the shared keyboard."""
         return HumanPlayer(self, briefing)
 
-    async def close(self) -> None:
-        """Nothing to give back."""
-
     async def ask(self, text: str) -> str:
-        """Show the text, and read lines until one is not blank."""
+        """Show the text and return the next line that is not blank."""
         async with self._keyboard:
             self._show(text)
             while True:
@@ -57,8 +54,8 @@ class HumanAgent:
         output.flush()
 
 
-class HumanPlayer:
-    """One episode, played by a person."""
+class HumanPlayer(Player):
+    """One episode, played by a human."""
 
     def __init__(self, agent: HumanAgent, briefing: Briefing) -> None:
         self._agent = agent
@@ -66,7 +63,7 @@ class HumanPlayer:
         self._intro = f"{title}\n\n{briefing.instructions.strip()}".rstrip() + "\n"
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> str:
-        """The line that the person typed."""
+        """Return the line that the human typed."""
         intro, self._intro = self._intro, ""
         actions = info.get("actions")
         choices = (
@@ -76,7 +73,7 @@ class HumanPlayer:
 
 
 async def _in_thread(stream: TextIO) -> str:
-    """A line of the stream, read beside the event loop; empty at the end of input."""
+    """Read a line of the stream in a thread; empty at the end of input."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[str] = loop.create_future()
 
@@ -97,7 +94,7 @@ async def _in_thread(stream: TextIO) -> str:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, line, failure)
 
-    # A thread of the loop's executor would keep the program from ending until somebody presses Enter.
+    # A thread of the loop's executor would keep the program from ending until the user presses Enter.
     threading.Thread(target=read, name="keyboard", daemon=True).start()
     return await answer
 
@@ -107,8 +104,8 @@ def _read_line(stream: TextIO) -> str:
         descriptor = stream.fileno()
     except (AttributeError, OSError, ValueError):
         return stream.readline()
-    # Byte by byte past the stream's buffer: no line is read ahead of its turn, and a thread that waits
-    # here holds no lock that the interpreter needs to end.
+    # Byte by byte, bypassing the stream's buffer: no line is read ahead of its turn, and a thread that waits
+    # here does not hold a lock that the interpreter needs to exit.
     line = bytearray()
     while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
         line += byte

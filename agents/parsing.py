@@ -1,9 +1,8 @@
-"""Taking an action out of a language model's reply.
+"""Parsers that extract an action from a language model's reply.
 
-A parser is named (``answer``, ``action``, ``boxed``, ``listed``, ``last_line``, ``raw``) or given as
-``regex:PATTERN``. All of them see the reply without its thinking, read it once from left to right, and prefer
-the last match. Several can be tried in order, ``answer|listed|last_line``: the first that finds something
-counts.
+A parser is a name (``answer``, ``action``, ``boxed``, ``listed``, ``last_line``, ``raw``) or
+``regex:PATTERN``. All of them see the reply without its reasoning, read it once from left to right, and take
+the last match. Several can be tried in order, as ``answer|listed|last_line``: the first match is used.
 """
 
 from __future__ import annotations
@@ -12,24 +11,24 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rollgym.errors import UnknownName, UsageError
+from rollgym.core.errors import UnknownName, UsageError
 
 Form = Callable[[str, Sequence[str]], str | None]
-"""The action in a reply, where the second are the valid ones, if few; ``None`` where it has another form."""
+"""Maps (reply, valid actions where the environment lists them) to the action, or ``None`` without a match."""
 
 
 class Parser(NamedTuple):
-    """Forms of a reply by name, in the order in which they are tried."""
+    """Named forms of a reply, in the order in which they are tried."""
 
     forms: tuple[tuple[str, Form], ...]
 
 
 class Reading(NamedTuple):
-    """What was found in a reply."""
+    """The action parsed from a reply."""
 
     action: str
     form: str | None
-    """In which form it was; ``None`` where it had none of those asked for."""
+    """Name of the form that matched; ``None`` where none did."""
 
 
 _THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE | re.ASCII)
@@ -38,7 +37,7 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
 
 def strip_thinking(text: str) -> str:
-    """The reply without its ``<think>`` blocks.
+    """Return the reply without its ``<think>`` blocks.
 
     A block that was never closed runs to the end; one that was never opened (some chat templates open it
     in the prompt) starts at the beginning.
@@ -58,12 +57,12 @@ def strip_thinking(text: str) -> str:
 
 
 def make_parser(name: str) -> Parser:
-    """The parser of that name, of a pattern given as ``regex:PATTERN``, or of several of them."""
+    """Make the parser of a name, of ``regex:PATTERN``, or of several joined by ``|``."""
     return Parser(tuple((form, _form(form)) for form in form_names(name)))
 
 
 def form_names(parser: str) -> list[str]:
-    """The forms that a parser tries, in order. A pattern is the last one: it may hold what separates them."""
+    """Return the forms that a parser tries, in order. A regex must be the last one: it may contain ``|``."""
     before, regex, pattern = parser.partition("regex:")
     if regex and (not before or before.endswith("|")):
         return [*before.split("|")[:-1], regex + pattern]
@@ -80,16 +79,15 @@ def _form(name: str) -> Form:
 
 
 def take_action(parser: Parser, reply: str, actions: Sequence[str] = ()) -> tuple[str, bool]:
-    """The action in a reply, and whether the reply had a form that was asked for."""
-    found = read_action(parser, reply, actions)
-    return found.action, found.form is not None
+    """Return the action in a reply, and whether the reply matched a form."""
+    reading = read_action(parser, reply, actions)
+    return reading.action, reading.form is not None
 
 
 def read_action(parser: Parser, reply: str, actions: Sequence[str] = ()) -> Reading:
-    """The action in a reply, and in which form it was.
+    """Return the action in a reply, and the form that matched.
 
-    Where it had none, the whole reply without its thinking is the action; the environment says what it
-    makes of it.
+    Without a match, the whole reply without its reasoning is the action, and the environment judges it.
     """
     text = strip_thinking(reply)
     for name, form in parser.forms:
@@ -100,7 +98,7 @@ def read_action(parser: Parser, reply: str, actions: Sequence[str] = ()) -> Read
 
 
 def has_thinking(text: str) -> bool:
-    """Whether there is a ``<think>`` tag in a reply."""
+    """Return whether a reply has a ``<think>`` tag."""
     return _THINK.search(text) is not None
 
 
@@ -116,7 +114,7 @@ def _tagged(name: str) -> Form:
             elif start is not None:
                 found, start = text[start : tag.start()], None
         if found is None and start is not None:
-            # A stop sequence or the token limit can take the closing tag away.
+            # A stop string or the token limit can cut off the closing tag.
             found = text[start:].strip() or None
         return found
 
@@ -143,10 +141,10 @@ def _boxed(text: str, actions: Sequence[str]) -> str | None:
 
 
 def _listed(text: str, actions: Sequence[str]) -> str | None:
-    """The last of the valid actions that the reply names as a word of its own, whatever its case."""
+    """Return the last valid action that occurs in the reply as a separate word, ignoring case."""
     if not actions:
         return None
-    # Longest first: of "move 1" and "move 10", the one that is there in full.
+    # Longest first, so that "move 10" is not read as "move 1".
     longest = sorted(actions, key=len, reverse=True)
     pattern = "|".join(re.escape(action) for action in longest)
     named = re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE)
@@ -188,4 +186,4 @@ PARSERS: dict[str, Form] = {
     "last_line": _last_line,
     "raw": _raw,
 }
-"""All parsers that have a name."""
+"""All named parsers."""

@@ -1,7 +1,7 @@
-"""What a language model is shown: the template of the first message, and how much of the past.
+"""Prompt templates, format instructions and history, shared by the ``chat`` and ``lm`` agents.
 
-A template is text with two marks: ``{instructions}``, what the environment tells an agent once, and
-``{format}``, the sentence that asks for the form the parser reads.
+A template is text with two marks: ``{instructions}`` for the environment's instructions, and ``{format}`` for
+the sentence that asks for the form that the parser reads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollgym.agents.parsing import form_names
-from rollgym.errors import UnknownName, UsageError
+from rollgym.core.errors import UnknownName, UsageError
 
 TEMPLATES = {
     "plain": "{instructions}\n\n{format}",
@@ -21,7 +21,7 @@ TEMPLATES = {
         "Before each action, think step by step about what you see and what the action will do. {format}"
     ),
 }
-"""The templates that have a name."""
+"""All named templates."""
 
 _TAG_ASK = (
     "Give your action between <{tag}> and </{tag}>. "
@@ -35,7 +35,7 @@ ASKS = {
     "last_line": "Put your action, and nothing else, on the last line of your reply.",
     "raw": "Reply with your action only, and nothing else.",
 }
-"""How each parser's form is asked for. A ``regex:`` parser has no sentence: its template says it."""
+"""Format instruction of each parser. A ``regex:`` parser has none: the template must state the format."""
 
 FORMS = {
     "raw": "{}",
@@ -45,10 +45,10 @@ FORMS = {
     "action": "<action>{}</action>",
     "boxed": "\\boxed{{{}}}",
 }
-"""An action as a reply that has a parser's form."""
+"""Format string of each parser: an action as a reply."""
 
 MOST_LISTED = 12
-"""A reminder names the valid actions where there are no more than so many."""
+"""A reminder lists the valid actions up to this number."""
 _MARK = re.compile(r"\{(instructions|format)\}")
 _LAST = re.compile(r"last:([0-9]{1,9})")
 
@@ -56,14 +56,14 @@ Message = dict[str, str]
 
 
 class Exchange(NamedTuple):
-    """One earlier turn, as it goes back into the conversation."""
+    """One earlier turn, as it is shown in the prompt."""
 
     observation: str
     reply: str
 
 
 def load_template(name: str) -> str:
-    """A template by its name, or from a text file."""
+    """Return a template by its name, or from a text file."""
     if name in TEMPLATES:
         return TEMPLATES[name]
     try:
@@ -76,43 +76,43 @@ def load_template(name: str) -> str:
         raise UsageError(f"The template {name} cannot be read: {reason}.") from None
     if "{instructions}" not in text:
         raise UsageError(
-            f"The template {name} has no {{instructions}} mark, so the model would not know the rules."
+            f"The template {name} has no {{instructions}} mark, so the model would not see the rules."
         )
     return text.strip()
 
 
 def fill_template(template: str, instructions: str, parser: str) -> str:
-    """The first message: the template with the environment's instructions and the format's sentence."""
+    """Return the first message: the template with the instructions and the format filled in."""
     values = {"instructions": instructions.strip(), "format": ask(parser)}
     return _MARK.sub(lambda mark: values[mark.group(1)], template).strip()
 
 
 def ask(parser: str) -> str:
-    """The sentence that asks for the first form that a parser tries."""
+    """Return the format instruction of the first form that a parser tries."""
     return ASKS.get(form_names(parser)[0], "")
 
 
 def listed_actions(info: Mapping[str, Any]) -> list[str]:
-    """The valid actions, where the environment lists them."""
-    found = info.get("actions")
-    return [action for action in found if isinstance(action, str)] if isinstance(found, list) else []
+    """Return the valid actions, where the environment lists them."""
+    actions = info.get("actions")
+    return [action for action in actions if isinstance(action, str)] if isinstance(actions, list) else []
 
 
 def remind(parser: str, actions: Sequence[str]) -> str:
-    """What ends an observation: which actions there are, if few, and the form of a reply."""
+    """Return the end of an observation: the valid actions, if few, and the format of a reply."""
     named = f"Actions: {', '.join(actions)}. " if 0 < len(actions) <= MOST_LISTED else ""
     text = f"{named}{ask(parser)}".strip()
     return f"\n\n{text}" if text else ""
 
 
-def practice_turns(parser: str, actions: Sequence[str], count: int) -> list[Exchange]:
-    """Made-up turns in which a valid action is asked for and played, to show the form of a reply."""
+def format_example_turns(parser: str, actions: Sequence[str], count: int) -> list[Exchange]:
+    """Return made-up turns in which a valid action is requested and played, to show the reply format."""
     form = FORMS.get(form_names(parser)[0], "{}")
     return [Exchange(f"This is practice. Play {action}.", form.format(action)) for action in actions[:count]]
 
 
 def history_limit(policy: str) -> int | None:
-    """How many earlier turns a policy keeps; ``None`` for all of them."""
+    """Return how many earlier turns a history option keeps; ``None`` for all of them."""
     if policy == "full":
         return None
     if policy == "none":
@@ -126,10 +126,10 @@ def history_limit(policy: str) -> int | None:
 def build_messages(
     prompt: str, turns: Sequence[Exchange], observation: str, *, system: bool
 ) -> list[Message]:
-    """The conversation so far.
+    """Return the conversation so far as messages.
 
-    Without a system message the prompt stands before the first observation that is sent, so that it is
-    there whatever was dropped.
+    Without a system message, the prompt precedes the first observation that is sent, so that it is always
+    there, whichever turns were dropped.
     """
     messages: list[Message] = []
     for turn in turns:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollgym.agent import AgentSetup, Briefing
-from rollgym.registry import make
-from rollgym.seeding import derive_rng
-from rollgym.text import TextFace, text_face
+from rollgym.core.agent import Agent, AgentSetup, Briefing, Player
+from rollgym.core.env import TextInterface, text_interface
+from rollgym.core.registry import make
+from rollgym.core.seeding import derive_rng
 
 
-class RandomAgent:
+class RandomAgent(Agent):
     """Plays a random valid action each turn, from the episode's sampling seed."""
 
     def __init__(self, setup: AgentSetup) -> None:
-        # A copy that is never reset: `random_action` depends on what the player sees alone.
+        # A copy that is never reset: `random_action` depends only on what the player sees.
         self._env = make(setup.env_id, **setup.env_kwargs)
-        self._face = text_face(self._env)
+        self._face = text_interface(self._env)
 
     def player(self, briefing: Briefing) -> RandomPlayer:
-        """A player with a generator of its own."""
+        """Return a player with its own random generator."""
         return RandomPlayer(self._face, briefing.spec.sampling_seed)
 
     async def close(self) -> None:
@@ -28,13 +28,13 @@ class RandomAgent:
         self._env.close()
 
 
-class RandomPlayer:
+class RandomPlayer(Player):
     """One episode's random choices."""
 
-    def __init__(self, face: TextFace, seed: int) -> None:
+    def __init__(self, face: TextInterface, seed: int) -> None:
         self._face = face
         self._rng = derive_rng("random agent", seed)
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> str:
-        """A random valid action."""
+        """Return a random valid action."""
         return self._face.random_action(observation, info, self._rng)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollgym.agent import AgentSetup, Briefing
-from rollgym.errors import AgentError, UsageError
-from rollgym.types import EpisodeSpec
+from rollgym.core.agent import Agent, AgentSetup, Briefing, Player
+from rollgym.core.errors import AgentError, UsageError
+from rollgym.core.types import EpisodeSpec
 
 REPEATS = ("stop", "cycle", "last")
 _ALL = "*"
@@ -24,16 +24,18 @@ Scripts = dict[str, list[str]]
 """Actions by episode id or task index; ``*`` for every episode."""
 
 
-class ScriptedAgent:
+class ScriptedAgent(Agent):
     """Plays the actions of a file.
 
-    ``repeat`` says what follows the last one: ``stop`` (an error), ``cycle`` (the first again) or
-    ``last`` (the last again).
+    Args:
+        setup: The environment.
+        path: The file.
+        repeat: After the last action: ``stop`` (an error), ``cycle`` (start over) or ``last`` (repeat it).
     """
 
     def __init__(self, setup: AgentSetup, *, path: str | Path = "", repeat: str = "stop") -> None:
         if not isinstance(path, (str, Path)) or not str(path):
-            raise UsageError("Give the file that holds the actions: path=FILE.")
+            raise UsageError("No file given: pass path=FILE, a file with the actions.")
         if repeat not in REPEATS:
             raise UsageError(f"repeat must be {', '.join(REPEATS[:-1])} or {REPEATS[-1]}, not {repeat!r}.")
         self._scripts = read_scripts(Path(str(path)))
@@ -41,14 +43,11 @@ class ScriptedAgent:
         self._path = str(path)
 
     def player(self, briefing: Briefing) -> ScriptedPlayer:
-        """A player at the start of the episode's script."""
+        """Return a player at the start of the episode's script."""
         return ScriptedPlayer(self._find(briefing.spec), self._repeat, briefing.spec)
 
-    async def close(self) -> None:
-        """Nothing to give back."""
-
     def describe(self) -> dict[str, Any]:
-        """The settings, for a record of the run."""
+        """Return the settings, for the record of a run."""
         return {"agent": "scripted", "path": self._path, "repeat": self._repeat}
 
     def _find(self, spec: EpisodeSpec) -> list[str]:
@@ -56,8 +55,8 @@ class ScriptedAgent:
         return next((self._scripts[name] for name in names if name in self._scripts), [])
 
 
-class ScriptedPlayer:
-    """One episode's place in its script."""
+class ScriptedPlayer(Player):
+    """One episode's position in its script."""
 
     def __init__(self, actions: list[str], repeat: str, spec: EpisodeSpec) -> None:
         self._actions = actions
@@ -66,7 +65,7 @@ class ScriptedPlayer:
         self._played = 0
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> str:
-        """The next action of the script."""
+        """Return the next action of the script."""
         count, turn = len(self._actions), self._played
         if not count:
             raise AgentError(
@@ -79,7 +78,7 @@ class ScriptedPlayer:
 
 
 def read_scripts(path: Path) -> Scripts:
-    """The scripts of a file; a `UsageError` says what is wrong with a broken one."""
+    """Read the scripts of a file; raise a `UsageError` where it is malformed."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -4,7 +4,7 @@
 
 FrozenLake whose steps take as long as a Pareto distribution says: most under a tenth of a second, some three.
 Both ways begin with the same imitated policy and make the same number of updates of the same size; only
-`rollout.staleness` differs. Wall-clock time is of the training steps alone. Success is on held-out lakes,
+`rollout.max_staleness` differs. Wall-clock time covers the training steps only. Success is on held-out lakes,
 with Wilson's interval. The last line is one JSON object.
 """
 
@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rollgym.core.env import StepResult
 from rollgym.envs.frozen_lake.env import FrozenLakeEnv
-from rollgym.text import Reply
+from rollgym.utils import svg
 
 LEAST, SHAPE, MOST = 0.03, 1.1, 3.0
 """Seconds of a step: at least, the tail's exponent, at most."""
@@ -30,7 +31,7 @@ class SlowLake(FrozenLakeEnv):
 
     pool_thread = "own"
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Move, after a while."""
         time.sleep(min(MOST, LEAST * (1.0 + float(self.np_random.pareto(SHAPE)))))
         return super().respond(action)
@@ -42,7 +43,7 @@ def settings(args: argparse.Namespace, start: Path | None, staleness: int) -> li
         f"stop.steps={args.steps}",
         f"evaluation.every={args.steps}",
         f"evaluation.episodes={60 if args.quick else 300}",
-        f"rollout.staleness={staleness}",
+        f"rollout.max_staleness={staleness}",
         "rollout.workers=1",
         f"rollout.groups={args.groups}",
         f"rollout.max_in_flight={args.in_flight}",
@@ -55,11 +56,11 @@ def settings(args: argparse.Namespace, start: Path | None, staleness: int) -> li
 
 def train(out: Path, args: argparse.Namespace, start: Path | None, staleness: int) -> dict[str, Any]:
     """One run; returns its summary and where the time of its steps went."""
-    from rollgym.trainer.command import run_training
+    from rollgym.trainer.main import run_training
 
     slow = "envs=[{id: 'async_training:SlowLake', limits: {turns: 20, seconds: 600}}]"
     imitate = start is None
-    fast = [] if imitate else [slow, "rollout.modules=[async_training]"]
+    fast = [] if imitate else [slow, "imports=[async_training]"]
     summary = run_training(
         "frozen-lake-grpo",
         [*settings(args, start, staleness), *fast],
@@ -85,32 +86,22 @@ def train(out: Path, args: argparse.Namespace, start: Path | None, staleness: in
 
 def picture(found: dict[str, dict[str, Any]]) -> str:
     """Where the time went, as bars of one scale."""
-    colours = {"generate": "#2563eb", "environment": "#94a3b8", "train": "#d97706", "sync": "#059669"}
+    colors = {"generate": "#2563eb", "environment": "#94a3b8", "train": "#d97706", "sync": "#059669"}
     longest = max(one["seconds"] for one in found.values())
     parts, width, left = [], 720, 110
     for row, (name, one) in enumerate(found.items()):
         x, y = float(left), 34 + 44 * row
-        parts.append(f'<text x="{left - 8}" y="{y + 18}" text-anchor="end">{name}</text>')
+        parts.append(svg.text(left - 8, y + 18, name, anchor="end"))
         for part, seconds in one["split"].items():
             wide = (width - left - 70) * seconds / longest
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="26" fill="{colours[part]}">'
-                f"<title>{part}: {seconds:.1f} s</title></rect>"
-            )
+            parts.append(svg.rect(x, y, wide, 26, colors[part], f"{part}: {seconds:.1f} s"))
             x += wide
-        parts.append(f'<text x="{x + 6:.0f}" y="{y + 18}">{one["seconds"]:.0f} s</text>')
-    for number, (part, colour) in enumerate(colours.items()):
+        parts.append(svg.text(x + 6, y + 18, f"{one['seconds']:.0f} s"))
+    for number, (part, color) in enumerate(colors.items()):
         words = {"generate": "wait for replies", "environment": "wait for environments"}.get(part, part)
         x = left + 160 * number
-        parts.append(f'<rect x="{x}" y="8" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 18}" y="18">{words}</text>')
-    body = "\n".join(parts)
-    height = 40 + 44 * len(found)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        f'font-size="12" fill="#334155" role="img">\n<rect width="100%" height="100%" fill="#ffffff"/>\n'
-        f"{body}\n</svg>\n"
-    )
+        parts += [svg.rect(x, 8, 12, 12, color), svg.text(x + 18, 18, words)]
+    return svg.document(width, 40 + 44 * len(found), parts)
 
 
 def main() -> None:

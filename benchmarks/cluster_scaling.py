@@ -4,7 +4,7 @@
 
 All nodes are on this machine, so only what waits can scale: each step sleeps. The real scheduler plays, with
 as many episodes at once as there are lanes on all nodes. Efficiency is the rate over that of one node times
-the nodes; overhead is the driver's processor time for each episode. The last line is one JSON object.
+the nodes; overhead is the driver's CPU time per episode. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from rollgym import Reply, SoloAgent, Task, TextEnv
+from rollgym import SoloAgent, StepResult, Task, TextEnv
 
 TURNS = 8
 
 
 class Patient(TextEnv):
-    """Every step takes a while and no processor time."""
+    """Every step takes a while and no CPU time."""
 
     instructions = "Say anything."
     reward_range = (0.0, 1.0)
@@ -41,11 +41,11 @@ class Patient(TextEnv):
         self._turns = 0
         return "go"
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Wait."""
         time.sleep(self._latency * float(self.np_random.uniform(0.8, 1.2)))
         self._turns += 1
-        return Reply("on", 1.0, terminated=self._turns == TURNS, success=True)
+        return StepResult("on", 1.0, terminated=self._turns == TURNS, success=True)
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         """Anything."""
@@ -53,7 +53,7 @@ class Patient(TextEnv):
 
 
 class Speaker(SoloAgent):
-    """Says the same, at once."""
+    """Always returns the same action."""
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         """The word."""
@@ -68,23 +68,23 @@ class Measured:
     episodes: int
     seconds: float
     overhead_ms: float
-    """Driver's processor time for each episode."""
+    """Driver CPU time per episode."""
     share_of_bound: float
-    """Rate over that of lanes that never wait for anybody but their environment."""
+    """Rate relative to lanes that only wait for their environment."""
 
     @property
     def rate(self) -> float:
-        """Episodes a second."""
+        """Episodes per second."""
         return self.episodes / self.seconds
 
 
 async def measure(nodes: int, args: argparse.Namespace) -> Measured:
-    """Play on so many nodes."""
-    from rollgym.agent import AgentSetup, make_agent
+    """Measure on this many nodes."""
     from rollgym.cluster.pool import RayPool
-    from rollgym.scheduler.config import SchedulerConfig
-    from rollgym.scheduler.scheduler import Scheduler
-    from rollgym.scheduler.stream import Source, TaskStream
+    from rollgym.core.agent import AgentSetup, make_agent
+    from rollgym.rollout.config import SchedulerConfig
+    from rollgym.rollout.scheduler import Scheduler
+    from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 
     env = {"env_id": "cluster_scaling:Patient", "env_kwargs": {"latency": args.latency}}
     lanes = nodes * args.lanes
@@ -93,10 +93,10 @@ async def measure(nodes: int, args: argparse.Namespace) -> Measured:
     agent = make_agent("cluster_scaling:Speaker", AgentSetup(**env))
     try:
         # Actors, workers and environments are there before the time begins.
-        async with Scheduler(TaskStream([Source(**env)], seed=1), pool, agent, config) as scheduler:
+        async with Scheduler(TaskSampler([EnvSource(**env)], seed=1), pool, agent, config) as scheduler:
             await scheduler.take(lanes)
             await scheduler.drain()
-        async with Scheduler(TaskStream([Source(**env)], seed=2), pool, agent, config) as scheduler:
+        async with Scheduler(TaskSampler([EnvSource(**env)], seed=2), pool, agent, config) as scheduler:
             began, used = time.perf_counter(), time.process_time()
             episodes = args.episodes * lanes
             groups = await scheduler.take(episodes)

@@ -6,8 +6,8 @@ Environments and agent answer at once, so all the time there is goes to the sche
 records of the turns. The time is the process's own (user and system, not wall time); the numbers of episodes
 in flight take turns over several rounds, and the median round counts. The goal is at most 1 ms per turn, no
 dearer with 4,096 episodes in flight than with 64. Time grows a little all the same, because so many episodes
-do not fit into a processor's cache; so the calls of functions per turn are counted, too, in a round of their
-own: they show whether the scheduler does more for a turn when more play. The last line is one JSON object.
+do not fit into a CPU's cache; so the calls of functions per turn are counted, too, in a separate round:
+they show whether the scheduler does more for a turn when more play. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rollgym.agent import Briefing, Move
-from rollgym.pool import Reset, Step
-from rollgym.scheduler import garbage
-from rollgym.scheduler.config import SchedulerConfig
-from rollgym.scheduler.events import EventLog
-from rollgym.scheduler.groups import GroupPolicy
-from rollgym.scheduler.scheduler import Scheduler
-from rollgym.scheduler.stream import Source, TaskStream
-from rollgym.types import EpisodeSpec, Group
+from rollgym.core.agent import AgentAction, Briefing
+from rollgym.core.types import EpisodeSpec, Group
+from rollgym.pool.base import Reset, Step
+from rollgym.rollout import gc_tuning as garbage
+from rollgym.rollout.config import SchedulerConfig
+from rollgym.rollout.events import EventLog
+from rollgym.rollout.group_state import GroupPolicy
+from rollgym.rollout.scheduler import Scheduler
+from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 
 MEAN_TURNS = 8
 
@@ -81,22 +81,24 @@ class InstantAgent:
         """The agent keeps no state."""
         return self
 
-    async def act(self, observation: str, info: Mapping[str, Any]) -> Move:
+    async def act(self, observation: str, info: Mapping[str, Any]) -> AgentAction:
         """Always the same move."""
         await asyncio.sleep(0)
-        return Move(action="go", prompt_ids=(1, 2), action_ids=(3,), logprobs=(-0.5,), policy_version=0)
+        return AgentAction(
+            action="go", prompt_ids=(1, 2), action_ids=(3,), logprobs=(-0.5,), policy_version=0
+        )
 
     async def close(self) -> None:
         """There is nothing to close."""
 
 
 async def cpu_per_turn(in_flight: int, args: argparse.Namespace, log: EventLog) -> float:
-    """Seconds of CPU for each turn of the groups taken, once everything is under way."""
+    """CPU seconds per turn of the groups taken, after warm-up."""
     groups = GroupPolicy(size=args.group_size)
     config = SchedulerConfig(
         max_in_flight=in_flight, groups=groups, order=args.order, max_overtakes=args.max_overtakes
     )
-    stream = TaskStream([Source(env_id="none")])
+    stream = TaskSampler([EnvSource(env_id="none")])
     wave = max(1, in_flight // args.group_size)
     # Windows of whole waves: what began before them, and what does not end in time, must weigh little.
     least = max(args.turns, args.waves * in_flight * MEAN_TURNS)
@@ -111,7 +113,7 @@ async def cpu_per_turn(in_flight: int, args: argparse.Namespace, log: EventLog) 
 
 
 def calls_per_turn(in_flight: int, args: argparse.Namespace) -> float:
-    """How many functions are called for each turn, Python's and C's."""
+    """Function calls per turn, Python and C."""
     counted = 0
 
     def count(frame: FrameType, event: str, arg: object) -> None:
@@ -120,7 +122,7 @@ def calls_per_turn(in_flight: int, args: argparse.Namespace) -> float:
 
     async def play() -> int:
         config = SchedulerConfig(max_in_flight=in_flight, groups=GroupPolicy(size=args.group_size))
-        stream = TaskStream([Source(env_id="none")])
+        stream = TaskSampler([EnvSource(env_id="none")])
         async with Scheduler(stream, InstantPool(), InstantAgent(), config) as scheduler:
             wave = max(1, in_flight // args.group_size)
             await scheduler.take(wave)

@@ -5,8 +5,8 @@
 Two workloads. One turn: 1, 16 and 64 prompts of 64 tokens, 64 new tokens each; `generate` gets them as one
 batch, the engine as that many requests. Many turns: 16 conversations of 8 turns in which observations and
 replies have different lengths; `generate` runs each turn as a left-padded batch and computes the whole
-conversation anew, the engine keeps what it has computed and no conversation waits for another. The engine
-also reports log-probs and draws by seed; `generate` is not asked to.
+conversation again, the engine keeps its KV cache and no conversation waits for another. The engine also
+reports log-probs and samples by seed; `generate` does not.
 
 `generate` runs with as many threads as asked for and with one; the engine with its own default (one, for a
 model this small). ``ratio_*`` compares with `generate` on ``--threads``, ``best_*`` with the faster one.
@@ -30,9 +30,9 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 from transformers.generation import ContinuousBatchingConfig
 
-from rollgym.engines import GenerateRequest, Sampling
-from rollgym.engines.torch import TorchEngine
-from rollgym.seeding import derive_rng
+from rollgym.core.seeding import derive_rng
+from rollgym.engines.base import GenerateRequest, Sampling
+from rollgym.engines.embedded.engine import EmbeddedEngine
 
 VOCABULARY = 1_000
 PROMPT, REPLY = 64, 64
@@ -107,7 +107,7 @@ def hf_continuous(model: Any, ids: list[list[int]], new: int) -> int:
 
 
 def hf_turns(model: Any) -> int:
-    """Conversations with everything computed anew each turn; returns the tokens sampled."""
+    """Conversations that are recomputed every turn; returns the tokens sampled."""
     history: list[list[int]] = [[] for _ in range(CONVERSATIONS)]
     plan = [turns(c) for c in range(CONVERSATIONS)]
     sampled = 0
@@ -121,7 +121,7 @@ def hf_turns(model: Any) -> int:
     return sampled
 
 
-async def engine_batch(engine: TorchEngine, count: int) -> int:
+async def engine_batch(engine: EmbeddedEngine, count: int) -> int:
     """As many requests at once as the batch has rows."""
     replies = await asyncio.gather(
         *(_ask(engine, ids, REPLY, str(n)) for n, ids in enumerate(prompts(count)))
@@ -129,8 +129,8 @@ async def engine_batch(engine: TorchEngine, count: int) -> int:
     return sum(map(len, replies))
 
 
-async def engine_turns(engine: TorchEngine) -> int:
-    """Conversations that go their own ways; returns the tokens sampled."""
+async def engine_turns(engine: EmbeddedEngine) -> int:
+    """Independent conversations; returns the tokens sampled."""
 
     async def converse(number: int) -> int:
         history: list[int] = []
@@ -146,14 +146,14 @@ async def engine_turns(engine: TorchEngine) -> int:
     return sum(await asyncio.gather(*(converse(n) for n in range(CONVERSATIONS))))
 
 
-async def _ask(engine: TorchEngine, ids: list[int], new: int, name: str, session: str = "") -> list[int]:
+async def _ask(engine: EmbeddedEngine, ids: list[int], new: int, name: str, session: str = "") -> list[int]:
     sampling = Sampling(max_tokens=new, seed=int(name))
     request = GenerateRequest(request_id=name, prompt_ids=tuple(ids), sampling=sampling, session=session)
     return list((await engine.generate(request)).token_ids)
 
 
 def rate(work: Callable[[], int]) -> float:
-    """Tokens per second of one piece of work."""
+    """Measure tokens per second."""
     started = time.perf_counter()
     tokens = work()
     return tokens / (time.perf_counter() - started)
@@ -163,11 +163,13 @@ def contenders(args: argparse.Namespace) -> dict[str, Entrants]:
     """Workload -> contender -> the work."""
     model = make_model(args.hidden)
     engines = {
-        "engine": TorchEngine(model, threads=args.engine_threads),
-        "engine, free": TorchEngine(model, threads=args.engine_threads, deterministic=False),
+        "engine": EmbeddedEngine(model, threads=args.engine_threads),
+        "engine, free": EmbeddedEngine(model, threads=args.engine_threads, deterministic=False),
     }
 
-    def entrants(hf: Callable[[], int], ours: Callable[[TorchEngine], Coroutine[Any, Any, int]]) -> Entrants:
+    def entrants(
+        hf: Callable[[], int], ours: Callable[[EmbeddedEngine], Coroutine[Any, Any, int]]
+    ) -> Entrants:
         return {
             **{f"generate x{n}": partial(on_threads, n, hf) for n in sorted({1, args.threads})},
             **{name: partial(run, ours, engine) for name, engine in engines.items()},
@@ -185,13 +187,13 @@ def contenders(args: argparse.Namespace) -> dict[str, Entrants]:
 
 
 def on_threads(count: int, work: Callable[[], int]) -> int:
-    """Work with so many threads of torch's."""
+    """Run with this many torch threads."""
     torch.set_num_threads(count)
     return work()
 
 
-def run(work: Callable[[TorchEngine], Coroutine[Any, Any, int]], engine: TorchEngine) -> int:
-    """An engine's work in an event loop of its own."""
+def run(work: Callable[[EmbeddedEngine], Coroutine[Any, Any, int]], engine: EmbeddedEngine) -> int:
+    """Run an engine in its own event loop."""
     return asyncio.run(work(engine))
 
 

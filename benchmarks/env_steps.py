@@ -21,10 +21,10 @@ import gymnasium as gym
 import numpy as np
 
 import rollgym
-from rollgym.pool import EnvPool
+from rollgym.core.types import EpisodeSpec
+from rollgym.pool.base import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
-from rollgym.types import EpisodeSpec
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 Contender = Callable[[argparse.Namespace], float]

@@ -1,10 +1,10 @@
-"""What a plan says a run holds in each phase, against the resident memory of a process that does the same.
+"""Planned memory per phase compared with the resident memory of a process that runs it.
 
     python benchmarks/plan_memory.py [--quick] [--layers 8] [--hidden 512] [--context 512] [--episodes 12]
 
 One process is both engine and learner, as on a single shared slot; what it holds before any model is made is
 taken off. The greatest resident memory of each phase is compared with the plan's figure for that phase, with
-nothing offloaded and then with everything that can leave. On a processor what leaves the learner stays in
+nothing offloaded and then with everything that can leave. On a CPU what leaves the learner stays in
 the same memory: what was moved is taken off, as it would be on a host. The last line is one JSON object.
 """
 
@@ -85,10 +85,10 @@ def make_model(args: argparse.Namespace) -> Any:
 def planned(config: dict[str, Any], args: argparse.Namespace, offload: Any) -> dict[str, int]:
     """Bytes by phase."""
     from rollgym.devices.inventory import cpu_cluster
-    from rollgym.devices.job import Job, Workload
     from rollgym.devices.models import read_config
     from rollgym.devices.planner import make_plan
-    from rollgym.devices.types import DeviceWishes
+    from rollgym.devices.types import DeviceConfig
+    from rollgym.devices.workload import Job, Workload
 
     half = args.context // 2
     work = Workload(
@@ -97,10 +97,10 @@ def planned(config: dict[str, Any], args: argparse.Namespace, offload: Any) -> d
         prompt_tokens=half,
         reply_tokens=half,
         context=args.context,
-        micro_tokens=args.micro,
+        max_tokens_per_microbatch=args.micro,
     )
-    job = Job(actor=read_config(config), precision="float32", work=work)
-    found = make_plan(cpu_cluster(1), job, DeviceWishes(offload=offload))
+    job = Job(actor=read_config(config), precision="float32", workload=work)
+    found = make_plan(cpu_cluster(1), job, DeviceConfig(offload=offload))
     return {one.phase: one.used for one in found.memory}
 
 
@@ -109,20 +109,20 @@ def measure(args: argparse.Namespace, offload: str) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from rollgym.engines import GenerateRequest, Sampling
-    from rollgym.engines.embedded.memory import return_freed
-    from rollgym.engines.torch import TorchEngine
-    from rollgym.trainer.batch import make_batch
-    from rollgym.trainer.handover import Handover
-    from rollgym.trainer.learner.local import LocalLearner
-    from rollgym.trainer.learner.settings import LearnerSettings
-    from rollgym.trainer.loss_settings import LossSettings
-    from rollgym.trainer.rows import Row, TokenEpisode
-    from rollgym.trainer.setup import LEAVES
+    from rollgym.engines.base import GenerateRequest, Sampling
+    from rollgym.engines.embedded.engine import EmbeddedEngine
+    from rollgym.engines.embedded.offload import trim_memory
+    from rollgym.trainer.colocation import Colocation
+    from rollgym.trainer.data.batch import make_batch
+    from rollgym.trainer.data.sequences import TokenEpisode, TokenSequence
+    from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
+    from rollgym.trainer.learner.learner import Learner
+    from rollgym.trainer.losses.settings import LossConfig
+    from rollgym.trainer.runtime import OFFLOADS
 
     torch.set_num_threads(1)
     config = make_model(args).config.to_dict()  # also has everything imported that is imported late
-    return_freed(torch.device("cpu"))
+    trim_memory(torch.device("cpu"))
     peaks = Peaks()
     half = args.context // 2
     rng = np.random.default_rng(0)
@@ -133,11 +133,14 @@ def measure(args: argparse.Namespace, offload: str) -> dict[str, Any]:
 
     async def main() -> None:
         model = make_model(args)
-        settings = LearnerSettings(micro_tokens=args.micro, threads=1, device="cpu", learning_rate=1e-5)
-        learner = LocalLearner(model, settings, LossSettings("reinforce", tis_cap=None), share=True)
-        engine = TorchEngine(model, device="cpu", threads=1, cache_tokens=args.episodes * args.context)
-        leaves, releases = LEAVES.get(offload, ((), ()))
-        turns = Handover(engine, [0], learner, compute, leaves=leaves, releases=releases)
+        config = LearnerConfig(
+            max_tokens_per_microbatch=args.micro, threads=1, device="cpu", learning_rate=1e-5
+        )
+        options = LearnerOptions(share_model=True)
+        learner = Learner(model, config, LossConfig("reinforce", tis_cap=None), options)
+        engine = EmbeddedEngine(model, device="cpu", threads=1, cache_tokens=args.episodes * args.context)
+        offloads, releases = OFFLOADS.get(offload, ((), ()))
+        colocation = Colocation(engine, [0], learner, compute, offloads=offloads, releases=releases)
         for turn in range(2):  # a learner has its whole state only after its first update
             sampling = [Sampling(max_tokens=half, seed=n) for n in range(args.episodes)]
             asked = [
@@ -149,26 +152,30 @@ def measure(args: argparse.Namespace, offload: str) -> dict[str, Any]:
             episodes = [
                 TokenEpisode(
                     name=str(n),
-                    rows=(Row(np.array(ids + one.token_ids), np.arange(half, half + len(one.token_ids))),),
-                    behaviour=np.array(one.logprobs),
-                    per_turn=np.array([len(one.token_ids)]),
-                    final=None,
+                    sequences=(
+                        TokenSequence(
+                            np.array(ids + one.token_ids), np.arange(half, half + len(one.token_ids))
+                        ),
+                    ),
+                    behavior=np.array(one.logprobs),
+                    tokens_per_turn=np.array([len(one.token_ids)]),
+                    final_ids=None,
                 )
                 for n, (ids, one) in enumerate(zip(prompts, said, strict=True))
             ]
             batch = make_batch(episodes, advantages=[rng.normal(size=one.count) for one in episodes])
-            async with turns.training():
+            async with colocation.training():
                 peaks.host = 0
-                return_freed(torch.device("cpu"))
+                trim_memory(torch.device("cpu"))
                 with peaks.phase("score actor"):
                     old = await compute(learner.logprobs, batch)
-                return_freed(torch.device("cpu"))
+                trim_memory(torch.device("cpu"))
                 with peaks.phase("update actor"):
-                    await compute(learner.update, batch.having(old=old))
-            async with turns.renewing():
+                    await compute(learner.update, batch.with_arrays(old=old))
+            async with colocation.sync_weights():
                 await engine.update_weights(turn, learner.weights())
-            peaks.host = int(turns.moved.get("handover_offloaded", 0))
-            return_freed(torch.device("cpu"))
+            peaks.host = int(colocation.metrics.get("colocation_offloaded_bytes", 0))
+            trim_memory(torch.device("cpu"))
         await engine.close()
 
     asyncio.run(main())
@@ -186,7 +193,7 @@ def main() -> None:
         ("micro", 1024),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--only", choices=["none", "optimiser", "all"])
+    parser.add_argument("--only", choices=["none", "optimizer", "all"])
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     if args.quick:

@@ -3,7 +3,7 @@
     python benchmarks/pool_steps.py [--quick] [--env ID] [--envs 16 64] [--workers 2] [--seconds 3]
 
 Both play the same environment with the same kind of actions, in turn, several rounds; the median counts. On a
-machine that others use too, steps per second are as noisy as their work; processor time per step, summed over
+machine that others use too, steps per second are as noisy as their work; CPU time per step, summed over
 all processes of a contender, is steadier. Read the ratios. The last line is one JSON object.
 """
 
@@ -25,8 +25,8 @@ from typing import NamedTuple
 import gymnasium as gym
 
 import rollgym
+from rollgym.core.types import EpisodeSpec
 from rollgym.pool.local import LocalPool
-from rollgym.types import EpisodeSpec
 
 
 class Rate(NamedTuple):
@@ -37,7 +37,7 @@ class Rate(NamedTuple):
 
 
 class Clock:
-    """Wall and processor time of this process and all its descendants, from now on."""
+    """Wall and CPU time of this process and all its descendants, from now on."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), _cpu_seconds()
@@ -53,7 +53,7 @@ class Clock:
 
 
 def _cpu_seconds() -> float:
-    """Processor time of this process and its living descendants."""
+    """CPU time of this process and its living descendants."""
     parents, times = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -92,22 +92,22 @@ def local_pool(args: argparse.Namespace, envs: int) -> Rate:
 async def _drive(args: argparse.Namespace, envs: int) -> Rate:
     pool = LocalPool(args.workers)
     # As with the vector environment, starting processes and making environments is not part of the time.
-    first = [await pool.open(_spec(args.env, lane)) for lane in range(envs)]
+    first = [await pool.open(_spec(args.env, env_thread)) for env_thread in range(envs)]
     await asyncio.gather(*(session.reset() for session in first))
     for session in first:
         await session.close()
     clock = Clock()
-    counts = await asyncio.gather(*(_lane(pool, args, lane, clock) for lane in range(envs)))
+    counts = await asyncio.gather(*(_env_thread(pool, args, env_thread, clock) for env_thread in range(envs)))
     rate = clock.rate(sum(counts))
     await pool.close()
     return rate
 
 
-async def _lane(pool: LocalPool, args: argparse.Namespace, lane: int, clock: Clock) -> int:
-    rng = random.Random(lane)
+async def _env_thread(pool: LocalPool, args: argparse.Namespace, env_thread: int, clock: Clock) -> int:
+    rng = random.Random(env_thread)
     steps = 0
     for episode in itertools.count():
-        session = await pool.open(_spec(args.env, lane * 1_000 + episode))
+        session = await pool.open(_spec(args.env, env_thread * 1_000 + episode))
         await session.reset()
         over = False
         while not over and clock.seconds < args.seconds:

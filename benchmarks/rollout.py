@@ -34,14 +34,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from rollgym.agent import Briefing, Move
-from rollgym.pool import Reset, Step
-from rollgym.scheduler.config import SchedulerConfig
-from rollgym.scheduler.episode import play_episode
-from rollgym.scheduler.groups import GroupPolicy
-from rollgym.scheduler.scheduler import Scheduler
-from rollgym.scheduler.stream import Source, TaskStream
-from rollgym.types import EpisodeSpec
+from rollgym.core.agent import AgentAction, Briefing
+from rollgym.core.types import EpisodeSpec
+from rollgym.pool.base import Reset, Step
+from rollgym.rollout.config import SchedulerConfig
+from rollgym.rollout.episode_runner import run_episode
+from rollgym.rollout.group_state import GroupPolicy
+from rollgym.rollout.scheduler import Scheduler
+from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 
 IN_FLIGHT = 128
 GROUP = 8
@@ -57,7 +57,7 @@ class World:
     step_median: float = 0.05
     sigma: float = 1.25
     turns: tuple[int, ...] = (2, 3, 3, 4, 4, 5, 5, 6)
-    """Of the members of a group, in an order of its own: every batch has as many turns as any other."""
+    """Turns of a group's members in a fixed order: every batch has equally many turns."""
     slow: bool = False
 
     def scaled(self, scale: float) -> World:
@@ -81,14 +81,14 @@ class SimulatedEngine:
         """One player serves all."""
         return self
 
-    async def act(self, observation: str, info: Mapping[str, Any]) -> Move:
+    async def act(self, observation: str, info: Mapping[str, Any]) -> AgentAction:
         """Wait for a slot, then for the reply."""
         now = asyncio.get_running_loop().time()
         end = max(now, self._free_at[0]) + self._seconds
         heapq.heapreplace(self._free_at, end)
         self._replies += 1
         await asyncio.sleep(end - now)
-        return Move(action="go", policy_version=0)
+        return AgentAction(action="go", policy_version=0)
 
     def busy(self, now: float) -> float:
         """For how long the engine has been busy, all slots taken together, over their number."""
@@ -144,7 +144,7 @@ class SimulatedSession:
 
 
 class Run:
-    """When each batch was complete, and for how long the engine had been busy by then."""
+    """Completion time of each batch and engine busy time until then."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self._engine = engine
@@ -160,7 +160,7 @@ class Run:
 
     @property
     def batches(self) -> int:
-        """How many are complete."""
+        """Number of complete batches."""
         return len(self._times) - 1
 
     def intervals(self, warm_up: int) -> list[float]:
@@ -191,7 +191,7 @@ async def batch_barrier(world: World, batches: int) -> Run:
     run = Run(engine)
     for _ in range(batches):
         batch = itertools.islice(specs, IN_FLIGHT)
-        await asyncio.gather(*(play_episode(spec, pool, engine) for spec in batch))
+        await asyncio.gather(*(run_episode(spec, pool, engine) for spec in batch))
         run.mark()
     return run
 
@@ -216,20 +216,20 @@ async def turn_barrier(world: World, batches: int) -> Run:
     return run
 
 
-def _stream() -> TaskStream:
-    return TaskStream([Source(env_id="simulated")])
+def _stream() -> TaskSampler:
+    return TaskSampler([EnvSource(env_id="simulated")])
 
 
 def _specs() -> Iterator[EpisodeSpec]:
     """The episodes that the scheduler plays, in the order in which it hands them out."""
     stream = _stream()
     for number in itertools.count():
-        yield from (stream.spec(stream.ticket(number), member, 0, 0) for member in range(GROUP))
+        yield from (stream.spec(stream.group_task(number), member, 0, 0) for member in range(GROUP))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """Who is measured, and for how many batches: with everybody alike, and with a slow one among them."""
+    """A contender and its number of batches: with equal environments and with one slow one."""
 
     play: Callable[[World, int], Coroutine[Any, Any, Run]]
     batches: tuple[int, int]
@@ -239,7 +239,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one contender needed: everybody alike, and with a slow one."""
+    """Seconds per batch of a contender: equal environments, and one slow one."""
 
     to_bound: tuple[float, float]
     interval: tuple[float, float]

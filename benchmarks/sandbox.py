@@ -1,10 +1,10 @@
-"""Executions of a tiny program per second, and what each costs: bare processes, and behind our walls.
+"""Executions of a tiny program per second, and their cost: bare processes and sandboxes.
 
     python benchmarks/sandbox.py [--quick] [--seconds 3] [--rounds 5]
 
 All contenders run the same program with the same Python, in turn, several rounds; the median counts, and
 every answer is checked. On a machine that others use too, executions per second are as noisy as that work;
-processor time per execution, summed over all processes of a contender (a Docker engine's included), is
+CPU time per execution, summed over all processes of a contender (a Docker engine's included), is
 steadier. Read the ratios. Docker takes part where an engine answers that has the image of
 ``rollgym sandbox build-image``. The last line is one JSON object.
 """
@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rollgym.errors import RollgymError
+from rollgym.core.errors import RollgymError
 from rollgym.sandbox import docker, docker_engine
+from rollgym.sandbox.factory import OPENERS
 from rollgym.sandbox.interpreter import Interpreter, find_python, spare_uid
 from rollgym.sandbox.namespaces import command, find_bwrap
-from rollgym.sandbox.open import OPENERS
 from rollgym.sandbox.types import Level, Sandbox, SandboxSettings
 from rollgym.sandbox.worker_limits import cpu_seconds, descendants
 
@@ -35,7 +35,7 @@ PROGRAM = "print(sum(i * i for i in range(100)))"
 ANSWER = "328350\n"
 SETTINGS = SandboxSettings(minimum=Level.NONE, allow_unsafe=True)
 ENGINE = ("dockerd", "containerd", "containerd-shim")
-"""What the processes of a Docker engine are called."""
+"""Process names of a Docker engine."""
 LEAST = 20
 """Executions in a round, however slow the machine is."""
 
@@ -51,7 +51,7 @@ class Cost(NamedTuple):
 
 
 def cpu_now(engine: list[int]) -> float:
-    """Processor time of this process, an engine's, and all their descendants, dead or alive."""
+    """CPU time of this process, an engine's, and all their descendants, dead or alive."""
     below = [*engine, *(pid for root in (os.getpid(), *engine) for pid in descendants(root))]
     ended = sum(
         usage.ru_utime + usage.ru_stime
@@ -79,7 +79,7 @@ def process(*flags: str) -> Iterator[Once]:
 
 @contextlib.contextmanager
 def bubblewrap() -> Iterator[Once]:
-    """Namespaces made anew for each execution, without a filter or a watch."""
+    """New namespaces for each execution, without a filter or monitor."""
     bwrap, python, uid = find_bwrap(), find_python(), spare_uid()
     if bwrap is None:
         raise RollgymError("bubblewrap is not installed")

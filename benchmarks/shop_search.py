@@ -1,4 +1,4 @@
-"""What a search of the shop costs: CPU time per query, for both engines, by the size of the catalogue.
+"""What a search of the shop costs: CPU time per query, for both engines, by the size of the catalog.
 
     python benchmarks/shop_search.py [--quick] [--sizes 1000,100000,1000000] [--queries 300] [--keep FOLDER]
 
@@ -6,7 +6,7 @@ Documents have 40 to 80 words out of 100,000, the r-th as frequent as 1/r (about
 words, long ones 12 to 24, as when an agent searches for its whole instruction; words of queries are drawn as
 those of documents are, the most frequent ones included. Every query is asked of both engines, in turn, so
 that both see the same machine; no query comes twice, so that nothing is answered from memory. An index is
-built in a process of its own; its CPU time includes making up the documents. With ``--keep`` the indexes stay
+built in a separate process; its CPU time includes making up the documents. With ``--keep`` the indexes stay
 in that folder, and are not built again. The goal is a p99 below 20 ms at 1,000,000 documents with tantivy.
 The last line is one JSON object.
 """
@@ -65,7 +65,7 @@ def build(folder: str, engine: str, size: int) -> tuple[float, float]:
 
 
 def built(folder: str, engine: str, size: int) -> dict[str, float]:
-    """Build an index in a process of its own, where there is none."""
+    """Build an index in a separate process, where there is none."""
     if (Path(folder) / engine).is_dir():
         return {}
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -1,4 +1,4 @@
-"""How soon a shop is open, and in how much memory: from its built folder, and from JSON as a program would.
+"""Time and memory to open a shop: from its built folder and from JSON.
 
     python benchmarks/shop_start.py [--quick] [--sizes 1000 100000 1000000] [--folder DIR]
 
@@ -23,8 +23,8 @@ from typing import Any
 
 import msgspec
 
-from rollgym.envs.webshop.catalogue.build import synthetic_shop
-from rollgym.envs.webshop.catalogue.store import ShopCatalogue, open_shop
+from rollgym.envs.webshop.catalog.build import synthetic_shop
+from rollgym.envs.webshop.catalog.store import ShopCatalog, open_shop
 from rollgym.envs.webshop.search import open_search
 
 
@@ -70,7 +70,7 @@ def load_json(folder: Path) -> dict[str, float]:
     return {"seconds": time.perf_counter() - began, "memory_mb": private_memory() - memory}
 
 
-def write_json(shop: ShopCatalogue, path: Path) -> None:
+def write_json(shop: ShopCatalog, path: Path) -> None:
     """The products and goals of a shop as one JSON file."""
     encoder = msgspec.json.Encoder()
     with open(path, "wb") as file:
@@ -101,7 +101,7 @@ def measure(size: int, place: Path, rounds: int) -> dict[str, Any]:
     built = time.perf_counter() - began
     beside = place / f"json-{size}"
     beside.mkdir(exist_ok=True)
-    write_json(ShopCatalogue.open(folder), beside / "shop.json")
+    write_json(ShopCatalog.open(folder), beside / "shop.json")
     ours = fresh("built", folder, rounds)
     theirs = fresh("json", beside, 1 if size >= 1_000_000 else rounds)
     return {

@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def len_of_page(env: WebShopEnv) -> int:
-    """What the text contender does with a page: it is there already."""
+    """The text contender needs no rendering."""
     return len(env.page.blocks)
 
 

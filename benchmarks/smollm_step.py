@@ -2,7 +2,7 @@
 
     python benchmarks/smollm_step.py [--quick] [--steps 2] [--threads N] [--limit-gb 8] [SETTING=VALUE ...]
 
-Runs ``rollgym train smollm-grpo`` in a process of its own: rollouts by the embedded engine, the update by the
+Runs ``rollgym train smollm-grpo`` in a separate process: rollouts by the embedded engine, the update by the
 learner, the new weights back into the engine. ``step_seconds`` are those of each step as the run records
 them, with what they were spent on; ``cpu_seconds`` is the whole process, start and evaluations included;
 ``peak_gb`` is the greatest resident set of the process or a child of it, as the system counts it. ``ratio``
@@ -24,13 +24,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rollgym.pretrained import model_folder
+from rollgym.models.zoo import model_folder
 
 QUICK = ["rollout.groups=2", "rollout.group_size=2", "evaluation.episodes=1"]
 
 
 def train(out: Path, steps: int, words: list[str]) -> tuple[float, float]:
-    """Wall and processor seconds of a run."""
+    """Wall and CPU seconds of a run."""
     command = [sys.executable, "-m", "rollgym", "train", "smollm-grpo", "--out", str(out), "--plain"]
     began = time.perf_counter()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

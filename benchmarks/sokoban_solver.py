@@ -16,12 +16,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rollgym.envs.sokoban.board import Game
+from rollgym.core.tasks import TaskSet
 from rollgym.envs.sokoban.env import generated
+from rollgym.envs.sokoban.game import Game
 from rollgym.envs.sokoban.levels import load_levels
 from rollgym.envs.sokoban.options import PRESETS
 from rollgym.envs.sokoban.solver import FAST_WEIGHT, Result, solve
-from rollgym.tasks import TaskSet
 
 MARKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 SEARCHES = {"shortest": 1, "fast": FAST_WEIGHT}

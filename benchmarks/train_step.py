@@ -1,4 +1,4 @@
-"""Time and memory of one GRPO update: rollgym's `LocalLearner.update` against TRL's `GRPOTrainer`.
+"""Time and memory of one GRPO update: rollgym's `Learner.update` against TRL's `GRPOTrainer`.
 
     python benchmarks/train_step.py [--quick] [--threads 1] [--rounds 5] [--no-peer] [--peer-venv FOLDER]
 
@@ -17,7 +17,7 @@ computes in float32, as rollgym does, and without gradient checkpointing (see ``
 ``--trl-batch`` is its ``per_device_train_batch_size``. ``gradient_gap`` says how far the gradients of the
 first update are apart, relative to their size.
 
-Each contender is a process of its own. They take turns, and a ratio is the median of the rounds' ratios:
+Each contender is a separate process. They take turns, and a ratio is the median of the rounds' ratios:
 above 1, rollgym is faster. Memory is the peak of the resident set, and how much of it the updates added to
 what was there before the first (model, data and libraries). Then rollgym's update alone with 1, 2 and 4 times
 the episodes: time should grow with the tokens, memory should not.
@@ -45,12 +45,12 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.seeding import derive_rng
-from rollgym.trainer.batch import Batch, make_batch
-from rollgym.trainer.learner.settings import LearnerSettings
-from rollgym.trainer.loss_settings import LossSettings
-from rollgym.trainer.model import SIZES
-from rollgym.trainer.rows import Row, TokenEpisode
+from rollgym.core.seeding import derive_rng
+from rollgym.trainer.builtin_policy.model import SIZES
+from rollgym.trainer.data.batch import Batch, make_batch
+from rollgym.trainer.data.sequences import TokenEpisode, TokenSequence
+from rollgym.trainer.learner.config import LearnerConfig
+from rollgym.trainer.losses.settings import LossConfig
 
 VOCABULARY, GROUP, RATE = 400, 8, 1e-4
 SCALES = (1, 2, 4)
@@ -88,19 +88,21 @@ def read_batch(data: Any) -> Batch:
     for number, (ids, own) in enumerate(zip(split["ids"], split["own"], strict=True)):
         places = np.flatnonzero(own)
         old = split["old"][number][places] if "old" in split else np.zeros(len(places))
-        row = Row(ids, places)
+        row = TokenSequence(ids, places)
         episodes.append(TokenEpisode(str(number), (row,), old, np.array([len(places)])))
         advantages.append(np.full(len(places), data["advantages"][number]))
     batch = make_batch(episodes, advantages=advantages)
-    return batch.having(old=batch.arrays["behaviour"])
+    return batch.with_arrays(old=batch.arrays["behavior"])
 
 
-def make_learner(model: Path, micro_tokens: int, threads: int) -> Any:
+def make_learner(model: Path, max_tokens_per_microbatch: int, threads: int) -> Any:
     """The learner with the settings that TRL gets, too."""
-    from rollgym.trainer.learner.local import LocalLearner
+    from rollgym.trainer.learner.learner import Learner
 
-    chosen = LearnerSettings(learning_rate=RATE, micro_tokens=micro_tokens, threads=threads, device="cpu")
-    return LocalLearner(model, chosen, LossSettings("grpo"))
+    chosen = LearnerConfig(
+        learning_rate=RATE, max_tokens_per_microbatch=max_tokens_per_microbatch, threads=threads, device="cpu"
+    )
+    return Learner(model, chosen, LossConfig("grpo"))
 
 
 def write_model(folder: Path) -> None:
@@ -145,11 +147,11 @@ def write_workload(folder: Path, count: int, prompt: int = 64, even: bool = Fals
     return data
 
 
-def serve(folder: Path, micro_tokens: int, threads: int) -> None:
+def serve(folder: Path, max_tokens_per_microbatch: int, threads: int) -> None:
     """One update for each line that is read: what a contender's process does."""
     with np.load(folder / "episodes.npz") as data:
         batch = read_batch(data)
-    learner = make_learner(folder / "model", micro_tokens, threads)
+    learner = make_learner(folder / "model", max_tokens_per_microbatch, threads)
     print("ready", flush=True)
     for _ in sys.stdin:
         started = time.perf_counter()
@@ -260,7 +262,12 @@ def contend(commands: dict[str, list[str]], folder: Path, args: argparse.Namespa
 
 def ours(folder: Path, args: argparse.Namespace) -> list[str]:
     """This program as a contender."""
-    options = ["--threads", str(args.threads), "--micro-tokens", str(args.micro_tokens)]
+    options = [
+        "--threads",
+        str(args.threads),
+        "--max-tokens-per-microbatch",
+        str(args.max_tokens_per_microbatch),
+    ]
     return [sys.executable, __file__, "--serve", str(folder), *options]
 
 
@@ -277,7 +284,7 @@ def ratio(found: dict[str, Figures]) -> float:
 
 
 def gradient_gap(folder: Path) -> float:
-    """How far the gradients of the first update are apart, relative to their size."""
+    """Relative difference of the gradients of the first update."""
     with np.load(folder / "ours.npz") as one, np.load(folder / "trl.npz") as other:
         names = sorted(one.files)
         a, b = (np.concatenate([arrays[name].ravel() for name in names]) for arrays in (one, other))
@@ -285,7 +292,7 @@ def gradient_gap(folder: Path) -> float:
 
 
 def compare(python: Path | None, root: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Both workloads by everybody: print a table, return what the report says."""
+    """Run both workloads for all contenders; print a table and return the report."""
     report: dict[str, Any] = {}
     print(f"{'':8}{'':6}{'tokens':>9}{'padded':>9}{'seconds':>10}{'peak MB':>10}{'added MB':>10}{'ratio':>8}")
     for workload, prompt, suffix in (("ragged", 64, ""), ("even", 64, "_even"), ("prompts", 256, "_prompts")):
@@ -326,18 +333,22 @@ def main() -> None:
     """Measure everything and print tables and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="of each contender")
-    parser.add_argument("--micro-tokens", type=int, default=8192, help="rollgym's tokens in memory at once")
+    parser.add_argument(
+        "--max-tokens-per-microbatch", type=int, default=8192, help="rollgym's tokens in memory at once"
+    )
     parser.add_argument("--trl-batch", type=int, default=8, help="TRL's episodes in memory at once")
     parser.add_argument("--checkpointing", action="store_true", help="TRL's default: less memory, more time")
     parser.add_argument("--episodes", type=int, default=64, help="a multiple of --trl-batch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="32 episodes, two rounds after the warm-up")
     parser.add_argument("--no-peer", action="store_true", help="rollgym alone")
-    parser.add_argument("--peer-venv", type=Path, default=PEER_VENV, help="where TRL is, or will be")
+    parser.add_argument(
+        "--peer-venv", type=Path, default=PEER_VENV, help="virtual environment of TRL, created if missing"
+    )
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(args.serve, args.micro_tokens, args.threads)
+        serve(args.serve, args.max_tokens_per_microbatch, args.threads)
         return
     if args.quick:
         args.rounds, args.episodes = 2, 32
@@ -346,7 +357,7 @@ def main() -> None:
         print("Without TRL: rollgym is measured alone.")
     with TemporaryDirectory() as root:
         report = compare(python, Path(root), args) | {"scaling": scaling(Path(root), args)}
-    keys = ("threads", "rounds", "episodes", "micro_tokens", "trl_batch", "checkpointing")
+    keys = ("threads", "rounds", "episodes", "max_tokens_per_microbatch", "trl_batch", "checkpointing")
     options = {key: getattr(args, key) for key in keys}
     print(json.dumps({"benchmark": "train_step", **options, "peer": TRL if python else None, **report}))
 

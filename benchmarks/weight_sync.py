@@ -1,9 +1,9 @@
 """How long new weights take from a learner into the embedded engine, against the size of the model.
 
-    python benchmarks/weight_sync.py [--quick] [--world 2] [--rounds 5] [--strategies local,ddp,fsdp2,zero3]
+    python benchmarks/weight_sync.py [--quick] [--world 2] [--rounds 5] [--strategies single,ddp,fsdp2,zero3]
 
 Llamas of 0.1 to 30 million parameters with random weights in float32 (``--quick``: 0.1 and 1 million, two
-rounds). ``local`` is a `LocalLearner` in the engine's process, whose tensors are copied. The others are
+rounds). ``single`` is a `Learner` in the engine's process, whose tensors are copied. The others are
 ``--world`` processes, gloo between them, with the engine in that of rank 0: weights are gathered in buckets
 of ``--bucket-mb`` megabytes and copied as they come, while the other ranks take part. Measured is
 ``engine.update_weights(version, learner.weights())`` from call to return: the median of the rounds after one
@@ -55,22 +55,19 @@ def make_model(size: str) -> Any:
 
 
 def make_learner(strategy: str, size: str, rank: int, args: argparse.Namespace) -> Any:
-    """A learner of either kind."""
-    from rollgym.trainer.learner.local import LocalLearner
-    from rollgym.trainer.learner.ranks import make_rank_learner
-    from rollgym.trainer.learner.settings import LearnerSettings
-    from rollgym.trainer.losses import LossSettings
+    """Make one rank's learner."""
+    from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
+    from rollgym.trainer.learner.learner import Learner
+    from rollgym.trainer.losses.settings import LossConfig
 
-    settings, loss = LearnerSettings(device="cpu", threads=1), LossSettings("grpo")
-    if strategy == "local":
-        return LocalLearner(make_model(size), settings, loss)
-    most, chosen = args.bucket_mb * 2**20, {"rank": rank, "world": args.world}
-    kind: Any = strategy
-    return make_rank_learner(kind, make_model(size), settings, loss, bucket_bytes=most, **chosen)
+    config, loss = LearnerConfig(device="cpu", threads=1), LossConfig("grpo")
+    options = LearnerOptions(bucket_bytes=args.bucket_mb * 2**20)
+    world = 1 if strategy == "single" else args.world
+    return Learner(make_model(size), config, loss, options, strategy=strategy, rank=rank, world=world)
 
 
 def follow(learner: Any, times: int) -> None:
-    """What the other ranks do."""
+    """Body of the other ranks."""
     for _ in range(times):
         for _ in learner.weights().buckets():
             pass
@@ -78,9 +75,9 @@ def follow(learner: Any, times: int) -> None:
 
 async def measure(learner: Any, size: str, times: int) -> dict[str, Any]:
     """Update an engine, again and again."""
-    from rollgym.engines.torch import TorchEngine
+    from rollgym.engines.embedded.engine import EmbeddedEngine
 
-    engine = TorchEngine(make_model(size), device="cpu", threads=1)
+    engine = EmbeddedEngine(make_model(size), device="cpu", threads=1)
     seconds = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for version in range(1, times + 1):
@@ -102,8 +99,8 @@ def work(rank: int, strategy: str, port: int, args: argparse.Namespace, pipe: An
     import torch
 
     torch.set_num_threads(1)
-    if strategy != "local":
-        from rollgym.trainer.learner.ranks import join_group
+    if strategy != "single":
+        from rollgym.trainer.learner.process_group import join_group
 
         join_group(rank, args.world, "127.0.0.1", port)
     for size in args.sizes:
@@ -112,20 +109,20 @@ def work(rank: int, strategy: str, port: int, args: argparse.Namespace, pipe: An
             follow(learner, args.rounds + 1)
         else:
             pipe.send((size, asyncio.run(measure(learner, size, args.rounds + 1))))
-    if strategy != "local":
-        from rollgym.trainer.learner.ranks import leave_group
+    if strategy != "single":
+        from rollgym.trainer.learner.process_group import leave_group
 
         leave_group()
 
 
 def run(strategy: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """All sizes with one strategy."""
-    from rollgym.trainer.learner.ranks import free_port
+    from rollgym.trainer.learner.process_group import free_port
 
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     port, found = free_port(), {}
-    ranks = range(1 if strategy == "local" else args.world)
+    ranks = range(1 if strategy == "single" else args.world)
     processes = [context.Process(target=work, args=(rank, strategy, port, args, there)) for rank in ranks]
     for process in processes:
         process.start()
@@ -150,15 +147,15 @@ def run(strategy: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def main() -> None:
     """Measure everything and print a table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--world", type=int, default=2, help="processes of the strategies other than local")
+    parser.add_argument("--world", type=int, default=2, help="processes of the strategies other than single")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--bucket-mb", type=int, default=16)
-    parser.add_argument("--strategies", default="local,ddp,fsdp2,zero3")
-    parser.add_argument("--quick", action="store_true", help="two sizes, two rounds, local and fsdp2")
+    parser.add_argument("--strategies", default="single,ddp,fsdp2,zero3")
+    parser.add_argument("--quick", action="store_true", help="two sizes, two rounds, single and fsdp2")
     args = parser.parse_args()
     args.sizes = list(SIZES)
     if args.quick:
-        args.sizes, args.rounds, args.strategies = ["0.1M", "1M"], 2, "local,fsdp2"
+        args.sizes, args.rounds, args.strategies = ["0.1M", "1M"], 2, "single,fsdp2"
     print(f"{'':8}{'size':>6}{'parameters':>14}{'ms':>12}{'MB/s':>12}{'peak MB':>10}")
     report = {strategy: run(strategy, args) for strategy in args.strategies.split(",")}
     options = {"world": args.world, "rounds": args.rounds, "bucket_mb": args.bucket_mb}

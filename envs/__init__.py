@@ -3,7 +3,7 @@
 Importing this registers nothing and loads none of them; ``import rollgym`` calls `register_all`.
 """
 
-from rollgym.registry import register
+from rollgym.core.registry import register
 
 _HERE = "rollgym.envs"
 

@@ -1,4 +1,4 @@
-"""A black-box agent: it knows an OpenAI client's address and its task, and nothing of what it is trained by.
+"""A black-box agent: it knows only the URL of an OpenAI-compatible endpoint and its task.
 
 Play one game of FrozenLake against a served model:
 
@@ -7,7 +7,7 @@ Play one game of FrozenLake against a served model:
     echo '{"task": 7}' | OPENAI_BASE_URL=http://127.0.0.1:8000/session/game-7/v1 OPENAI_MODEL=lake \
         python examples/blackbox_agent.py
 
-Or let `rollgym.serve.ProgramPlayer` run it for every episode (docs/serve.md): it sets the variables, writes
+Or let `rollgym.serve.SubprocessAgent` run it for every episode (docs/serve.md): it sets the variables, writes
 the task to standard input and reads the reward from the last line of output.
 """
 
@@ -20,35 +20,35 @@ import urllib.request
 from typing import Any
 
 import rollgym
-from rollgym.text import text_face
+from rollgym.core.env import text_interface
 
 TURNS = 12
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Send JSON, get JSON: what an OpenAI client does, without one."""
+    """Post JSON and return the JSON response, as an OpenAI client does."""
     key = os.environ.get("OPENAI_API_KEY", "none")
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found
+    with urllib.request.urlopen(request) as response:
+        values: dict[str, Any] = json.load(response)
+    return values
 
 
 def ask(messages: list[dict[str, str]]) -> str:
-    """The model's next words."""
+    """Return the model's reply."""
     body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "max_tokens": 8}
-    found = post(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", body)
-    text: str = found["choices"][0]["message"]["content"]
+    completion = post(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", body)
+    text: str = completion["choices"][0]["message"]["content"]
     return text
 
 
 def play(task: dict[str, Any]) -> dict[str, Any]:
-    """One game: the agent's own loop, which could be anything."""
+    """Play one game with the agent's own loop, which could be any program."""
     env = rollgym.make(task.get("env_id", "rollgym/FrozenLake-v0"), **task.get("env_kwargs", {}))
-    where = {"task": task.get("task") or 0, "split": task.get("split", "train")}
-    observation, info = env.reset(seed=task.get("env_seed", 0), options=where)
-    messages = [{"role": "system", "content": text_face(env).instructions}]
+    options = {"task": task.get("task") or 0, "split": task.get("split", "train")}
+    observation, info = env.reset(seed=task.get("env_seed", 0), options=options)
+    messages = [{"role": "system", "content": text_interface(env).instructions}]
     total = 0.0
     for _ in range(TURNS):
         messages.append({"role": "user", "content": observation})
@@ -63,6 +63,6 @@ def play(task: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     result = play(json.load(sys.stdin))
-    if "ROLLGYM_SESSION" not in os.environ:  # started by hand: say ourselves how it went
+    if "ROLLGYM_SESSION" not in os.environ:  # started by hand: report the result
         post(os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + "/end", result)
     print(json.dumps(result))

@@ -3,8 +3,8 @@
 python examples/chat_agent.py MODEL --base-url http://localhost:8000/v1
 OPENAI_API_KEY=... python examples/chat_agent.py MODEL --env rollgym/Sokoban-v0 --episodes 50
 
-`rollgym eval ENV --agent chat --agent-arg model=MODEL` does the same and records every episode; this is
-the loop inside, in plain sight.
+`rollgym eval ENV --agent chat --agent-arg model=MODEL` does the same and records every episode; this file
+shows the loop inside.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import asyncio
 from typing import Any
 
 import rollgym
-from rollgym.agent import Agent
-from rollgym.errors import AgentError, RollgymError
-from rollgym.seeding import derive_seed
-from rollgym.text import text_face
+from rollgym.core.agent import Agent
+from rollgym.core.env import text_interface
+from rollgym.core.errors import AgentError, RollgymError
+from rollgym.core.seeding import derive_seed
 
 
 async def play(agent: Agent, env_id: str, task: int, turns: int) -> bool | None:
-    """One episode on one task: whether it was a success, or None where the endpoint failed."""
+    """Play one episode; returns whether it succeeded, or None if the endpoint failed."""
     env = rollgym.make(env_id)
     spec = rollgym.EpisodeSpec(
         episode_id=f"task-{task}", env_id=env_id, task=task, split="test", sampling_seed=derive_seed(task)
     )
-    player = agent.player(rollgym.Briefing(spec=spec, instructions=text_face(env).instructions))
+    player = agent.player(rollgym.Briefing(spec=spec, instructions=text_interface(env).instructions))
     observation, info = env.reset(seed=task, options={"task": task, "split": "test"})
     try:
         for _ in range(turns):
@@ -44,7 +44,7 @@ async def play(agent: Agent, env_id: str, task: int, turns: int) -> bool | None:
 
 
 async def evaluate(options: argparse.Namespace) -> dict[str, Any]:
-    """Play all tasks, so many at once, and count."""
+    """Play all tasks with bounded concurrency and count successes."""
     agent: Any = rollgym.make_agent(
         "chat",
         rollgym.AgentSetup(env_id=options.env),
@@ -54,11 +54,11 @@ async def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     )
     slots = asyncio.Semaphore(options.concurrency)
 
-    async def one(task: int) -> bool | None:
+    async def play_one(task: int) -> bool | None:
         async with slots:
             return await play(agent, options.env, task, options.turns)
 
-    results = await asyncio.gather(*(one(task) for task in range(options.episodes)))
+    results = await asyncio.gather(*(play_one(task) for task in range(options.episodes)))
     await agent.close()
     scored = [result for result in results if result is not None]
     return {"episodes": len(results), "scored": len(scored), "successes": sum(scored), **agent.totals()}

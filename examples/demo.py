@@ -1,9 +1,9 @@
-"""The demo: a small language model learns to cross a frozen lake, by imitation and then by reinforcement.
+"""The demo: a small language model learns FrozenLake, by imitation and then by reinforcement learning.
 
 make demo
 
-Everything is embedded: model, engine, environments and trainer run in one process on a processor. Success is
-measured on held-out lakes, before anything, after the warm start and after reinforcement learning.
+Model, engine, environments and trainer run in one process on the CPU. Success is measured on held-out lakes:
+before training, after the warm start and after reinforcement learning.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rollgym.evaluate import Request, evaluate
-from rollgym.trainer.command import run_training
+from rollgym.evaluation.runner import Request, evaluate
+from rollgym.trainer.main import run_training
 from rollgym.view import export
 
 CONFIG, ENV = "frozen-lake-gigpo", "rollgym/FrozenLake-v0"
-PHASES = {"before": "untaught", "warm_start": "after imitation", "after": "after reinforcement learning"}
+PHASES = {"before": "untrained", "warm_start": "after imitation", "after": "after reinforcement learning"}
 
 
 def main(arguments: list[str] | None = None, screen: Console | None = None) -> None:
-    """Train, compare with the random agent and the expert, and leave a page."""
+    """Train, compare with the random agent and the expert, and write a report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings to change")
-    parser.add_argument("--plain", action="store_true", help="lines instead of a live panel")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings to override")
+    parser.add_argument("--plain", action="store_true", help="print lines instead of a live panel")
     args = parser.parse_args(arguments)
     started = time.time()
     folder = Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None, screen: Console | None = None) -> N
         others[agent] = _numbers(evaluate(request, folder / agent))
     _show(screen, results, others)
     page = export(folder, folder / "report.html").path
-    screen.print(f"\nThe report: {page}", highlight=False)
+    screen.print(f"\nReport: {page}", highlight=False)
     screen.print(f"Next: rollgym trace {folder}, or rollgym train {CONFIG} seed=1", highlight=False)
     print(json.dumps({**results, **others, "seconds": round(time.time() - started, 1), "run": str(folder)}))
 
@@ -56,10 +56,10 @@ def _numbers(line: dict[str, Any]) -> dict[str, float]:
 def _show(screen: Console, results: dict[str, Any], others: dict[str, Any]) -> None:
     table = Table("policy", "success on held-out lakes", "", "95 % interval", box=None)
     rows = {"random agent": others["random"]}
-    rows |= {PHASES[phase]: found for phase, found in results.items()} | {"expert": others["expert"]}
-    for name, found in rows.items():
-        bar = "█" * round(20 * found["success"])
-        table.add_row(name, f"{found['success']:.3f}", bar, f"{found['low']:.3f} to {found['high']:.3f}")
+    rows |= {PHASES[phase]: result for phase, result in results.items()} | {"expert": others["expert"]}
+    for name, result in rows.items():
+        bar = "█" * round(20 * result["success"])
+        table.add_row(name, f"{result['success']:.3f}", bar, f"{result['low']:.3f} to {result['high']:.3f}")
     screen.print(table)
 
 

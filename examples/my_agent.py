@@ -1,4 +1,4 @@
-"""Two agents of one's own, a function and a class.
+"""Two custom agents: a function and a class.
 
 rollgym eval rollgym/FrozenLake-v0 --agent my_agent:first_action      (from the folder of this file)
 rollgym eval rollgym/FrozenLake-v0 --agent my_agent:Explorer --agent-arg reverse=true
@@ -14,23 +14,23 @@ from rollgym import AgentSetup, Briefing, SoloAgent
 
 
 def first_action(observation: str, info: Mapping[str, Any]) -> str:
-    """Always the first valid action. A function of (observation, info) is an agent."""
+    """Choose the first valid action. A function of (observation, info) is an agent."""
     return str(info["actions"][0])
 
 
 class Explorer(SoloAgent):
-    """Tries what it tried least in the state it sees; it remembers one episode at a time."""
+    """Chooses the action it has tried least in the current state; forgets between episodes."""
 
     def __init__(self, setup: AgentSetup, reverse: bool = False) -> None:
         super().__init__(setup)
         self.reverse = reverse
 
     def start(self, briefing: Briefing) -> None:
-        """Forget the last episode; each episode is played by a copy of its own."""
+        """Reset the counts; each episode is played by a separate copy."""
         self.tried: Counter[tuple[str, str]] = Counter()
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
-        """The least tried action; the earlier one where several are."""
+        """Choose the least tried action; the first of several."""
         actions = info["actions"][::-1] if self.reverse else info["actions"]
         action: str = min(actions, key=lambda each: self.tried[observation, each])
         self.tried[observation, action] += 1

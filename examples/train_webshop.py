@@ -1,4 +1,4 @@
-"""Train a small language model to shop, in a shop that is made up on the spot.
+"""Train a small language model on WebShop, in a generated shop.
 
 python examples/train_webshop.py [KEY=VALUE ...]
 
@@ -11,16 +11,16 @@ import sys
 import time
 from pathlib import Path
 
-from rollgym.evaluate import Request, evaluate
-from rollgym.records import read_episodes
-from rollgym.trainer.command import run_training
+from rollgym.core.serialization import read_episodes
+from rollgym.evaluation.runner import Request, evaluate
+from rollgym.trainer.main import run_training
 from rollgym.view import export
 
 SHOP = {"shop": "simple:500", "observation": "compact", "max_turns": 8}
 
 
 def main(settings: list[str], episodes: int = 100) -> Path:
-    """Train, compare with random and rule, show a visit, write the page; returns the run's folder."""
+    """Train, compare with the random agent and the expert, write the report; returns the run folder."""
     folder = Path("runs") / time.strftime("webshop-%Y%m%d-%H%M%S")
     summary = run_training("webshop-grpo", settings, folder, plain=True)
     for agent in ("random", "expert"):
@@ -34,7 +34,7 @@ def main(settings: list[str], episodes: int = 100) -> Path:
     print(f"\nthe last visit: {visit.spec.task}, reward {visit.total_reward:.2f}")
     for turn in visit.turns:
         print("  >", turn.action)
-    print(f"the page: {export(folder, folder / 'report.html').path}")
+    print(f"report: {export(folder, folder / 'report.html').path}")
     return folder
 
 

@@ -1,106 +1,132 @@
-"""rollgym: an agentic environment gym with an embedded trainer.
+"""rollgym: reinforcement learning environments and a trainer for LLM agents.
 
-``import rollgym`` registers every environment with Gymnasium and imports no torch, ray or transformers.
+``import rollgym`` registers every environment with Gymnasium and imports no torch, ray or transformers. The
+names in ``__all__`` are the public Python API; each is imported from its module on first use.
+
+    import rollgym
+
+    results = rollgym.evaluate("rollgym/Sokoban-v0", "expert", episodes=20)
+    print(results.summary["success_rate"])
 """
 
 import importlib
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # `python -m rollgym` puts the current folder first on the path, where its files and plugins would be taken
-# for installed ones. Modules in it are found all the same when a command names them (`rollgym.trust`).
+# for installed ones. Modules in it are still found when a command names them (`rollgym.core.trust`).
 if sys.argv[:1] == ["-m"] and sys.path[:1] in ([""], [os.getcwd()]) and not sys.flags.safe_path:
     del sys.path[0]
 
+from rollgym.core.renamed import NAMES as _RENAMED
+from rollgym.core.renamed import RenamedModules as _RenamedModules
+from rollgym.core.renamed import renamed as _renamed
+from rollgym.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from rollgym.adapt import adapt
-    from rollgym.agent import (
+    from rollgym.adapters.gymnasium import adapt
+    from rollgym.api import atrain, evaluate, train
+    from rollgym.checks.report import Report
+    from rollgym.checks.runner import check
+    from rollgym.core.agent import (
         Agent,
+        AgentAction,
+        AgentInfo,
         AgentSetup,
         Briefing,
-        Move,
         Player,
         SoloAgent,
+        list_agents,
         make_agent,
         register_agent,
     )
-    from rollgym.registry import cards, make, register
-    from rollgym.tasks import Task, TaskSet
-    from rollgym.text import Reply, TextEnv, TextSpace
-    from rollgym.types import Episode, EpisodeSpec, Group, Limits, Outcome, Turn
+    from rollgym.core.env import StepResult, TextEnv, TextSpace
+    from rollgym.core.errors import RollgymError, RunError, UsageError
+    from rollgym.core.registry import EnvInfo, list_envs, make, register
+    from rollgym.core.tasks import Task, TaskSet
+    from rollgym.core.types import Episode, EpisodeSpec, Group, Limits, Outcome, Turn
+    from rollgym.evaluation.run_results import RunResults, load_run
 
-__version__ = "0.1.0"
+_HOMES = {
+    "adapters.gymnasium": "adapt",
+    "api": "atrain evaluate train",
+    "checks.report": "Report",
+    "checks.runner": "check",
+    "core.agent": "Agent AgentAction AgentInfo AgentSetup Briefing Player SoloAgent list_agents make_agent "
+    "register_agent",
+    "core.env": "StepResult TextEnv TextSpace",
+    "core.errors": "RollgymError RunError UsageError",
+    "core.registry": "EnvInfo list_envs make register",
+    "core.tasks": "Task TaskSet",
+    "core.types": "Episode EpisodeSpec Group Limits Outcome Turn",
+    "evaluation.run_results": "RunResults load_run",
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "Agent",
+    "AgentAction",
+    "AgentInfo",
     "AgentSetup",
     "Briefing",
+    "EnvInfo",
     "Episode",
     "EpisodeSpec",
     "Group",
     "Limits",
-    "Move",
     "Outcome",
     "Player",
-    "Reply",
+    "Report",
+    "RollgymError",
+    "RunError",
+    "RunResults",
     "SoloAgent",
+    "StepResult",
     "Task",
     "TaskSet",
     "TextEnv",
     "TextSpace",
     "Turn",
+    "UsageError",
     "adapt",
-    "cards",
+    "atrain",
+    "check",
+    "evaluate",
+    "list_agents",
+    "list_envs",
+    "load_run",
     "make",
     "make_agent",
     "register",
     "register_agent",
+    "train",
 ]
-
-_HOMES = {
-    "adapt": ("adapt",),
-    "agent": (
-        "Agent",
-        "AgentSetup",
-        "Briefing",
-        "Move",
-        "Player",
-        "SoloAgent",
-        "make_agent",
-        "register_agent",
-    ),
-    "registry": ("cards", "make", "register"),
-    "tasks": ("Task", "TaskSet"),
-    "text": ("Reply", "TextEnv", "TextSpace"),
-    "types": ("Episode", "EpisodeSpec", "Group", "Limits", "Outcome", "Turn"),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Find a public name in the module it lives in, the first time it is asked for."""
+    """Import a public name from its module on first use."""
+    if name in _RENAMED:
+        # Not an AttributeError: `from rollgym import NAME` would replace its message.
+        raise ImportError(_renamed(f"rollgym.{name}", f"rollgym.{_RENAMED[name]}"), name=name)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'rollgym' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"rollgym.{_HOME_OF[name]}"), name)
-    # `rollgym.adapt` is a module as well as a function in it: the function is what the name means.
     globals()[name] = value
     return value
 
 
-def _only_help_is_wanted() -> bool:
-    """The help of the ``rollgym`` command needs no environment, and should not wait for Gymnasium."""
-    words = sys.argv[1:]
-    completing = "_ROLLGYM_COMPLETE" in os.environ  # a shell asks, possibly for names of environments
-    asked = not words or any(word in ("-h", "--help", "-V", "--version") for word in words)
-    return Path(sys.argv[0] if sys.argv else "").name == "rollgym" and asked and not completing
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
-if not _only_help_is_wanted():
-    from rollgym.adapt import adapt
-    from rollgym.registry import load_plugins as _load_plugins
-    from rollgym.registry import register_built_in as _register_built_in
+from rollgym.adapters import install as _install_adapters  # noqa: E402
+from rollgym.agents import register_all as _register_agents  # noqa: E402
+from rollgym.core.registry import load_plugins as _load_plugins  # noqa: E402
+from rollgym.envs import register_all as _register_envs  # noqa: E402
 
-    _register_built_in()
-    _load_plugins()
+sys.meta_path.insert(0, _RenamedModules())
+_install_adapters()
+_register_envs()
+_register_agents()
+_load_plugins()

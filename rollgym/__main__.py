@@ -1,4 +1,4 @@
-"""``python -m rollgym`` is the ``rollgym`` command."""
+"""Entry point of ``python -m rollgym``: the ``rollgym`` command."""
 
 from rollgym.cli import main
 

@@ -1,4 +1,4 @@
-"""What tests of agents and trainers need and no model: an engine that says what it is told to."""
+"""Test doubles: an engine with scripted replies, for tests of agents and trainers without a model."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from rollgym.engines import BadRequest, FinishReason, GenerateRequest, Generation, WeightSource
-from rollgym.errors import AgentError
+from rollgym.core.errors import AgentError
+from rollgym.engines.base import BadRequest, Engine, FinishReason, GenerateRequest, Generation, WeightSource
 
 Script = Callable[[GenerateRequest], Sequence[int]]
-"""The ids to answer a request with."""
+"""Maps a request to the token ids of its reply."""
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """An `Engine` whose replies come from a function of the request.
 
-    It behaves like a real one in all that does not need a model: it stops at a stop id, at ``max_tokens``
-    and at the end of the context, refuses a prompt that does not fit, reports the version that was in use
-    at each token, waits while it is paused, and stops at once when a call is cancelled or aborted::
+    Apart from the model it behaves like a real engine: it stops at a stop id, at ``max_tokens`` and at the
+    end of the context, rejects a prompt that does not fit, reports the weight version of each token, waits
+    while it is paused, and stops at once when a call is cancelled or aborted::
 
         engine = ScriptedEngine(lambda request: tokenizer.encode("Up") + [request.sampling.stop_ids[0]])
 
     Args:
-        script: The ids to answer a request with; a list answers every request alike.
-        context_length: The longest prompt and reply together.
-        delay: Seconds for each token.
-        logprob: What is reported for each token.
-        version: Of the weights, to begin with; `update_weights` changes it.
+        script: Maps a request to the ids of its reply; a list is the reply to every request.
+        context_length: Maximum number of tokens of prompt and reply together.
+        delay: Seconds per token.
+        logprob: Log-prob reported for each token.
+        version: Initial version of the weights; `update_weights` changes it.
     """
 
     def __init__(
@@ -42,40 +42,40 @@ class ScriptedEngine:
         self._script: Script = script if callable(script) else lambda request: script
         self._delay = delay
         self._logprob = logprob
-        self._going = asyncio.Event()
-        self._going.set()
+        self._running = asyncio.Event()
+        self._running.set()
         self._abort: set[str] = set()
         self._version = version
         self._context_length = context_length
         self.closed = False
         self.requests: list[GenerateRequest] = []
-        """Every request that came, in order."""
+        """All requests received, in order."""
         self.active: set[str] = set()
-        """Ids of the requests under way."""
+        """Ids of the requests in flight."""
         self.cancelled: list[str] = []
         """Ids of the requests whose caller was cancelled."""
         self.forgotten: list[str] = []
         """Sessions that were forgotten."""
         self.weights: list[WeightSource] = []
-        """The weights that came, in order."""
+        """All weights received, in order."""
 
     @property
     def version(self) -> int:
-        """Of the weights in use."""
+        """Version of the current weights."""
         return self._version
 
     @property
     def context_length(self) -> int:
-        """The longest prompt and reply together."""
+        """Maximum number of tokens of prompt and reply together."""
         return self._context_length
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Answer as the script says."""
+        """Reply with the script's ids."""
         self.requests.append(request)
         self._check(request)
         self.active.add(request.request_id)
         try:
-            return await self._speak(request)
+            return await self._reply(request)
         except asyncio.CancelledError:
             self.cancelled.append(request.request_id)
             raise
@@ -87,29 +87,29 @@ class ScriptedEngine:
         if self.closed:
             raise AgentError("The engine is closed.")
         if request.request_id in self.active:
-            raise BadRequest(f"There is a request {request.request_id!r} already.")
+            raise BadRequest(f"Request id {request.request_id!r} is already in use.")
         if not request.prompt_ids:
-            raise BadRequest("A request needs a prompt.")
+            raise BadRequest("The request has no prompt ids.")
         if len(request.prompt_ids) >= self._context_length:
             raise BadRequest(f"A prompt of {len(request.prompt_ids)} ids leaves no room for a reply.")
 
-    async def _speak(self, request: GenerateRequest) -> Generation:
+    async def _reply(self, request: GenerateRequest) -> Generation:
         sampling = request.sampling
         ids: list[int] = []
         versions: list[int] = []
         reason: FinishReason = "length"
         room = min(sampling.max_tokens, self._context_length - len(request.prompt_ids))
-        for number in list(self._script(request))[:room]:
-            await self._going.wait()
+        for token in list(self._script(request))[:room]:
+            await self._running.wait()
             await asyncio.sleep(self._delay)
             if self.closed:
                 raise AgentError("The engine was closed.")
             if request.request_id in self._abort:
                 reason = "aborted"
                 break
-            ids.append(number)
+            ids.append(token)
             versions.append(self._version)
-            if number in sampling.stop_ids:
+            if token in sampling.stop_ids:
                 reason = "stop"
                 break
         return Generation(
@@ -120,27 +120,27 @@ class ScriptedEngine:
         )
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these replies at their next token."""
+        """Stop these replies at their next token."""
         self._abort.update(self.active.intersection(request_ids))
 
     async def update_weights(self, version: int, weights: WeightSource) -> None:
-        """Note the weights, and report their version from the next token on."""
+        """Record the weights, and report their version from the next token on."""
         self.weights.append(weights)
         self._version = version
 
     async def pause(self) -> None:
-        """Say nothing until `resume`."""
-        self._going.clear()
+        """Stop generating until `resume`."""
+        self._running.clear()
 
     async def resume(self) -> None:
-        """Go on."""
-        self._going.set()
+        """Continue."""
+        self._running.set()
 
     async def forget(self, session: str) -> None:
-        """Note that a session has ended."""
+        """Record that a session has ended."""
         self.forgotten.append(session)
 
     async def close(self) -> None:
-        """Stop, and fail what still waits."""
+        """Stop, and fail all pending requests."""
         self.closed = True
-        self._going.set()
+        self._running.set()

@@ -46,8 +46,8 @@ def test_the_reference_names_modules_that_exist() -> None:
         assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file(), name
 
 
-def test_the_picture_of_the_dataflow_is_readable_in_the_dark() -> None:
-    text = (DOCS / "images" / "dataflow.svg").read_text()
+def test_the_picture_of_the_training_is_readable_in_the_dark() -> None:
+    text = (DOCS / "images" / "training.svg").read_text()
     light, dark = text.split("@media (prefers-color-scheme: dark)")
     for name in set(re.findall(r"^  ([.#]?[\w-]+(?: path)?) \{[^}]*(?:fill|stroke): #", light, re.MULTILINE)):
         assert f" {name} {{" in dark, name

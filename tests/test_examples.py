@@ -51,8 +51,8 @@ def test_custom_estimator(
     example: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from rollgym.trainer import credit as known
-    from rollgym.trainer.credit import Trajectory
+    from rollgym.trainer.advantages import Trajectory
+    from rollgym.trainer.advantages import base as known
 
     monkeypatch.setattr(known, "ESTIMATORS", dict(known.ESTIMATORS))  # other tests go through all there are
     monkeypatch.delitem(sys.modules, "custom_estimator", raising=False)
@@ -111,16 +111,16 @@ def test_chat_agent_against_a_served_model(example: Any, tmp_path: Path) -> None
     pytest.importorskip("torch")
     pytest.importorskip("uvicorn")
     from rollgym.chat import load_tokenizer
-    from rollgym.engines.torch import TorchEngine
+    from rollgym.engines.embedded.engine import EmbeddedEngine
     from rollgym.serve import RecordingServer
-    from rollgym.trainer.model import make_policy
+    from rollgym.trainer.builtin_policy.model import make_policy
 
     lake = "rollgym/FrozenLake-v0"
     policy = make_policy([lake], tmp_path / "lake", size="tiny", context=1024)
     module = example("chat_agent")
 
     async def play() -> dict[str, Any]:
-        engine = TorchEngine(policy.path)
+        engine = EmbeddedEngine(policy.path)
         async with RecordingServer(engine, load_tokenizer(policy.path)) as server:
             options = Namespace(
                 model=server.options.model,

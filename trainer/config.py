@@ -1,6 +1,6 @@
-"""What a training run can be told. `rollgym config explain` prints this page.
+"""Settings of a training run. `rollgym config explain` prints them.
 
-A section that is a frozen dataclass elsewhere (credit, loss, learner and so on) is described there.
+A section that is a frozen dataclass elsewhere (advantage, loss, learner and others) is documented there.
 """
 
 from __future__ import annotations
@@ -8,319 +8,351 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from rollgym.agents.lm_options import LmOptions
-from rollgym.config import Closed, Settings
-from rollgym.devices.types import DeviceWishes
-from rollgym.errors import UsageError
+from rollgym.agents.policy.options import PolicyOptions
+from rollgym.config.loader import Closed, Renames, Settings, load, parse, renamed_settings
+from rollgym.core.errors import UsageError
+from rollgym.core.files import read_bounded
+from rollgym.core.types import Limits
+from rollgym.devices.types import DeviceConfig
 from rollgym.rewards.settings import RewardSettings
-from rollgym.trainer.credit import ESTIMATORS, find_estimator
-from rollgym.trainer.credit_types import CreditSettings
-from rollgym.trainer.late_names import awaiting, may_be_late
-from rollgym.trainer.learner.settings import LearnerSettings
-from rollgym.trainer.loss_settings import LossSettings
-from rollgym.trainer.shaping import ShapingSettings
-from rollgym.types import Limits
+from rollgym.trainer.advantages import ESTIMATORS, AdvantageConfig, find_estimator
+from rollgym.trainer.config_files import PACKAGE
+from rollgym.trainer.deferred_names import allow_deferred_names, deferred_names_allowed
+from rollgym.trainer.learner.config import LearnerConfig
+from rollgym.trainer.learner.strategies import find_strategy
+from rollgym.trainer.losses.settings import LossConfig
+from rollgym.trainer.renamed import RENAMED_KEYS, RENAMED_VALUES, SINCE
+from rollgym.trainer.reward_shaping import RewardShapingConfig
 
 
-class EnvChoice(Settings):
+class EnvConfig(Settings):
     """One environment of the mixture."""
 
     id: str
-    """Its id, or ``module:Class``."""
+    """Environment id, or ``module:Class``."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Its arguments."""
+    """Keyword arguments of the environment."""
     split: str = "train"
-    """The tasks to train on; evaluation uses ``evaluation.split``."""
+    """Task split to train on; must differ from ``evaluation.split``."""
     weight: float = Field(default=1.0, gt=0)
-    """Its share of the groups, relative to the others'."""
+    """Share of the groups, relative to the weights of the other environments."""
     limits: Closed[Limits] = Limits(seconds=600)
-    """What ends an episode from outside."""
+    """Limits that end an episode from outside."""
 
 
-class ModelChoice(Settings):
+class ModelConfig(Settings):
     """The policy to train."""
 
     path: str | None = None
-    """A folder in Hugging Face format, or an id of the Hugging Face Hub (``OWNER/NAME``), out of the cache or
-    fetched. Without one, the built-in policy is made for the environments."""
+    """Folder in Hugging Face format, or a Hugging Face Hub id (``OWNER/NAME``), which is read from the cache
+    or downloaded. Default: a built-in policy made for the environments."""
     size: Literal["tiny", "small", "base"] = "small"
-    """Of the built-in policy: 0.1, 0.5 or 2.5 million parameters."""
+    """Size of the built-in policy: 0.1, 0.5 or 2.5 million parameters. Not read with ``path``."""
     context: int = Field(default=2048, ge=32)
-    """Of the built-in policy: the longest conversation, in tokens."""
+    """Context length of the built-in policy, in tokens. Not read with ``path``."""
 
 
-class EngineChoice(Settings):
-    """How replies are generated."""
+class EngineConfig(Settings):
+    """The inference engine that generates replies."""
 
-    kind: Literal["torch", "sglang"] = "torch"
-    """Our own engine, in the trainer's process or on the cluster; or SGLang servers."""
+    kind: Literal["embedded", "sglang"] = "embedded"
+    """``embedded``: rollgym's own engine, in the trainer's process or on Ray. ``sglang``: SGLang servers."""
     url: str | None = None
-    """Of an SGLang server or router that runs already; without one, servers are started."""
+    """URL of a running SGLang server or router. Default: servers are started. Requires kind=sglang."""
     api_key_env: str | None = None
-    """The environment variable that holds the API key of the server at ``url``. Started servers get a key."""
+    """Environment variable that holds the API key of the server at ``url``. Servers that rollgym starts get
+    a generated key."""
     replicas: int | None = Field(default=None, ge=1)
-    """SGLang servers to start; ``null``: as the plan says, or one."""
+    """Number of SGLang servers to start. Default: as planned, or 1. Requires kind=sglang."""
     python: str | None = None
-    """The Python that has sglang, where it is in another environment than this one."""
+    """Python interpreter that has sglang installed. Default: this one. Requires kind=sglang."""
 
     max_batch: int = Field(default=128, ge=1)
-    """Replies at once."""
+    """Maximum number of replies generated at once."""
     cache_tokens: int | None = None
-    """Bound on the keys and values held; ``null`` chooses."""
+    """Maximum size of the KV cache, in tokens. Default: chosen from the available memory."""
     threads: int | None = None
-    """Processor threads; ``null`` chooses."""
+    """CPU threads of the embedded engine. Default: 1 for a tiny model, else all cores."""
 
 
-class WarmStart(Settings):
-    """Supervised training on what somebody else played, before reinforcement learning."""
+class WarmStartConfig(Settings):
+    """Supervised training on demonstrations before reinforcement learning."""
 
     agent: str = "expert"
-    """Who shows how it is done."""
+    """Agent that plays the demonstrations."""
     run: str | None = None
-    """A results folder whose successful episodes are imitated; nobody plays then."""
+    """Results folder whose successful episodes are imitated instead; no demonstrations are played."""
     episodes: int = Field(default=200, ge=1)
-    """Demonstrations, on training tasks, over all environments."""
+    """Number of demonstrations, on training tasks, over all environments."""
     only_successful: bool = True
-    """Whether episodes that did not succeed are left out. Without, a random agent's teach the form alone."""
+    """Leave out episodes that did not succeed. With false, a random agent teaches the reply format."""
     mistakes: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the turns that are played at random, so that the way back from them is shown too."""
+    """Fraction of turns played at random, so that demonstrations show how to recover from mistakes."""
     imitate_mistakes: bool = False
-    """Whether those turns are imitated as well: the policy then starts out trying more than one thing."""
+    """Also imitate the random turns; the policy then starts with more exploration."""
     epochs: int = Field(default=10, ge=1)
-    """How often they are gone through, at most."""
+    """Maximum number of epochs over the demonstrations."""
     batch: int = Field(default=16, ge=1)
-    """Episodes for each optimiser step."""
+    """Episodes per optimizer step."""
     learning_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of the warm start."""
     until_success: float | None = Field(default=None, gt=0, le=1)
-    """Stop once this share of validation episodes succeeds, so that something is left to learn."""
+    """Stop early at this success rate on validation episodes. Default: train for all epochs."""
     check_every: int | None = Field(default=None, ge=1)
-    """Batches between looks at the validation episodes; ``null``: an epoch."""
+    """Batches between validations for ``until_success``. Default: one epoch."""
     validation_episodes: int = Field(default=100, ge=1)
-    """Episodes for ``until_success``, on tasks of the training split that were not shown."""
+    """Episodes per validation, on training tasks that were not demonstrated."""
 
 
-class Rollout(Settings):
-    """How experience is gathered."""
+class RolloutConfig(Settings):
+    """Collection of training episodes."""
 
     groups: int = Field(default=16, ge=1)
-    """Groups in each training step."""
+    """Groups per training step."""
     group_size: int = Field(default=8, ge=1)
-    """Episodes of one task that are compared with one another."""
-    extra: int = Field(default=0, ge=0)
-    """Members started beyond the group's size; the slowest are cancelled."""
-    refills: int = Field(default=2, ge=0)
-    """Failed members of a group that are played again."""
+    """Episodes per group: they play the same task and are compared with one another."""
+    oversample: int = Field(default=0, ge=0)
+    """Episodes started per group beyond ``group_size``; the slowest are cancelled."""
+    max_retries_per_group: int = Field(default=2, ge=0)
+    """Failed episodes of a group that are played again."""
     max_infra_retries_per_group: int = Field(default=64, ge=0)
-    """Members of a group that were lost with a worker, engine, server or node and are played again. They use
-    up no refills."""
-    when_short: Literal["keep", "drop"] = "keep"
-    """What becomes of a group that cannot be filled."""
+    """Episodes of a group that are played again after a worker, engine, server or node was lost. They do not
+    count towards ``max_retries_per_group``."""
+    incomplete_groups: Literal["keep", "drop"] = "keep"
+    """Train on a group that could not be completed, or drop it."""
     max_in_flight: int = Field(default=128, ge=1)
-    """Episodes played at once."""
+    """Maximum number of episodes played at once."""
     workers: int = Field(default=0, ge=0)
-    """Processes for the environments; 0 plays in the trainer's own."""
-    staleness: int = Field(default=0, ge=0)
-    """How many updates old the weights behind any token that is trained on may be. 0: in turns, nothing new
-    starts until the weights that were trained are live. More: episodes play on while the learner trains."""
-    under_way: Literal["finish", "restart"] = "finish"
-    """What becomes of episodes that play while the weights change: they go on, under both versions, or they
-    begin again."""
-    skip_equal_returns: bool = False
-    """Leave out groups whose members all did equally well, and play others."""
+    """Worker processes for the environments; 0 runs them in the trainer's process."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Maximum age, in weight updates, of the weights that sampled a trained token. 0: synchronous, no
+    episode starts until the new weights are live. 1 or more: episodes continue while the learner trains."""
+    on_weight_update: Literal["finish", "restart"] = "finish"
+    """On a weight update: finish in-flight episodes under mixed versions, or restart them. ``restart``
+    requires max_staleness >= 1."""
+    filter_zero_variance: bool = False
+    """Replace groups whose episodes all have the same return by new groups."""
     equal_tolerance: float = Field(default=1e-6, ge=0)
-    """How far apart returns may be and still count as equal."""
+    """Largest difference between returns that counts as equal."""
     max_skipped: int = Field(default=32, ge=0)
-    """After this many in a row the next one is taken as it is."""
+    """Groups filtered in a row after which the next one is trained on as it is."""
     stall_seconds: float = Field(default=600.0, gt=0)
-    """When nothing has moved for so long, the run ends with a report."""
-    modules: list[str] = Field(default_factory=list)
-    """Modules that `rollgym train` imports first: they register environments, estimators or losses."""
-
-    @field_validator("modules")
-    @classmethod
-    def _named(cls, modules: list[str]) -> list[str]:
-        # Only the form: reading a config imports nothing (see `rollgym.trainer.trusted`).
-        for module in modules:
-            if not all(part.isidentifier() for part in module.split(".")):
-                raise ValueError(f"{module!r} is not the name of a module")
-        return modules
+    """Seconds without any progress after which the run ends with a report."""
 
 
-class Evaluation(Settings):
-    """Held-out tasks, always the same, played between training steps."""
+class EvaluationConfig(Settings):
+    """Evaluation on held-out tasks, the same ones each time, between training steps."""
 
     every: int = Field(default=10, ge=0)
     """Training steps between evaluations; 0 evaluates only at the start and at the end."""
     episodes: int = Field(default=100, ge=1)
-    """In each environment."""
+    """Episodes per environment."""
     split: str = "test"
+    """Task split to evaluate on; must differ from the environments' training splits."""
     seed: int = Field(default=0, ge=0)
-    """Chooses the tasks, whatever the run's seed is."""
+    """Seed that selects the tasks; independent of the run's seed."""
 
 
-class Checkpoints(Settings):
-    """What is saved to go on from."""
+class CheckpointConfig(Settings):
+    """Checkpoints to resume from."""
 
     every: int = Field(default=10, ge=1)
     """Training steps between checkpoints."""
     keep: int = Field(default=2, ge=1)
-    """How many of the last ones stay; the best one always does."""
+    """Number of most recent checkpoints to keep; the best one is always kept as well."""
 
 
-class Stop(Settings):
-    """When training is over: whichever comes first."""
+class StopConfig(Settings):
+    """Stop conditions; the first one that is met ends training."""
 
     steps: int = Field(default=100, ge=0)
+    """Number of training steps."""
     minutes: float | None = Field(default=None, gt=0)
-    """Of training, evaluations included. With it, how far a run gets depends on the machine."""
+    """Training time in minutes, evaluations included. Makes the result depend on the machine's speed."""
     success: float | None = Field(default=None, gt=0, le=1)
-    """Held-out success that is enough."""
+    """Success rate on held-out tasks, 0 to 1."""
 
 
-class Curriculum(Settings):
-    """Easy environments first: ``envs`` are taken in their order, one more whenever the last is mastered."""
+class CurriculumConfig(Settings):
+    """Curriculum over ``envs`` in their order: the next one is added when the last one is mastered."""
 
     advance_at: float = Field(default=0.8, gt=0, le=1)
-    """Share of training episodes of the hardest environment so far that must succeed."""
+    """Success rate on training episodes of the hardest environment so far at which the next one is added."""
     window: int = Field(default=5, ge=1)
-    """Over so many training steps."""
+    """Training steps over which the success rate is measured."""
 
 
-class Tracking(Settings):
-    """Where numbers go besides ``metrics.jsonl``."""
+class TrackingConfig(Settings):
+    """Metrics and records beside ``metrics.jsonl``."""
 
     tensorboard: bool = True
+    """Write TensorBoard event files."""
     wandb_project: str | None = None
-    """A Weights & Biases project (needs ``wandb``)."""
+    """Weights & Biases project to log to (requires the package ``wandb``)."""
     episodes: Literal["all", "none"] = "all"
-    """Whether training episodes are kept in ``episodes.jsonl``."""
+    """Whether to keep training episodes in ``episodes.jsonl``."""
     tokens_every: int = Field(default=10, ge=0)
-    """Training steps between those whose episodes are kept with advantage and ratio of every token, for
-    `rollgym view`; 0 keeps none. Each costs one more pass over the batch."""
+    """Training steps between those whose episodes are kept with the advantage and ratio of every token, for
+    `rollgym view`; 0 keeps none. Each costs one additional forward pass over the batch."""
+
+
+class RayConfig(Settings):
+    """The Ray cluster; read with runtime=ray."""
+
+    address: str | None = None
+    """Address of a Ray cluster, ``auto`` for the cluster this machine belongs to. Default: start Ray here."""
+    num_gpus: int | None = Field(default=None, ge=0)
+    """Number of logical GPUs of a Ray started here; may exceed the physical ones. Default: detected."""
+    heartbeat_timeout: float = Field(default=120.0, gt=0)
+    """Seconds without a heartbeat after which an actor counts as hung and is replaced. A long step does not
+    count: heartbeats come from a separate thread."""
 
 
 class TrainConfig(Settings):
     """A training run."""
 
-    envs: list[EnvChoice] = Field(min_length=1)
-    """What is played."""
+    shipped_in: ClassVar[str] = PACKAGE
+    renames: ClassVar[Renames] = Renames(SINCE, RENAMED_KEYS, RENAMED_VALUES)
+
+    envs: list[EnvConfig] = Field(min_length=1)
+    """The environments to train in; with several, a mixture."""
     name: str = ""
-    """Of the run's folder; default: the configuration's own."""
+    """Name of the run's folder. Default: the name of the config."""
+    imports: list[str] = Field(default_factory=list)
+    """Modules that every process of the run imports first, to register environments, estimators or losses."""
     runtime: Literal["local", "ray"] = "local"
-    """Where it runs: in this process (and its environment workers), or on Ray."""
-    address: str | None = None
-    """Of a Ray cluster, ``auto`` for the one this machine is part of; ``null`` starts a Ray here."""
-    gpus: int | None = Field(default=None, ge=0)
-    """Of a Ray that is started here: how many it counts, which may be more than there are."""
-    heartbeat_timeout: float = Field(default=120.0, gt=0)
-    """Seconds without a sign of life after which an actor of a run on Ray counts as hung and is replaced. A
-    long step does not count: a separate thread gives the signs."""
-    strategy: Literal["auto", "local", "ddp", "fsdp2", "zero1", "zero2", "zero3"] = "auto"
-    """How learners on several devices share the work: see docs/learners.md. ``auto``: as the plan says."""
-    devices: Closed[DeviceWishes] = DeviceWishes()
-    """Which role works on which devices; what is left open is planned (`rollgym plan`)."""
+    """Run in this process (with its environment workers), or on Ray."""
+    ray: RayConfig = RayConfig()
+    devices: Closed[DeviceConfig] = DeviceConfig()
+    """Devices of each role; unset ones are planned (see `rollgym plan`)."""
     seed: int = Field(default=0, ge=0)
-    """Of everything random: the policy's first weights, tasks, sampling, mini-batches."""
-    model: ModelChoice = ModelChoice()
-    agent: Closed[LmOptions] = LmOptions(max_tokens=32)
-    """How the model is asked, and how its replies are read."""
-    engine: EngineChoice = EngineChoice()
+    """Seed of initial weights, tasks, sampling and mini-batches."""
+    model: ModelConfig = ModelConfig()
+    agent: Closed[PolicyOptions] = PolicyOptions(max_tokens=32)
+    """Prompts, sampling and parsing of replies."""
+    engine: EngineConfig = EngineConfig()
     program: str | None = None
-    """A program of one's own, with its arguments, that plays each episode in place of agent and environment:
-    it talks to the policy over an OpenAI-compatible endpoint (docs/serve.md)."""
-    warm_start: WarmStart | None = None
-    rollout: Rollout = Rollout()
-    shaping: Closed[ShapingSettings] = ShapingSettings()
-    """What is added to the environment's rewards."""
+    """Command that plays each episode in place of agent and environment; it calls the policy through an
+    OpenAI-compatible endpoint (docs/serve.md). Default: none."""
+    warm_start: WarmStartConfig | None = None
+    rollout: RolloutConfig = RolloutConfig()
+    reward_shaping: Closed[RewardShapingConfig] = RewardShapingConfig()
+    """Changes to the environment's rewards before advantages are computed."""
     rewards: list[Closed[RewardSettings]] = Field(default_factory=list)
-    """Rewards beyond the environment's, given as soon as an episode ends."""
+    """Additional rewards, computed when an episode ends."""
     keep_environment_reward: bool = True
-    """Whether the environment's own reward counts beside them."""
+    """Whether the environment's reward counts in addition to ``rewards``."""
     estimator: str = "grpo"
-    """The way to advantages: grpo, dr_grpo, rloo, grpo_turns, gigpo, reinforce, reinforce_pp or gae."""
-    credit: Closed[CreditSettings] = CreditSettings()
-    """The estimator's settings."""
-    loss: Closed[LossSettings] = LossSettings("grpo")
-    weighting: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
-    """What a token weighs in the loss."""
-    constant: float | None = Field(default=None, gt=0)
-    """Tokens of an episode by which ``weighting: constant`` divides."""
-    kl_target: float | None = Field(default=None, gt=0)
-    """Adapt ``loss.kl_coef`` so that the KL to the first policy stays near this."""
-    learner: Closed[LearnerSettings] = LearnerSettings()
-    evaluation: Evaluation = Evaluation()
-    checkpoints: Checkpoints = Checkpoints()
-    stop: Stop = Stop()
-    curriculum: Curriculum | None = None
-    tracking: Tracking = Tracking()
+    """Advantage estimator: grpo, dr_grpo, rloo, grpo_turns, gigpo, reinforce, reinforce_pp, gae, or a
+    registered one."""
+    advantage: Closed[AdvantageConfig] = AdvantageConfig()
+    """Settings of the advantage estimator."""
+    loss: Closed[LossConfig] = LossConfig("grpo")
+    learner: Closed[LearnerConfig] = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    stop: StopConfig = StopConfig()
+    curriculum: CurriculumConfig | None = None
+    tracking: TrackingConfig = TrackingConfig()
+
+    @field_validator("imports")
+    @classmethod
+    def _check_imports(cls, imports: list[str]) -> list[str]:
+        # Checks the form only: reading a config imports nothing (see `rollgym.trainer.trusted`).
+        for module in imports:
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise ValueError(f"{module!r} is not a valid module name.")
+        return imports
 
     @classmethod
     def reading(cls, values: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Names that modules of the config would register pass, since reading imports none of them."""
-        return awaiting(values)
+        """Accept names that modules in ``imports`` may register, because reading imports none of them."""
+        return allow_deferred_names(values)
 
     def check(self) -> None:
-        """What single settings cannot know."""
-        late = self.estimator not in ESTIMATORS and may_be_late()
-        grouped = not late and find_estimator(self.estimator).centred
+        """Check settings against each other."""
+        deferred = self.estimator not in ESTIMATORS and deferred_names_allowed()
+        grouped = not deferred and find_estimator(self.estimator).centered
         if any(env.split == self.evaluation.split for env in self.envs):
             raise UsageError(
-                f"evaluation.split is {self.evaluation.split!r}, and so is an environment's training split: "
-                "tasks that are trained on are not held out."
+                f"evaluation.split={self.evaluation.split} is also an environment's training split: "
+                "held-out tasks must come from another split."
             )
-        if not late and (self.estimator == "gae") != (self.learner.critic != "none"):
+        if not deferred and (self.estimator == "gae") != (self.learner.critic != "none"):
             raise UsageError(
-                "estimator gae needs a critic, and only gae uses one: set learner.critic to head or own, "
-                "or choose another estimator."
+                "estimator=gae requires a critic, and only gae uses one: set estimator=gae together with "
+                "learner.critic=shared or separate, or learner.critic=none."
             )
         if self.agent.temperature <= 0 or self.agent.top_p < 1 or self.agent.top_k or self.agent.min_p:
             raise UsageError(
-                "Training needs agent.temperature > 0 and no top_p, top_k or min_p: the trainer could not "
-                "give tokens the probability they were drawn with."
+                "Training requires agent.temperature > 0 and no top_p, top_k or min_p: with them the learner "
+                "cannot compute the probability a token was sampled with."
             )
         if self.program is not None and self.warm_start is not None:
             raise UsageError(
-                "A program cannot be imitated by a warm start: imitate in a run of its own "
-                "(`rollgym imitate`), name its folder final as model.path, and set warm_start to null."
+                "program and warm_start cannot be combined: run `rollgym imitate` first, set model.path to "
+                "its folder final, and set warm_start to null."
             )
-        if (self.weighting == "constant") != (self.constant is not None):
-            raise UsageError("weighting 'constant' and the setting constant go together.")
         if grouped and self.rollout.group_size < 2:
             raise UsageError(
-                f"estimator {self.estimator} compares the members of a group: rollout.group_size must be at "
-                "least 2."
+                f"estimator={self.estimator} compares the episodes of a group: rollout.group_size must be at "
+                f"least 2, got {self.rollout.group_size}."
             )
-        if self.kl_target is not None and not self.loss.kl_coef:
-            raise UsageError("kl_target adapts loss.kl_coef, which must start above 0.")
         if not self.keep_environment_reward and not self.rewards:
-            raise UsageError("Without rewards of its own, a run needs the environment's.")
-        away = (self.address, self.gpus, self.strategy) != (None, None, "auto")
-        if self.runtime == "local" and away:
-            raise UsageError(
-                "address, gpus and strategy are read with runtime=ray: set it, or leave them out."
-            )
-        if self.engine.kind == "torch" and (self.engine.url or self.engine.replicas or self.engine.python):
-            raise UsageError("engine.url, replicas and python are of SGLang: set engine.kind to sglang.")
+            raise UsageError("keep_environment_reward=false requires at least one entry in rewards.")
+        if self.learner.strategy != "auto" and not deferred_names_allowed():
+            find_strategy(self.learner.strategy)
+        ray = (self.ray.address, self.ray.num_gpus, self.learner.strategy)
+        if self.runtime == "local" and ray != (None, None, "auto"):
+            raise UsageError("ray.address, ray.num_gpus and learner.strategy require runtime=ray.")
+        if self.engine.kind == "embedded" and (self.engine.url or self.engine.replicas or self.engine.python):
+            raise UsageError("engine.url/replicas/python require engine.kind=sglang.")
         if self.engine.api_key_env is not None and self.engine.url is None:
             raise UsageError(
-                "engine.api_key_env is for the server at engine.url: give that too, or leave it out. A "
-                "server that rollgym starts has a key already."
+                "engine.api_key_env requires engine.url: servers that rollgym starts get a generated key."
             )
-        if self.rollout.under_way == "restart" and not self.rollout.staleness:
+        if self.rollout.on_weight_update == "restart" and not self.rollout.max_staleness:
             raise UsageError(
-                "rollout.under_way is read where episodes play while the weights change: set "
-                "rollout.staleness to 1 or more, or leave it out."
+                "rollout.on_weight_update=restart requires rollout.max_staleness >= 1: with 0 no episode is "
+                "in flight during a weight update."
             )
         if self.curriculum is not None and len(self.envs) < 2:
-            raise UsageError("A curriculum needs at least two environments in envs, the easiest first.")
+            raise UsageError("curriculum requires at least two environments in envs, the easiest first.")
+
+
+MAX_CONFIG_BYTES = 1_000_000
+
+
+def load_recorded(path: Path, root: Path | None = None) -> TrainConfig:
+    """Load the config that a run wrote into its folder.
+
+    Args:
+        path: The file ``config.yaml``.
+        root: Refuse a file outside this folder.
+
+    Raises:
+        UsageError: The config is invalid, or an older version with other keys wrote it.
+    """
+    values = parse(read_bounded(path, MAX_CONFIG_BYTES, root).decode("utf-8", "replace"), str(path))
+    renamed = renamed_settings(TrainConfig, values)
+    if renamed:
+        old = [".".join(map(str, keys)) for keys in renamed]
+        more = f" and {len(old) - 5} more" if len(old) > 5 else ""
+        raise UsageError(
+            f"{path} was written by a version before {SINCE}, which renamed {', '.join(old[:5])}{more} "
+            f"(`rollgym config show {path}` lists all). Start a new run; model.path={path.parent / 'final'} "
+            "continues from this run's weights."
+        )
+    return load(TrainConfig, values)
 
 
 def env_labels(config: TrainConfig) -> list[str]:
-    """A name for each environment of a run: its id, with its arguments where several have the same id."""
+    """Return a label for each environment: its id, with its arguments where several have the same id."""
     ids = [env.id for env in config.envs]
     labels: list[str] = []
     for number, env in enumerate(config.envs):

@@ -1,14 +1,29 @@
-"""The training loop: episodes, credit, update, weights, and again.
+"""The training loop: rollout, batch, advantages, update, weight sync, record.
 
-    groups     = await scheduler.take(...)          episodes play all the while, each on its own
-    experience = make_experience(groups, ...)       shaping, credit, tokens
-    metrics    = learner.update(experience.batch)   better weights
-    await engine.update_weights(...)                which the next episodes are played with
+    groups  = await scheduler.take(...)              rollout: finished groups of episodes
+    rollout = make_rollout_batch(groups, ...)        reward shaping, tokens, advantages
+    metrics = learner.update(rollout.batch)          optimizer steps
+    await components.sync_weights(version)           the engine samples with the new weights
+    run.record(groups, metrics)                      metrics.jsonl, episodes.jsonl, console
 
-With ``rollout.staleness`` 0 nothing new starts between `take` and `release`; with more, episodes go on
-playing while the learner works, and `take` gives nothing that is older. It is the same loop.
+Concurrent loops and how they wait for one another:
 
-Everything else is bookkeeping: evaluation on held-out tasks, checkpoints, and numbers for whoever watches.
+Training (`TrainLoop.train_step`, this module)
+    waits for: ``rollout.groups`` finished groups (`Scheduler.take`); the learner's thread; engines that
+    finish or restart their requests (`Scheduler.updating`).
+    unblocked by: the scheduler when a group is complete; the learner when an update is done.
+Rollout (`rollgym.rollout.scheduler`, one task per running episode)
+    waits for: a free slot of ``rollout.max_in_flight``; room to run ahead of the learner (with
+    staleness 0 no group starts between `take` and `release`); the engine's replies; the environment.
+    unblocked by: an episode that ends; `Scheduler.release` after a weight sync.
+Engine (`rollgym.engines`)
+    waits for: requests; with colocation, the learner to finish with the shared device.
+    unblocked by: `GenerateRequest`s; `Components.sync_weights`.
+Evaluation and checkpoints (`TrainRun.after_step`)
+    wait for: the end of a step. No training step runs meanwhile.
+
+With ``rollout.max_staleness`` > 0 episodes keep running while the learner trains, and `take` returns no group
+that is older than the bound. It is the same loop.
 """
 
 from __future__ import annotations
@@ -17,131 +32,136 @@ import time
 from collections.abc import Sequence
 
 from rollgym.cluster.errors import ActorLost
-from rollgym.scheduler.scheduler import Scheduler
-from rollgym.trainer.experience import age, make_experience, token_values
-from rollgym.trainer.progress import Clock, reason_to_stop
-from rollgym.trainer.run import Run
-from rollgym.trainer.setup import Parts, scheduler_config
-from rollgym.trainer.streams import make_stream
-from rollgym.trainer.warm_start import warm_start
+from rollgym.rollout.scheduler import Scheduler
+from rollgym.trainer.imitation.warm_start import warm_start
+from rollgym.trainer.rollout_batch import make_rollout_batch, staleness_metrics, token_diagnostics
+from rollgym.trainer.runtime import Components
+from rollgym.trainer.train_run import TrainRun
+from rollgym.trainer.train_state import Clock, reason_to_stop
 
 
-async def train(parts: Parts, run: Run) -> str:
-    """Train until something says that it is enough; returns what."""
-    clock = Clock(run.progress.seconds)
-    run.show_plan(parts)
-    await run.restore(parts)
-    run.note_layout(await parts.compute(parts.learner.describe_layout))
-    while True:
-        try:
-            async with open_scheduler(parts, run) as scheduler:
-                if run.fresh:
-                    await begin(parts, run, scheduler)
-                run.answer_stop()
-                await run.catch_up(parts, scheduler)
-                await scheduler.resume()
-                reason = await train_stage(parts, run, scheduler, clock)
-                if reason is not None:
-                    await run.finish(parts, scheduler, reason, clock)
-                    return reason
-        except ActorLost as lost:
-            await run.go_back(parts, lost)
-            run.show_plan(parts)
+async def train(components: Components, run: TrainRun) -> str:
+    """Train until a stop condition holds; returns that condition."""
+    return await TrainLoop(components, run).train()
 
 
-async def train_stage(parts: Parts, run: Run, scheduler: Scheduler, clock: Clock) -> str | None:
-    """Train on the environments of one stage; ``None`` where the curriculum goes on to the next."""
-    while (reason := reason_to_stop(parts.config, run.progress, clock)) is None:
-        harder = await train_step(parts, run, scheduler)
-        run.progress.seconds = clock.seconds
-        run.show_plan(parts)
-        run.answer_stop()
-        await run.after_step(parts, scheduler)
-        if harder:
-            return None
-    return reason
+class TrainLoop:
+    """The order of a run: warm start, stages of the curriculum, steps."""
 
+    def __init__(self, components: Components, run: TrainRun) -> None:
+        self.components, self.run, self.config = components, run, components.config
+        self.scheduler: Scheduler
+        run.attach(components)
 
-async def train_step(parts: Parts, run: Run, scheduler: Scheduler) -> bool:
-    """One batch; True where the next stage of the curriculum is due."""
-    config, progress = parts.config, run.progress
-    watch = Stopwatch()
-    run.console.phase("generate")
-    groups = await scheduler.take(config.rollout.groups, release=False)
-    watch.lap("generate")
-    # From here on the weights change: a request to stop waits until they are those of a finished step.
-    with run.whole():
-        losses = run.note_losses(groups, scheduler)
-        run.console.phase("train")
-        async with parts.handover():
-            experience = await parts.compute(
-                make_experience, groups, config, parts.learner, progress.kl_coef, progress.version
+    async def train(self) -> str:
+        """Train until a stop condition holds; returns that condition."""
+        components, run = self.components, self.run
+        clock = Clock(run.state.seconds)
+        run.show_plan()
+        await run.restore()
+        run.note_layout(await components.compute(components.learner.describe_layout))
+        while True:
+            try:
+                async with run.open_stage() as self.scheduler:
+                    if run.fresh:
+                        await self.begin()
+                    run.stop.check()
+                    await run.catch_up()
+                    await self.scheduler.resume()
+                    reason = await self.train_stage(clock)
+                    if reason is not None:
+                        await self.scheduler.pause()
+                        run.state.seconds = clock.seconds
+                        await run.finish(reason)
+                        return reason
+            except ActorLost as lost:
+                await run.go_back(lost)
+                run.show_plan()
+
+    async def begin(self) -> None:
+        """Before the first step: evaluate the untrained policy, then warm-start it."""
+        run = self.run
+        await run.evaluate("before")
+        if self.config.warm_start is not None:
+            run.console.phase("imitate")
+            await warm_start(self.components, run, self.scheduler)
+            await run.keep_reference()
+            await run.evaluate("warm_start")
+            await run.keep_best()
+        await run.save()
+
+    async def train_stage(self, clock: Clock) -> str | None:
+        """Train on the environments of one curriculum stage; ``None`` when the next stage is due."""
+        run = self.run
+        while (reason := reason_to_stop(self.config, run.state, clock)) is None:
+            advances = await self.train_step()
+            run.state.seconds = clock.seconds
+            run.show_plan()
+            run.stop.check()
+            await run.after_step()
+            if advances:
+                return None
+        return reason
+
+    async def train_step(self) -> bool:
+        """Train on one batch; returns whether the next curriculum stage is due."""
+        components, run, scheduler = self.components, self.run, self.scheduler
+        learner, state = components.learner, run.state
+        stopwatch = Stopwatch()
+
+        run.console.phase("generate")
+        groups = await scheduler.take(self.config.rollout.groups, release=False)
+        stopwatch.lap("generate")
+
+        # From here on the weights change: a request to stop waits until they are those of a finished step.
+        with run.stop.deferred():
+            losses = run.note_losses(groups)
+            run.console.phase("train")
+            async with components.training():
+                rollout = await components.compute(
+                    make_rollout_batch, groups, self.config, learner, state.kl_coef, state.version
+                )
+                metrics = await components.compute(learner.update, rollout.batch)
+                tokens: Sequence[dict[str, list[float]]] = ()
+                if run.tokens_due:
+                    tokens = await components.compute(token_diagnostics, learner, rollout.batch)
+            state.kl_coef = learner.adapt_kl(metrics)
+            stopwatch.lap("train")
+
+            run.console.phase("sync")
+            async with scheduler.updating(state.version + 1):
+                await components.sync_weights(state.version + 1)
+            state.version += 1
+            state.step += 1
+            run.note_position()
+            scheduler.release(len(groups))
+            stopwatch.lap("sync")
+
+            metrics |= (
+                rollout.metrics
+                | staleness_metrics(groups, state.version - 1)
+                | components.colocation_metrics
+                | losses
             )
-            metrics = await parts.compute(parts.learner.update, experience.batch)
-            tokens: Sequence[dict[str, list[float]]] = ()
-            if run.tokens_due:
-                tokens = await parts.compute(token_values, parts.learner, experience.batch)
-        progress.kl_coef = parts.learner.adapt_kl(metrics)
-        watch.lap("train")
-        run.console.phase("sync")
-        async with scheduler.updating(progress.version + 1):
-            await parts.renew(progress.version + 1)
-        progress.version += 1
-        progress.step += 1
-        run.note_position(scheduler)
-        scheduler.release(len(groups))
-        watch.lap("sync")
-        metrics |= experience.metrics | age(groups, progress.version - 1) | parts.moved | losses
-        run.record(groups, metrics | watch.metrics(experience.metrics), tokens)
-        return run.advances(groups)
-
-
-async def begin(parts: Parts, run: Run, scheduler: Scheduler) -> None:
-    """What comes before the first step: how good it is untaught, and what it learns from others."""
-    await run.evaluate(scheduler, "before")
-    if parts.config.warm_start is not None:
-        run.console.phase("imitate")
-        await warm_start(parts, run, scheduler)
-        await run.keep_reference(parts)
-        await run.evaluate(scheduler, "warm_start")
-        await run.keep_best(parts)
-    await run.save(parts)
-
-
-def open_scheduler(parts: Parts, run: Run) -> Scheduler:
-    """The scheduler of this stage, where the run left it, and paused."""
-    config, progress = parts.config, run.progress
-    envs = config.envs if config.curriculum is None else config.envs[: progress.stage + 1]
-    scheduler = Scheduler(
-        make_stream(config, envs, progress.stage),
-        parts.pool,
-        parts.agent,
-        scheduler_config(config),
-        log=run.events,
-        scorer=parts.scorer,
-        first_ticket=progress.next_ticket,
-        paused=True,
-    )
-    scheduler.board.version = progress.version
-    scheduler.board.play_again(progress.again, progress.issues)
-    return scheduler
+            run.record(groups, metrics | stopwatch.metrics(rollout.metrics), tokens)
+            return run.advances(groups)
 
 
 class Stopwatch:
-    """Where a step's time went."""
+    """Seconds of each phase of a step."""
 
     def __init__(self) -> None:
         self._laps: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """What has passed since the last lap goes to this name."""
+        """Record the time since the last lap under this name."""
         now = time.perf_counter()
         self._laps[name] = now - self._last
         self._last = now
 
     def metrics(self, episodes: dict[str, float]) -> dict[str, float]:
-        """Seconds by name; of the wait for episodes, the environments' share apart."""
+        """Seconds by phase; the wait for episodes is split between generation and environments."""
         laps = dict(self._laps)
         busy = episodes["episode_generate"] + episodes["episode_step"]
         waited = laps["generate"]

@@ -1,4 +1,4 @@
-"""Code and addresses that a config names: listed before they are used, never taken from a run's folder."""
+"""Code and addresses that a config names: listed before use, and never trusted from a run folder alone."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollgym.agents.credentials import find_key
-from rollgym.config import load
-from rollgym.errors import UsageError
-from rollgym.registry import import_module
+from rollgym.agents.chat.credentials import find_key
+from rollgym.config.loader import load
+from rollgym.core.errors import UsageError
+from rollgym.core.registry import import_module
+from rollgym.core.trust import find_origin, weakened
 from rollgym.rewards.resolve import check_reachable, resolve_rewards
-from rollgym.terminal import printable
 from rollgym.trainer.config import TrainConfig
-from rollgym.trust import find_origin, weakened
+from rollgym.utils.terminal import printable
 
 TRUST_CODE = "--trust-code"
-"""The option that lets a resumed run use the code its own config names."""
+"""The option that lets a resumed run use the code that the config in its folder names."""
 
 
 def code_of(config: TrainConfig) -> list[str]:
-    """Everything in a config that runs code from outside rollgym or sends data away, as ``key value``."""
-    found = [f"rollout.modules {name}" for name in config.rollout.modules]
+    """All settings that run external code or send data to other hosts, as ``key value``."""
+    found = [f"imports {name}" for name in config.imports]
     for number, env in enumerate(config.envs):
         found += [f"envs.{number}.id {env.id}"] * (":" in env.id)
         found += [f"envs.{number}.kwargs.sandbox {one}" for one in weakened(env.kwargs.get("sandbox"))]
@@ -35,7 +35,7 @@ def code_of(config: TrainConfig) -> list[str]:
         "program": config.program,
         "engine.python": config.engine.python,
         "engine.url": config.engine.url,
-        "address": None if config.address == "auto" else config.address,
+        "ray.address": None if config.ray.address == "auto" else config.ray.address,
     }
     return found + [f"{key} {value}" for key, value in named.items() if value is not None]
 
@@ -43,26 +43,26 @@ def code_of(config: TrainConfig) -> list[str]:
 def load_to_run(
     source: Path | Mapping[str, Any], overrides: Sequence[str] = (), note: Callable[[str], None] | None = None
 ) -> TrainConfig:
-    """A config that the user trains with: what code it names is listed, its modules are imported.
+    """Load a config to train with: print the code it names and import its modules.
 
-    Reading a config for any other purpose is `load`, which imports nothing.
+    For any other purpose use `load`, which imports nothing.
     """
     config = load(TrainConfig, source, overrides)
     named = code_of(config)
     if named:
-        places = {name: find_origin(name, "rollout.modules") for name in config.rollout.modules}
-        listed = [f"rollout.modules {name} ({place or 'not found'})" for name, place in places.items()]
-        others = named[len(config.rollout.modules) :]
+        places = {name: find_origin(name, "imports") for name in config.imports}
+        listed = [f"imports {name} ({place or 'not found'})" for name, place in places.items()]
+        others = named[len(config.imports) :]
         (note or _print)(f"code that the config names: {', '.join([*listed, *others])}")
-    for module in config.rollout.modules:
-        import_module(module, "rollout.modules")
-    return load(TrainConfig, source, overrides) if config.rollout.modules else config
+    for module in config.imports:
+        import_module(module, "imports")
+    return load(TrainConfig, source, overrides) if config.imports else config
 
 
 def check_targets(config: TrainConfig) -> None:
-    """Resolve what rewards and the engine need from outside, before a run makes or starts anything.
+    """Check reward functions, URLs and keys before a run makes or starts anything.
 
-    Functions are imported: only for a config that the user trains with.
+    Imports the functions, so only for a config that the user trains with.
     """
     resolve_rewards(config.rewards)
     if config.engine.url is not None:
@@ -74,12 +74,12 @@ def check_targets(config: TrainConfig) -> None:
 
 
 def require_trust(config: TrainConfig, folder: Path) -> None:
-    """Refuse to run what the config in a run's folder names: the folder may come from a stranger."""
+    """Reject code that only the config in a run folder names: the folder may come from someone else."""
     named = code_of(config)
     if named:
         raise UsageError(
-            f"The config in {folder} names code or addresses ({', '.join(named)}), and a run's folder alone "
-            f"is not trusted with that: name the config file that started the run too, or add {TRUST_CODE}."
+            f"The config in {folder} names code or addresses ({', '.join(named)}), which are not trusted "
+            f"from a run folder alone: also pass the config file that started the run, or add {TRUST_CODE}."
         )
 
 

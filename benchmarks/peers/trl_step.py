@@ -3,7 +3,7 @@
     PYTHON_WITH_TRL benchmarks/peers/trl_step.py FOLDER --threads 2 --batch 8 --rate 1e-4 [--checkpointing]
 
 It says ``ready`` before each update, waits for a line, and then says how many seconds the update took. It is
-TRL's own `train`, with all that an optimiser step does there; only what would generate and score completions
+TRL's own `train`, with all that an optimizer step does there; only what would generate and score completions
 hands out the given tokens instead, padded beforehand as TRL pads them. Needs no rollgym.
 """
 
@@ -63,7 +63,7 @@ class GivenTokens(GRPOTrainer):
 
 
 class OnRequest(TrainerCallback):
-    """Waits before each optimiser step until told to go on; the clock runs from then on."""
+    """Waits before each optimizer step until told to go on; the clock runs from then on."""
 
     def __init__(self, folder: Path, answers: Any) -> None:
         self._folder, self._answers = folder, answers
@@ -114,7 +114,7 @@ def settings(folder: Path, episodes: int, args: argparse.Namespace) -> GRPOConfi
 
 
 def main() -> None:
-    """Train until nobody asks any more."""
+    """Train until stdin closes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, required=True)

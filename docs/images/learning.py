@@ -3,7 +3,7 @@
     rollgym train sokoban-ppo seed=1 --out runs/sokoban-ppo-s1
     python docs/images/learning.py sokoban-ppo "Sokoban 6x6, PPO" runs/sokoban-ppo-s*
 
-The picture is docs/images/learning-NAME.svg. Runs are labelled by their seeds.
+The picture is docs/images/learning-NAME.svg. Runs are labeled by their seeds.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rollgym.config import parse
-from rollgym.store import SUMMARY, read_json
-from rollgym.trainer.picture import learning_curve
+from docs.images.learning_curve import learning_curve
+from rollgym.config.loader import parse
+from rollgym.io.run_dir import SUMMARY, read_json
 
 
 def evaluations(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was measured on held-out tasks, from after the warm start on."""
+    """Results on held-out tasks, from the end of the warm start on."""
     return [line for line in summary["evaluations"] if line["phase"] != "before"]
 
 

@@ -52,11 +52,11 @@ def demo() -> None:
 
 def play() -> None:
     """A few moves of Sokoban in a terminal."""
-    from rollgym.cli.play import Table
-    from rollgym.registry import make
+    from rollgym.cli.play import PlaySession
+    from rollgym.core.registry import make
 
     screen = recorder(72)
-    table = Table(screen, make("rollgym/Sokoban-v0"), "rollgym/Sokoban-v0", {})
+    table = PlaySession(screen, make("rollgym/Sokoban-v0"), "rollgym/Sokoban-v0", {})
     moves = iter(["/hint", "down", "/quit"])
 
     def typed(prompt: str = "", **_: object) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
+from rollgym.core.registry import make
 from rollgym.envs.webshop.browser.find import find_chromium
-from rollgym.evaluate import Request, evaluate
-from rollgym.registry import make
+from rollgym.evaluation.runner import Request, evaluate
 from rollgym.view import export
 
 IMAGES = Path(__file__).parent
@@ -38,7 +38,7 @@ def main() -> None:
 def make_pages(place: Path, run: Path | None) -> dict[str, Path]:
     """The pages by name."""
     if run is None:
-        from rollgym.trainer.command import run_training
+        from rollgym.trainer.main import run_training
 
         run = place / "lake"
         run_training(CONFIG, SETTINGS, run, plain=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rollgym.core.env import StepResult, TextEnv, bare
+from rollgym.core.errors import UsageError
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.bandit.arms import NAMES, Arm, random_arms, single_arms
-from rollgym.errors import UsageError
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare
 
 _EXPLORE = """\
 You stand before {arms} slot machines. One pays clearly better on average than the others.
@@ -33,7 +33,7 @@ class BanditEnv(TextEnv):
 
     Reward: what the pull paid. A wrong name pays 0.
 
-    Success: more than half of the pulls in the last half of the turns were of the machine with the best
+    Success: more than half of the pulls in the last half of the turns went to the machine with the best
     average. Wrong names count as pulls of another machine.
 
     Ends: terminated after ``turns`` turns.
@@ -90,7 +90,7 @@ class BanditEnv(TextEnv):
         self._left, self._good = self._turns, 0
         return f"{self._menu()} Turns left: {self._left}."
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Pull the machine; a wrong name wastes the turn."""
         late = self._left <= self._late
         self._left -= 1
@@ -101,10 +101,10 @@ class BanditEnv(TextEnv):
         note = f"{arm.name} paid {paid:g}." if arm else f"There is no such machine. {self._menu()}"
         end = f"No turns left. The best was {self._best.name}." if over else f"Turns left: {self._left}."
         success = over and 2 * self._good > self._late
-        return Reply(f"{note} {end}", paid, terminated=over, success=success, valid=arm is not None)
+        return StepResult(f"{note} {end}", paid, terminated=over, success=success, valid=arm is not None)
 
     def facts(self) -> Mapping[str, Any]:
-        """How often each machine was pulled, what it paid in all, and the turns left."""
+        """Pulls and total payout per machine, and turns left."""
         return {
             "actions": list(self._pulls),
             "pulls": list(self._pulls.values()),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import inf, log, sqrt
 from typing import Any
 
-from rollgym.agent import SoloAgent
+from rollgym.core.agent import SoloAgent
 
 _CURIOSITY = 0.3
 """UCB1 has 2 here, which is for long runs: with twenty turns it would explore to the end."""

@@ -1,1 +1,1 @@
-"""Programs written by agents, run behind walls and judged by tests they cannot see."""
+"""Code environments: agents' programs run in a sandbox and are judged by hidden tests."""

@@ -1,25 +1,25 @@
-"""What an agent may say: a block of code, and a word that ends the episode."""
+"""Parsing of actions: code blocks and the word that ends the episode."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from rollgym.text import bare
+from rollgym.core.env import bare
 
-# What was matched is kept: giving it back one by one would take as many steps as a long line has pairs.
+# Possessive match: backtracking would be quadratic in the length of a line.
 _FENCE = re.compile(r"^[ \t]*+```[ \t]*+([\w+.-]*+)[ \t]*+$", re.MULTILINE)
 _PYTHON = ("", "python", "py", "python3")
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An action, taken apart."""
+    """A parsed action."""
 
     blocks: tuple[str, ...]
     """Its fenced blocks."""
     rest: str
-    """What stands outside the blocks."""
+    """Text outside the blocks."""
 
 
 def taken_apart(action: str) -> Said:
@@ -48,7 +48,7 @@ def submits(said: Said) -> bool:
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether a block gives the name a meaning at its top level. It is not run, nor parsed, to find out."""
+    """Whether a block defines the name at its top level, found without running or parsing it."""
     word = re.escape(name)
     return bool(
         re.search(
@@ -61,6 +61,6 @@ _ANSWER = re.compile(r"^\W*(?:final\s+)?answer\W*?[:=]\s*(.+)$", re.IGNORECASE)
 
 
 def answered(said: Said) -> str | None:
-    """What the last line ``answer: X`` outside the blocks says."""
+    """Return X of the last line ``answer: X`` outside the blocks."""
     found = [match[1] for line in said.rest.splitlines() if (match := _ANSWER.match(line.strip()))]
     return bare(found[-1]).strip("* ") if found else None

@@ -1,4 +1,4 @@
-"""When two encoded values are the same answer, and how they are shown."""
+"""Comparison and display of encoded values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollgym.envs.code.inside import DEEP, decode
+from rollgym.envs.code.harness import DEEP, decode
 
 TOLERANCE = 1e-9
 _DEEP = 100
@@ -18,8 +18,8 @@ _BYTES = re.compile(r"(?:[0-9a-f]{2})*+")
 def readable(data: Any) -> bool:
     """Whether `inside.encode` can have written this.
 
-    A solution may speak in the judge's place and say anything, so nothing else here looks at its words before
-    they have passed: depth, tags and the shape of each content. It uses no recursion, whatever it is given.
+    A solution can forge the judge's output, so nothing else reads it before this check of depth, tags and the
+    shape of each content. It uses no recursion.
     """
     left = [(data, DEEP)]
     while left:
@@ -79,11 +79,11 @@ _CONTENTS: Mapping[str, Callable[[Any], list[Any] | None]] = {
     ),
     "dict": _pairs,
 }
-"""By the tag of an encoded value: the values inside its content, or ``None`` where it has another shape."""
+"""By tag of an encoded value: its inner values, or ``None`` for another shape."""
 
 
 def same(found: Any, expected: Any, deep: int = _DEEP) -> bool:
-    """Whether an answer is the expected one. Both are encoded, so that no object has a say in it.
+    """Whether an answer equals the expected one. Both are encoded, so that no object's ``__eq__`` is called.
 
     Lists and tuples are alike, whole numbers and floats too; floats may differ by rounding. True is not 1.
     """
@@ -138,11 +138,11 @@ def _close(a: float, b: float) -> bool:
 
 
 def shown(data: Any, length: int = 120) -> str:
-    """An encoded value as Python writes it (sets in order), cut where it is long."""
+    """Return an encoded value as Python source (sets sorted), truncated if long."""
     try:
         text = _text(data)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError):
-        # A whole number of more digits than Python writes, for one.
+        # For example an integer with more digits than Python prints.
         text = "a value that cannot be shown"
     return text if len(text) <= length else f"{text[: length - 20]}... ({len(text)} characters)"
 

@@ -1,4 +1,4 @@
-"""Write a program, run it, read what happened, try again, and be judged by hidden tests."""
+"""Code environment: write a program, run it, improve it; hidden tests decide."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.tasks import Task
 from rollgym.envs.code.actions import Said, defines, submits, taken_apart
-from rollgym.envs.code.box import Box
+from rollgym.envs.code.formatting import told, told_tests
 from rollgym.envs.code.judge import Result, judge
 from rollgym.envs.code.loaders import load_problems
-from rollgym.envs.code.observe import told, told_tests
 from rollgym.envs.code.problems import Generated, Problems
+from rollgym.envs.code.sandbox_handle import SandboxHandle
 from rollgym.envs.code.types import Tests
-from rollgym.errors import UnknownName, UsageError
-from rollgym.tasks import Task
-from rollgym.text import Reply, TextEnv, check_whole
 
 REWARDS = ("fraction", "all")
 
@@ -73,14 +73,14 @@ class CodeEnv(TextEnv):
         reveal: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        """Problems are ``generated`` or in a file; ``sandbox`` says which walls and limits."""
+        """Problems are ``generated`` or from a file; ``sandbox`` sets isolation and limits."""
         if reward not in REWARDS:
             raise UnknownName("reward", str(reward), REWARDS, f"There are: {', '.join(REWARDS)}.")
         check_whole("max_turns", max_turns)
         check_whole("output_chars", output_chars, 100)
         self._problems = _problems(problems, form, difficulty, family)
         self.tasks = self._problems.tasks
-        self._box = Box(sandbox)
+        self._box = SandboxHandle(sandbox)
         self._whole, self._max_turns, self._end_on_pass = reward == "all", max_turns, end_on_pass
         self._chars, self._reveal = output_chars, reveal
         self.instructions = _INSTRUCTIONS.format(
@@ -94,7 +94,7 @@ class CodeEnv(TextEnv):
         super().__init__(render_mode=render_mode)
 
     def begin(self, task: Task) -> str:
-        """Set the task's problem in a session without a past."""
+        """Start the task's problem in a fresh session."""
         self._problem = self._problems.problem(task)
         self._solution: str | None = None
         self._turns = 0
@@ -102,7 +102,7 @@ class CodeEnv(TextEnv):
         self._prepare()
         return self._question()
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Run a block, or judge."""
         self._turns += 1
         said = taken_apart(action)
@@ -117,7 +117,7 @@ class CodeEnv(TextEnv):
         return self._run(said.blocks[0])
 
     def facts(self) -> Mapping[str, Any]:
-        """What the statement says, the turns left, and which walls there are."""
+        """Statement, turns left and sandbox level."""
         problem = self._problem
         facts = {
             "function": problem.name,
@@ -161,10 +161,10 @@ class CodeEnv(TextEnv):
         if self._problem.prelude:
             self._box.use(lambda sandbox: sandbox.run(self._problem.prelude))
 
-    def _nothing(self, sentence: str) -> Reply:
+    def _nothing(self, sentence: str) -> StepResult:
         return self._go_on(sentence, valid=False)
 
-    def _submit(self, said: Said) -> Reply:
+    def _submit(self, said: Said) -> StepResult:
         if said.blocks:
             self._solution = said.blocks[0]
         if self._solution is None:
@@ -173,7 +173,7 @@ class CodeEnv(TextEnv):
             )
         return self._judged("")
 
-    def _run(self, block: str) -> Reply:
+    def _run(self, block: str) -> StepResult:
         limits = self._box.limits()
         ran = self._box.use(lambda sandbox: sandbox.run(block, limits=limits))
         parts = ["The sandbox broke down; the session begins again with nothing."]
@@ -191,20 +191,20 @@ class CodeEnv(TextEnv):
         text = "\n".join(parts)
         return self._judged(f"{text}\n") if passed and self._end_on_pass else self._go_on(text)
 
-    def _go_on(self, text: str, valid: bool = True) -> Reply:
+    def _go_on(self, text: str, valid: bool = True) -> StepResult:
         if self._turns < self._max_turns:
-            return Reply(f"{text}\n{self._left()}", valid=valid)
+            return StepResult(f"{text}\n{self._left()}", valid=valid)
         if self._solution is None:
-            return Reply(f"{text}\nNo turns left, and no solution.", terminated=True, valid=valid)
+            return StepResult(f"{text}\nNo turns left, and no solution.", terminated=True, valid=valid)
         return self._judged(f"{text}\nNo turns left. ", valid)
 
-    def _judged(self, text: str, valid: bool = True) -> Reply:
-        # Whatever the agent's code left behind must not be there when the tests are.
+    def _judged(self, text: str, valid: bool = True) -> StepResult:
+        # State left by the agent's code must not exist when the tests run.
         self._box.fresh()
         results = self._results(self._problem.hidden, unused=True)
         passed = sum(result.passed for result in results)
         success = passed == len(results)
-        return Reply(
+        return StepResult(
             f"{text}Hidden tests: {passed} of {len(results)} passed.",
             float(success) if self._whole else passed / len(results),
             terminated=True,

@@ -1,15 +1,15 @@
-"""The expert of the code environments: it knows every family, and writes the program that a task asks for."""
+"""Experts of the code environments: write the reference program of a task's family."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from rollgym.agent import SoloAgent
+from rollgym.core.agent import SoloAgent
+from rollgym.core.errors import UsageError
 from rollgym.envs.code.generate import FAMILIES
 from rollgym.envs.code.questions import KINDS
 from rollgym.envs.code.snippets import CODE, NAMES
-from rollgym.errors import UsageError
 
 
 class CodeExpert(SoloAgent):
@@ -37,7 +37,7 @@ class CodeExpert(SoloAgent):
 
 
 class PythonToolExpert(SoloAgent):
-    """Writes the program for a question, runs it, and answers what it printed."""
+    """Writes the program for a question, runs it and answers with its output."""
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         """A block first, then the answer."""
@@ -50,7 +50,7 @@ class PythonToolExpert(SoloAgent):
 
 
 class SnippetsExpert(SoloAgent):
-    """Knows which line does what the words of a goal say."""
+    """Maps the words of a goal to the lines that implement it."""
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         """The lines of the goal's steps, in its order, by number or name."""

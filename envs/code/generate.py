@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.core.errors import UnknownName, UsageError
 from rollgym.envs.code.families.base import Family
 from rollgym.envs.code.families.lists import LISTS
 from rollgym.envs.code.families.maths import MATHS
@@ -16,7 +17,6 @@ from rollgym.envs.code.families.steps import PIPELINES
 from rollgym.envs.code.families.strings import STRINGS
 from rollgym.envs.code.families.structures import STRUCTURES
 from rollgym.envs.code.types import Problem
-from rollgym.errors import UnknownName, UsageError
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family

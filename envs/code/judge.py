@@ -1,4 +1,4 @@
-"""Whether a program does what is asked: tests and solution never meet in one execution."""
+"""Judges solutions: tests and solution never run in one execution."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rollgym.core.errors import RunError
 from rollgym.envs.code.compare import readable, same, shown
 from rollgym.envs.code.types import Asserts, Cases, Tests
-from rollgym.errors import RunError
 from rollgym.sandbox.types import Ended, Limits, Ran, Sandbox
 
 RESTARTS = 3
-"""How often a solution that dies on an input is started again for the inputs after it."""
+"""Maximum restarts of a solution that dies on an input."""
 ROUNDS = 8
-"""How often tests may ask for calls that depend on earlier answers."""
+"""Maximum rounds of calls that depend on earlier answers."""
 SPOKEN = (64_000, 4_000_000)
 """Characters that a solution may answer with; room for more costs time, so it is tried only when needed."""
 PATIENCE = 10
-"""How many times the limit of one execution all the judging of a solution may take."""
+"""Total judging time as a multiple of the limit of one execution."""
 NOTE_CHARS = 300
 UNREADABLE = "its answer cannot be read"
 NO_TIME = "there was no time left to judge it"
@@ -46,10 +46,10 @@ class Result:
 
     passed: bool
     note: str = ""
-    """Where it failed: what the solution did instead."""
+    """After a failure: the solution's actual behavior."""
 
 
-class Court:
+class SolutionJudge:
     """A sandbox, the limits of each execution in it, and the time that all of them together may take."""
 
     def __init__(self, sandbox: Sandbox, limits: Limits, seconds: float | None = None) -> None:
@@ -57,9 +57,9 @@ class Court:
         self._until = time.monotonic() + min(PATIENCE * limits.seconds, seconds or float("inf"))
 
     def ask(self, program: str, request: Mapping[str, Any]) -> tuple[list[Any], str]:
-        """Run a program of `inside`: its well-formed lines, and why there are no more of them.
+        """Run a harness program; return its well-formed lines and why they end.
 
-        What does not carry the nonce is not its own.
+        Lines before the nonce are not from the harness.
         """
         nonce = secrets.token_hex(16)
         stdin = json.dumps({"nonce": nonce, **request})
@@ -90,7 +90,7 @@ def judge(
     what takes longer than ``seconds`` (by default `PATIENCE` executions) in all. Only a sandbox that broke
     raises, `RunError`: another one can be asked.
     """
-    court = Court(sandbox, limits or Limits(), seconds)
+    court = SolutionJudge(sandbox, limits or Limits(), seconds)
     try:
         if isinstance(tests, Cases):
             return _by_cases(court, solution, name, tests)
@@ -101,7 +101,7 @@ def judge(
         return [Result(False, f"it could not be judged: {type(error).__name__}")] * len(tests)
 
 
-def _by_cases(court: Court, solution: str, name: str, tests: Cases) -> list[Result]:
+def _by_cases(court: SolutionJudge, solution: str, name: str, tests: Cases) -> list[Result]:
     answers = answers_of(court, solution, name, [case.arguments for case in tests.cases])
     return [_compared(found, case.expected) for case, found in zip(tests.cases, answers, strict=True)]
 
@@ -116,7 +116,7 @@ def _compared(found: Answer, expected: Any) -> Result:
         return Result(False, UNREADABLE)
 
 
-def _by_asserts(court: Court, solution: str, name: str, tests: Asserts) -> list[Result]:
+def _by_asserts(court: SolutionJudge, solution: str, name: str, tests: Asserts) -> list[Result]:
     answers: list[tuple[list[Any], Answer]] = []
     verdicts: dict[int, tuple[str, str]] = {}
     why = NO_TIME
@@ -137,8 +137,8 @@ def _by_asserts(court: Court, solution: str, name: str, tests: Asserts) -> list[
     return results
 
 
-def answers_of(court: Court, solution: str, name: str, calls: list[list[Any]]) -> list[Answer]:
-    """What a solution answers to each call. One that dies is started again for the calls after."""
+def answers_of(court: SolutionJudge, solution: str, name: str, calls: list[list[Any]]) -> list[Answer]:
+    """Return the solution's answer to each call, restarting it after a crash."""
     answers: dict[int, Answer] = {}
     left = list(enumerate(calls))
     why = ""
@@ -200,4 +200,4 @@ def _well_formed(line: Any) -> list[Any] | None:
 
 @functools.cache
 def _program() -> str:
-    return (Path(__file__).parent / "inside.py").read_text(encoding="utf-8")
+    return (Path(__file__).parent / "harness.py").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Problems from files: HumanEval's form, MBPP's, and a plain one of one's own."""
+"""Loads problems from files: HumanEval, MBPP and a plain format."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.files import gunzip, read_bounded
 from rollgym.envs.code.families.base import example
-from rollgym.envs.code.inside import encode
+from rollgym.envs.code.harness import encode
 from rollgym.envs.code.problems import Listed
 from rollgym.envs.code.types import Asserts, Case, Cases, Problem, Tests
-from rollgym.errors import UnknownName, UsageError
-from rollgym.files import gunzip, read_bounded
 
 MOST_BYTES = 1_000_000_000
 """Of a file of problems, unpacked."""
@@ -145,7 +145,7 @@ def own(record: Record) -> tuple[str, Problem]:
     """``function``, ``statement`` and ``tests`` (``[[arguments], expected]`` each) or ``asserts``."""
     name = _text(record, "function")
     if not name.isidentifier():
-        raise ValueError(f"its function {name!r} is no name in Python")
+        raise ValueError(f"its function {name!r} is not a valid Python name")
     setup = str(record.get("setup", ""))
     hidden = _tests(record, "tests", "asserts", f"{setup}\n{record.get('solution') or ''}\n")
     # Public tests run while the agent's session is alive, so the reference must not be there.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rollgym.core.errors import UsageError
 from rollgym.envs.code.families.base import WORDS, Rng, compiled, fill, number, numbers
 from rollgym.envs.code.loaders import read_records
-from rollgym.errors import UsageError
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
@@ -174,7 +174,7 @@ def read_number(text: str) -> float | None:
 
 
 def right(answer: float, expected: float) -> bool:
-    """Whether a number is the answer, but for rounding in the tenth digit."""
+    """Whether a number equals the answer up to rounding in the tenth digit."""
     return abs(answer - expected) <= 1e-9 * max(1.0, abs(expected))
 
 

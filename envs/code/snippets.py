@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollgym.envs.code.box import Box
+from rollgym.core.env import StepResult, TextEnv, bare, check_whole
+from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.code.families.base import Rng, compiled, numbers
 from rollgym.envs.code.families.steps import STEPS
-from rollgym.envs.code.inside import encode
+from rollgym.envs.code.harness import encode
 from rollgym.envs.code.judge import Result, judge
+from rollgym.envs.code.sandbox_handle import SandboxHandle
 from rollgym.envs.code.types import Case, Cases
-from rollgym.errors import UnknownName, UsageError
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare, check_whole
 
 POOL: Mapping[str, tuple[str, int, str]] = {
     "double": ("times", 2, "twofold"),
@@ -34,7 +34,7 @@ POOL: Mapping[str, tuple[str, int, str]] = {
     "write twice": ("twice", 0, "pairs"),
     "add index": ("index", 0, "numbered"),
 }
-"""What a goal may ask for, by the words it is asked with: a step, its number, and the name of its line."""
+"""Goals by their words: step, its number and the name of its line."""
 CODE: Mapping[str, str] = {words: STEPS[step].written(n) for words, (step, n, _) in POOL.items()}
 NAMES: Mapping[str, str] = {CODE[words]: name for words, (_, _, name) in POOL.items()}
 VIEWS = ("lines", "names")
@@ -49,7 +49,7 @@ else 0."""
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """What is asked for, and the lines there are."""
+    """Goal and available lines."""
 
     goal: tuple[str, ...]
     lines: tuple[str, ...]
@@ -96,7 +96,7 @@ class SnippetsEnv(TextEnv):
         if view not in VIEWS:
             raise UnknownName("view", str(view), VIEWS, f"There are: {', '.join(VIEWS)}.")
         self._steps, self._lines, self._attempts, self._named = steps, lines, attempts, view == "names"
-        self._box = Box(sandbox)
+        self._box = SandboxHandle(sandbox)
         self.tasks = TaskSet(f"CodeSnippets-{steps}-{lines}", {"train": 20_000, "dev": 500, "test": 500})
         example = list(NAMES.values()) if self._named else list("21345678")
         self.instructions = _INSTRUCTIONS.format(
@@ -116,7 +116,7 @@ class SnippetsEnv(TextEnv):
         self._box.fresh()
         return self._question()
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Put the lines together, run them on the tests."""
         self._left -= 1
         over = self._left == 0
@@ -125,15 +125,15 @@ class SnippetsEnv(TextEnv):
         if not called.keys() >= set(chosen) or len(chosen) != self._steps or len(set(chosen)) < len(chosen):
             what = "of the names" if self._named else f"numbers from 1 to {self._lines}"
             note = f"Answer with {self._steps} different {what}."
-            return Reply(self._again(note), terminated=over, valid=False)
+            return StepResult(self._again(note), terminated=over, valid=False)
         results = self._results(_program([called[one] for one in chosen]))
         passed = sum(result.passed for result in results)
         if passed == len(results):
-            return Reply("all tests passed", 1.0, terminated=True, success=True)
-        return Reply(self._again(f"{passed} of {len(results)} tests passed"), terminated=over)
+            return StepResult("all tests passed", 1.0, terminated=True, success=True)
+        return StepResult(self._again(f"{passed} of {len(results)} tests passed"), terminated=over)
 
     def facts(self) -> Mapping[str, Any]:
-        """The goal, the lines, the walls, and every possible answer."""
+        """Goal, lines, sandbox level and all possible answers."""
         return {
             "goal": list(self._puzzle.goal),
             "lines": self._called() if self._named else list(self._puzzle.lines),
@@ -152,7 +152,7 @@ class SnippetsEnv(TextEnv):
         self._box.close()
 
     def _called(self) -> list[str]:
-        """What each line is called in an answer."""
+        """Names of the lines in an answer."""
         if self._named:
             return [NAMES[line] for line in self._puzzle.lines]
         return [str(number) for number in range(1, self._lines + 1)]

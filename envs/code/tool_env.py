@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.seeding import stable_digest
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.code.actions import answered, taken_apart
-from rollgym.envs.code.box import Box
-from rollgym.envs.code.observe import told
+from rollgym.envs.code.formatting import told
 from rollgym.envs.code.questions import Question, load_questions, random_question, read_number, right
-from rollgym.seeding import stable_digest
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, check_whole
+from rollgym.envs.code.sandbox_handle import SandboxHandle
 
 _INSTRUCTIONS = """\
 Answer a question whose answer is a number. Each turn, either write one block of Python code:
@@ -61,7 +61,7 @@ class PythonToolEnv(TextEnv):
         check_whole("output_chars", output_chars, 100)
         self._listed = None if questions == "generated" else load_questions(questions)
         self.tasks = _tasks(self._listed)
-        self._box = Box(sandbox)
+        self._box = SandboxHandle(sandbox)
         self._max_turns, self._chars = max_turns, output_chars
         self.instructions = _INSTRUCTIONS.format(turns=max_turns, seconds=self._box.settings.limits.seconds)
         super().__init__(render_mode=render_mode)
@@ -76,7 +76,7 @@ class PythonToolEnv(TextEnv):
         self._box.fresh()
         return f"{self._question.text}\n{self._left()}"
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Run a block, or compare an answer."""
         self._turns += 1
         said = taken_apart(action)
@@ -95,7 +95,7 @@ class PythonToolEnv(TextEnv):
         return self._go_on(told(ran, limits, self._chars))
 
     def facts(self) -> Mapping[str, Any]:
-        """The turns left, the walls, and what the question says."""
+        """Turns left, sandbox level and the question."""
         question = self._question
         facts: dict[str, Any] = {
             "turns_left": self._max_turns - self._turns,
@@ -119,18 +119,18 @@ class PythonToolEnv(TextEnv):
     def _left(self) -> str:
         return f"Turns left: {self._max_turns - self._turns}."
 
-    def _go_on(self, text: str, valid: bool = True) -> Reply:
+    def _go_on(self, text: str, valid: bool = True) -> StepResult:
         over = self._turns >= self._max_turns
-        return Reply(f"{text}\n{self._left()}", truncated=over, valid=valid)
+        return StepResult(f"{text}\n{self._left()}", truncated=over, valid=valid)
 
-    def _compare(self, answer: str) -> Reply:
+    def _compare(self, answer: str) -> StepResult:
         value = read_number(answer)
         if value is None:
             return self._go_on(
                 f"{answer[:80]!r} is not one number. Write for example `answer: 408`.", valid=False
             )
         success = right(value, self._question.answer)
-        return Reply("Right." if success else "Wrong.", float(success), terminated=True, success=success)
+        return StepResult("Right." if success else "Wrong.", float(success), terminated=True, success=success)
 
 
 def _tasks(listed: Mapping[str, list[Question]] | None) -> TaskSet:

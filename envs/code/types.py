@@ -42,7 +42,7 @@ Tests = Cases | Asserts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What an agent is asked for, and how it is judged."""
+    """A programming problem with its tests."""
 
     key: str
     """Names the content: equal for equal problems only."""

@@ -16,7 +16,7 @@ _STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 class BadExpression(ValueError):
-    """The text is no expression with a value; the message is a sentence for the agent."""
+    """The text is not an expression with a value; the message is for the agent."""
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:

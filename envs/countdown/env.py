@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.core.env import StepResult, TextEnv, bare
+from rollgym.core.errors import UsageError
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.countdown.arithmetic import BadExpression, evaluate, random_expression
 from rollgym.envs.countdown.puzzle import Puzzle, random_puzzle
-from rollgym.errors import UsageError
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare
 
 _PARTIAL = 0.1
 
@@ -70,18 +70,18 @@ class CountdownEnv(TextEnv):
         self._left = self._attempts
         return self._question()
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Work out the expression and say what it gives."""
         self._left -= 1
         over = self._left == 0
         try:
             text, value = self._work_out(action)
         except BadExpression as wrong:
-            return Reply(f"Not a proper expression. {wrong}{self._rest()}", terminated=over, valid=False)
+            return StepResult(f"Not a proper expression. {wrong}{self._rest()}", terminated=over, valid=False)
         if value == self._puzzle.target:
-            return Reply(f"Correct! {text} = {value}.", 1.0, terminated=True, success=True)
+            return StepResult(f"Correct! {text} = {value}.", 1.0, terminated=True, success=True)
         reward = _PARTIAL if over and self._partial else 0.0
-        return Reply(f"{text} = {_shown(value)}, not {self._puzzle.target}.{self._rest()}", reward, over)
+        return StepResult(f"{text} = {_shown(value)}, not {self._puzzle.target}.{self._rest()}", reward, over)
 
     def facts(self) -> Mapping[str, Any]:
         """The numbers, the target and the attempts left."""

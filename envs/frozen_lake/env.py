@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rollgym.core.env import StepResult, TextEnv, bare
+from rollgym.core.errors import UsageError
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.frozen_lake.lake import GYM_RATE, RATE_IS_SETTABLE, make_lake, random_map
-from rollgym.errors import UsageError
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare
 
 MOVES = ("Left", "Down", "Right", "Up")
 """In the order of Gymnasium's actions 0 to 3."""
@@ -84,18 +84,18 @@ class FrozenLakeEnv(TextEnv):
         self._cell = self._where(self._lake.reset()[0])
         return self.render_text()
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Move, as far as the ice lets us."""
         move = _BY_NAME.get(bare(action).lower())
         if move is None:
             note = "That is not a move. Answer Left, Down, Right or Up."
-            return Reply(f"{note}\n{self.render_text()}", valid=False)
+            return StepResult(f"{note}\n{self.render_text()}", valid=False)
         before, wanted = self._cell, self._ahead(move)
         state, reward, over, _, _ = self._lake.step(move)
         self._cell = self._where(state)
         note = self._note(before, wanted)
         won = self._letter() == "G"
-        return Reply(f"{note}{self.render_text()}", float(reward), terminated=bool(over), success=won)
+        return StepResult(f"{note}{self.render_text()}", float(reward), terminated=bool(over), success=won)
 
     def facts(self) -> Mapping[str, Any]:
         """The map, where the player is (row, column), how often the ice obeys, and the moves."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.agent import SoloAgent
+from rollgym.core.agent import SoloAgent
 from rollgym.envs.frozen_lake.env import MOVES
 from rollgym.envs.frozen_lake.lake import make_lake
 
@@ -39,7 +39,7 @@ def best_moves(rows: tuple[str, ...], success_rate: float) -> tuple[int, ...]:
         value = worth.max(axis=1)
         if change < _CLOSE:
             break
-    # Rounded, so that moves of equal worth are told apart by their order and not by float noise.
+    # Rounded, so that ties are broken by order and not by float noise.
     return tuple(int(move) for move in worth.round(7).argmax(axis=1))
 
 

@@ -34,12 +34,12 @@ def random_map(rng: np.random.Generator, size: int, frozen_probability: float) -
         frozen[0, 0] = frozen[-1, -1] = True
         if has_path(frozen):
             return _letters(frozen)
-    # Where ice is so rare that maps with a way hardly occur, one way is laid by hand.
+    # If ice is so rare that solvable maps hardly occur, lay one path explicitly.
     return _letters(_with_a_way(frozen, rng))
 
 
 def has_path(frozen: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
-    """Whether one can walk from the first cell to the last over ice."""
+    """Whether a path over ice connects the first cell to the last."""
     rows, columns = frozen.shape
     seen = {(0, 0)}
     frontier = [(0, 0)]

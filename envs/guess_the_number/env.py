@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.errors import UsageError
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare
+from rollgym.core.env import StepResult, TextEnv, bare
+from rollgym.core.errors import UsageError
+from rollgym.core.tasks import Task, TaskSet
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,12}")
 
@@ -63,20 +63,20 @@ class GuessTheNumberEnv(TextEnv):
         self._possible = (1, self._highest)
         return f"Guess a number from 1 to {self._highest}. Guesses left: {self._left}."
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Answer a guess; anything else uses one up."""
         self._left -= 1
         text = bare(action)
         guess = int(text) if _NUMBER.fullmatch(text) else 0
         if not 1 <= guess <= self._highest:
             note = f"That is not a whole number from 1 to {self._highest}."
-            return Reply(self._told(note), terminated=self._left == 0, valid=False)
+            return StepResult(self._told(note), terminated=self._left == 0, valid=False)
         if guess == self._hidden:
             self._possible = (guess, guess)
-            return Reply(f"Correct! The number is {guess}.", 1.0, terminated=True, success=True)
+            return StepResult(f"Correct! The number is {guess}.", 1.0, terminated=True, success=True)
         note = f"The number is {'higher' if self._hidden > guess else 'lower'} than {guess}."
         self._narrow(guess)
-        return Reply(self._told(note), terminated=self._left == 0)
+        return StepResult(self._told(note), terminated=self._left == 0)
 
     def facts(self) -> Mapping[str, Any]:
         """The least and greatest number the answers leave possible, and guesses left."""

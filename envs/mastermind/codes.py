@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollgym.seeding import derive_rng
-from rollgym.tasks import Task
+from rollgym.core.seeding import derive_rng
+from rollgym.core.tasks import Task
 
 SYMBOLS = "123456789"
 
 
 def count_codes(length: int, digits: int, duplicates: bool) -> int:
-    """How many different codes there are."""
+    """Return the number of codes."""
     return int(digits**length) if duplicates else math.perm(digits, length)
 
 
@@ -37,7 +37,7 @@ def shuffled_numbers(name: str, count: int) -> NDArray[Any]:
 
 
 def place_in_order(task: Task, count: int) -> int:
-    """Where a task's code is in the shuffled order: a tenth for dev, then one for test, then train."""
+    """Return the index of a task's code in the shuffled order: 10 % dev, 10 % test, then train."""
     tenth = count // 10
     start, end = {"dev": (0, tenth), "test": (tenth, 2 * tenth)}.get(task.split, (2 * tenth, count))
     return start + task.index % (end - start)

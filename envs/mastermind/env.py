@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.core.env import StepResult, TextEnv, bare
+from rollgym.core.errors import UsageError
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.mastermind.codes import (
     SYMBOLS,
     code_at,
@@ -16,9 +19,6 @@ from rollgym.envs.mastermind.codes import (
     place_in_order,
     shuffled_numbers,
 )
-from rollgym.errors import UsageError
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare
 
 _GUESS = re.compile(r"(?:guess[\s:]+)?((?:[0-9][\s,]*)+)", re.IGNORECASE)
 _FEWEST, _MOST = 10, 1_000_000
@@ -93,7 +93,7 @@ class MastermindEnv(TextEnv):
         self._left = self._guesses
         return self._table(f"No guesses yet. {self._guesses_left()}")
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Play one guess."""
         self._left -= 1
         guess = self._parse(action)
@@ -101,10 +101,10 @@ class MastermindEnv(TextEnv):
             self._history.append((guess, *pegs(self._code, guess)))
         if guess == self._code:
             found = self._table(f"You found the code: {self._code}.")
-            return Reply(found, 1.0, terminated=True, success=True)
+            return StepResult(found, 1.0, terminated=True, success=True)
         note = "" if guess else f"Not a guess: answer {self._length} digits from 1 to {self._digits}. "
         ending = self._guesses_left() if self._left else f"No guesses left. The code was {self._code}."
-        return Reply(self._table(note + ending), terminated=self._left == 0, valid=guess is not None)
+        return StepResult(self._table(note + ending), terminated=self._left == 0, valid=guess is not None)
 
     def facts(self) -> Mapping[str, Any]:
         """The rules in numbers, the guesses so far with their pegs, and how many are left."""

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollgym.agent import SoloAgent
+from rollgym.core.agent import SoloAgent
+from rollgym.core.seeding import derive_rng
 from rollgym.envs.mastermind.codes import SYMBOLS, code_at, count_codes
-from rollgym.seeding import derive_rng
 
 Array = NDArray[Any]
 
 _PAIRS = 400_000
-"""How many (guess, code) pairs may be weighed for one decision; beyond that both sides are sampled."""
+"""Maximum (guess, code) pairs per decision; above it both sides are sampled."""
 
 
 @lru_cache(maxsize=4)

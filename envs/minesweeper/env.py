@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.core.env import StepResult, TextEnv, bare
+from rollgym.core.errors import UsageError
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.minesweeper.generate import closed_at_start, needs_no_guess, random_field
 from rollgym.envs.minesweeper.grid import FLAG, HIDDEN, Field
-from rollgym.errors import UsageError
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare
 
 _ACTION = re.compile(r"(reveal|flag|unflag)[\s:(\[]+([0-9]{1,3})[\s,]+([0-9]{1,3})\s*[)\]]?", re.IGNORECASE)
 _MAX_CELLS = 480
@@ -95,7 +95,7 @@ class MinesweeperEnv(TextEnv):
         self._left, self._to_open = self._turns, len(self._closed) - self._mines
         return self._show()
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Reveal, flag or unflag a cell."""
         self._left -= 1
         parsed = self._parse(action)
@@ -152,24 +152,24 @@ class MinesweeperEnv(TextEnv):
             return f"Cell {row} {column} has a flag: unflag it first."
         return verb, cell
 
-    def _reveal(self, cell: int) -> Reply:
+    def _reveal(self, cell: int) -> StepResult:
         if cell in self._field.mines:
             self._closed -= self._field.mines
             self._flags -= self._field.mines
-            return Reply(self._show("You opened a mine and lost."), terminated=True)
+            return StepResult(self._show("You opened a mine and lost."), terminated=True)
         opened = self._field.opened_by(cell, self._closed)
         self._closed.difference_update(opened)
         self._flags.difference_update(opened)
         won = len(self._closed) == self._mines
         reward = len(opened) / self._to_open if self._shaped else float(won)
         if won:
-            return Reply(
+            return StepResult(
                 self._show("You won: every safe cell is open."), reward, terminated=True, success=True
             )
         return self._reply(reward=reward)
 
-    def _reply(self, note: str = "", *, reward: float = 0.0, valid: bool = True) -> Reply:
-        return Reply(self._show(note), reward, truncated=self._left == 0, valid=valid)
+    def _reply(self, note: str = "", *, reward: float = 0.0, valid: bool = True) -> StepResult:
+        return StepResult(self._show(note), reward, truncated=self._left == 0, valid=valid)
 
     def _show(self, note: str = "") -> str:
         width = len(str(self._columns))

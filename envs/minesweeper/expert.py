@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollgym.agent import Briefing, SoloAgent
+from rollgym.core.agent import Briefing, SoloAgent
 from rollgym.envs.minesweeper.grid import FLAG, HIDDEN
 from rollgym.envs.minesweeper.logic import risks, safe_cells
 

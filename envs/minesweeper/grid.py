@@ -10,7 +10,7 @@ HIDDEN, FLAG, EMPTY, MINE = "#", "F", ".", "*"
 
 
 @lru_cache(maxsize=16)
-def neighbours(rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
+def neighbors(rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
     """For each cell the up to eight cells around it."""
     steps = [(dr, dc) for dr in (-1, 0, 1) for dc in (-1, 0, 1) if dr or dc]
     return tuple(
@@ -22,7 +22,7 @@ def neighbours(rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where the mines are, and which cell is opened at the start."""
+    """Mine positions and the cell opened at the start."""
 
     rows: int
     columns: int
@@ -33,7 +33,7 @@ class Field:
         """What an opened cell shows: a mine, the number of mines around it, or a dot for none."""
         if cell in self.mines:
             return MINE
-        count = sum(other in self.mines for other in neighbours(self.rows, self.columns)[cell])
+        count = sum(other in self.mines for other in neighbors(self.rows, self.columns)[cell])
         return str(count) if count else EMPTY
 
     def opened_by(self, cell: int, closed: Collection[int]) -> list[int]:
@@ -41,7 +41,7 @@ class Field:
         found, queue = {cell}, [cell]
         for here in queue:
             if self.symbol(here) == EMPTY:
-                around = neighbours(self.rows, self.columns)[here]
+                around = neighbors(self.rows, self.columns)[here]
                 more = [other for other in around if other in closed and other not in found]
                 found.update(more)
                 queue.extend(more)

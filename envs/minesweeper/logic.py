@@ -1,4 +1,4 @@
-"""What follows from the numbers that are open: cells that are safe, and the risk of the others.
+"""Inference from open numbers: safe cells and the risk of the others.
 
 Sets of cells are bit masks. A constraint is a pair: a set of cells, and how many mines are among them.
 """
@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from itertools import permutations
 
 from rollgym.envs.minesweeper.count import Constraint, TooHard, cells_of, mine_counts
-from rollgym.envs.minesweeper.grid import FLAG, HIDDEN, neighbours
+from rollgym.envs.minesweeper.grid import FLAG, HIDDEN, neighbors
 
 
 def read_board(board: Sequence[str]) -> tuple[int, list[Constraint]]:
     """The closed cells and the constraints of a visible board; flags say nothing."""
-    around = neighbours(len(board), len(board[0]))
+    around = neighbors(len(board), len(board[0]))
     text = "".join(board)
     closed = sum(1 << cell for cell, symbol in enumerate(text) if symbol in (HIDDEN, FLAG))
     found: dict[Constraint, None] = {}
@@ -68,7 +68,7 @@ def _without(constraints: Iterable[Constraint], safe: int, mined: int) -> list[C
 
 
 def _differences(constraints: Iterable[Constraint]) -> list[Constraint]:
-    """Where one constraint's cells are all among another's: what is left for the others."""
+    """Subset rule: if one constraint's cells are contained in another's, return the difference."""
     return [
         (big & ~small, more - fewer)
         for (small, fewer), (big, more) in permutations(constraints, 2)

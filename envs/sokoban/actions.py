@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rollgym.envs.sokoban.board import NOOP
+from rollgym.envs.sokoban.game import NOOP
 
 NAMES = ("Up", "Down", "Left", "Right")
 SEPARATOR = " || "
@@ -22,7 +22,7 @@ for _code, _name in enumerate(NAMES, 1):
 def parse_actions(text: str, limit: int) -> tuple[list[int] | None, int]:
     """The codes of the first ``limit`` actions named, and how many more there were.
 
-    ``None`` where one of them is no action, or none is named at all.
+    ``None`` if one of them is not an action or none is given.
     """
     parts = [part.strip(_WRAPPING) for part in _SEPARATORS.split(text.strip(_WRAPPING))]
     named = [" ".join(part.lower().split()) for part in parts if part]

@@ -32,11 +32,11 @@ def _blocked(maze: Maze, box: int, others: int, walls: int, axis: int, stuck: li
         return True
     if not (after | before) & maze.alive:
         return True
-    # A neighbour leans on this box along the axis, so it is stuck if it is blocked along the other one.
+    # A neighbor leans on this box along the axis, so it is stuck if it is blocked along the other one.
     across = maze.row if axis == 1 else 1
-    for neighbour in (after, before):
-        if neighbour & others and _blocked(maze, neighbour, others ^ neighbour, walls | box, across, stuck):
-            stuck.append(neighbour)
+    for neighbor in (after, before):
+        if neighbor & others and _blocked(maze, neighbor, others ^ neighbor, walls | box, across, stuck):
+            stuck.append(neighbor)
             return True
     return False
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.sokoban.actions import NAMES, SEPARATOR, parse_actions
-from rollgym.envs.sokoban.board import BOX_REWARD, NOOP, SOLVED_REWARD, STEP_REWARD, Game
 from rollgym.envs.sokoban.deadlock import is_lost
+from rollgym.envs.sokoban.game import BOX_REWARD, NOOP, SOLVED_REWARD, STEP_REWARD, Game
 from rollgym.envs.sokoban.generate import Rules, canonical, generate
 from rollgym.envs.sokoban.levels import Level
-from rollgym.envs.sokoban.options import FileLevels, Wishes, check_amount, check_choice
+from rollgym.envs.sokoban.options import FileLevels, LevelRequest, check_amount, check_choice
 from rollgym.envs.sokoban.solver import Status, solve
 from rollgym.envs.sokoban.views import VIEWS, VOCABULARIES, legend, palette, show, translation
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, check_whole
 
 SEARCH_LIMIT = 3_000
 """Positions that a search for `moves_left` looks at: far more than a room with one box has."""
@@ -85,7 +85,7 @@ class SokobanEnv(TextEnv):
         self._progress = check_amount("progress_reward", progress_reward)
         self._end_when_lost = bool(end_when_lost)
         self._tell_bumps = bool(tell_bumps)
-        wishes = Wishes(size, boxes, min_moves, max_moves, max_steps)
+        wishes = LevelRequest(size, boxes, min_moves, max_moves, max_steps)
         self._rules, self._max_steps = wishes.settle(preset, from_file=levels is not None)
         self._file = None if levels is None else FileLevels(levels)
         self.tasks = self._file.tasks if self._file else TaskSet(self._rules.name)
@@ -108,7 +108,7 @@ class SokobanEnv(TextEnv):
         self._left = self._moves_left() if self._progress else 0
         return self._show()
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Play the actions of one turn, up to the end of the game."""
         codes, left_out = parse_actions(action, self._per_turn)
         reward, done = self._play([NOOP] if codes is None else codes)
@@ -122,7 +122,7 @@ class SokobanEnv(TextEnv):
         solved = self._game.solved
         lost = self._end_when_lost and self._moved[1] and not solved and is_lost(self._game.text)
         note = self._note(codes, left_out)
-        return Reply(
+        return StepResult(
             f"{self._show()}\n{note}" if note else self._show(),
             reward,
             terminated=solved or lost,
@@ -170,7 +170,7 @@ class SokobanEnv(TextEnv):
         return total, done
 
     def _moves_left(self) -> int:
-        """What a solver needs from here; where it does not know, as much as before."""
+        """Return the moves a solver needs from here; if unknown, the previous value."""
         found = moves_left(self._game.text)
         return self._left if found is None else int(min(found, self._max_steps))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollgym.agent import Briefing, SoloAgent
+from rollgym.core.agent import Briefing, SoloAgent
 from rollgym.envs.sokoban.actions import NAMES, SEPARATOR
-from rollgym.envs.sokoban.board import Game
+from rollgym.envs.sokoban.game import Game
 from rollgym.envs.sokoban.solver import plan
 
 NODE_LIMIT = 200_000
@@ -17,7 +17,7 @@ _CODES = {"U": 1, "D": 2, "L": 3, "R": 4}
 
 
 class SokobanExpert(SoloAgent):
-    """Plans a whole solution from ``info["board"]`` and follows it; plans anew when the board differs.
+    """Plans a whole solution from ``info["board"]`` and follows it; replans when the board differs.
 
     The plan has the fewest moves where a short search finds it, else a few more (`solver.plan`). On a board
     without a solution, or one too hard to solve, it waits.

@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from rollgym.core.errors import UsageError
 from rollgym.envs.sokoban.levels import Difficulty, Level
 from rollgym.envs.sokoban.maze import flood, split
 from rollgym.envs.sokoban.solver import plan
-from rollgym.errors import UsageError
 
 T = TypeVar("T")
 
@@ -24,13 +24,13 @@ VERSION = 1
 
 MAX_ATTEMPTS = 20_000
 PATIENCE = 500
-"""Positions spent on a shortest solution. Whoever is more patient finds one that is no longer."""
+"""Search positions for a shortest solution; more positions may find a shorter one."""
 NODE_LIMIT = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What levels are wanted: the room with its outer walls, the boxes, and the range of difficulty."""
+    """Requested levels: room size with outer walls, boxes and difficulty range."""
 
     height: int
     width: int

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollgym.errors import UsageError
-from rollgym.seeding import stable_digest
+from rollgym.core.errors import UsageError
+from rollgym.core.seeding import stable_digest
 
 _SYMBOLS = frozenset("#@+$*. -_")
 _SOLID = frozenset("#@+$*.")
@@ -24,7 +24,7 @@ _FLOOR = str.maketrans("-_", "  ")
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """How hard a level is, by the solver."""
+    """Difficulty of a level as measured by the solver."""
 
     moves: int
     """Steps of the solution, walking and pushing."""
@@ -65,7 +65,7 @@ def parse_levels(text: str, source: str = "levels") -> tuple[Level, ...]:
     levels: list[Level] = []
     for line, rows in _blocks(text, source):
         try:
-            levels.append(Level(normalise("\n".join(rows))))
+            levels.append(Level(normalize("\n".join(rows))))
         except ValueError as error:
             where = f"{source}, level {len(levels)} (counted from 0; line {line})"
             raise UsageError(f"{where}: {error}.") from None
@@ -99,7 +99,7 @@ def _is_row(line: str, number: int, source: str) -> bool:
     return not strange and not _SOLID.isdisjoint(line)
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """A board as a closed rectangle: rows padded, everything outside the walls made wall.
 
     A ValueError says what is wrong with a board that is none.

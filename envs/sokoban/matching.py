@@ -1,4 +1,4 @@
-"""The cheapest way to give every box a target of its own."""
+"""Minimum-cost assignment of boxes to targets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from operator import itemgetter
 
 
 def cheapest_matching(costs: Sequence[Sequence[int]]) -> int:
-    """The least sum of costs when every row takes a column of its own (as many rows as columns)."""
+    """Return the minimum assignment cost of a square matrix."""
     size = len(costs)
     if size == 1:
         return costs[0][0]

@@ -1,4 +1,4 @@
-"""What the environment's arguments mean, and which are refused."""
+"""Validation of the environment's arguments."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollgym.envs.sokoban.board import DEFAULT_MAX_STEPS
+from rollgym.core.env import check_whole
+from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.sokoban.game import DEFAULT_MAX_STEPS
 from rollgym.envs.sokoban.generate import Rules, floor_needed
 from rollgym.envs.sokoban.levels import Level, content_hash, load_levels
-from rollgym.errors import UnknownName, UsageError
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import check_whole
 
 PRESETS = {
     "6x6": Rules(height=6, width=6, boxes=1, min_moves=3, max_moves=10),
@@ -22,7 +22,7 @@ PRESETS = {
 MAX_SIDE = 30
 
 
-class Wishes(NamedTuple):
+class LevelRequest(NamedTuple):
     """The arguments that decide which levels are made, as the user gave them (or did not)."""
 
     size: Any
@@ -66,7 +66,7 @@ def check_choice(name: str, value: str, known: Collection[str]) -> None:
 
 
 def check_amount(name: str, value: Any) -> float:
-    """Refuse what is no finite number, 0 or more."""
+    """Raise unless the value is a finite number of at least 0."""
     if type(value) not in (int, float) or not 0 <= value < float("inf"):
         raise UsageError(f"{name} must be a number, 0 or more, not {value!r}.")
     return float(value)

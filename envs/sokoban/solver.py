@@ -5,8 +5,8 @@ one push, and costs its steps. The estimate of what is left is the cheapest matc
 by push distance, which never says too much: with ``weight=1`` a solution has the fewest moves possible.
 A greater weight trusts the estimate more and looks at far fewer positions, for a slightly longer solution.
 
-Positions without a solution are refused early: a box on a dead cell, boxes that cannot all have a target
-of their own, boxes frozen off the targets (`deadlock`). When nothing is left to look at, the level is
+Positions without a solution are refused early: a box on a dead cell, boxes that cannot all reach
+distinct targets, boxes frozen off the targets (`deadlock`). When nothing is left to look at, the level is
 proved unsolvable.
 """
 
@@ -35,7 +35,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a search found. Only ``UNSOLVABLE`` is a proof; ``GAVE_UP`` says that a limit was reached."""
+    """Result status. Only ``UNSOLVABLE`` is a proof; ``GAVE_UP`` means that a limit was reached."""
 
     status: Status
     path: str = ""
@@ -63,7 +63,7 @@ class Result:
 def solve(
     text: str, *, weight: int = 1, node_limit: int | None = None, time_limit: float | None = None
 ) -> Result:
-    """Solve a level in XSB (a closed rectangle, see `levels.normalise`).
+    """Solve a level in XSB (a closed rectangle, see `levels.normalize`).
 
     Args:
         text: The level.

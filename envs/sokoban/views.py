@@ -1,4 +1,4 @@
-"""How a position is shown: vocabularies of symbols for the grid, and coordinates."""
+"""Views of a position: grid symbols and coordinates."""
 
 from __future__ import annotations
 

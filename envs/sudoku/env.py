@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.core.env import StepResult, TextEnv, bare
+from rollgym.core.errors import UsageError
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.sudoku.grid import Grid, Solver, digits_of, full_grid, puzzle_from, units_of
-from rollgym.errors import UsageError
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare
 
 _ACTION = re.compile(
     r"(?:(fill)[\s:(\[]+([0-9])[\s,]+([0-9])[\s,=]+([0-9])|(clear)[\s:(\[]+([0-9])[\s,]+([0-9]))\s*[)\]]?",
@@ -100,19 +100,19 @@ class SudokuEnv(TextEnv):
         self._left = self._turns
         return self._show()
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Write or remove one digit."""
         self._left -= 1
         parsed = self._parse(action)
         if isinstance(parsed, str):
-            return Reply(self._show(parsed), truncated=self._left == 0, valid=False)
+            return StepResult(self._show(parsed), truncated=self._left == 0, valid=False)
         cell, digit = parsed
         gain = (digit == self._full[cell]) - (self._grid[cell] == self._full[cell])
         self._grid[cell] = digit
         done = 0 not in self._grid
         reward = gain / self._blanks if self._shaped else float(done)
         note = "The grid is complete and right." if done else ""
-        return Reply(
+        return StepResult(
             self._show(note), reward, terminated=done, truncated=not done and self._left == 0, success=done
         )
 
@@ -154,7 +154,7 @@ class SudokuEnv(TextEnv):
         return self._conflict(cell, digit) or (cell, digit)
 
     def _conflict(self, cell: int, digit: int) -> str:
-        """Which unit holds the digit already; empty where none does."""
+        """Name the unit that already holds the digit; empty if none."""
         units = units_of(self._size)
         for kind, unit in enumerate(units[cell] if digit else ()):
             if any(units[c][kind] == unit and self._grid[c] == digit for c in range(len(units)) if c != cell):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rollgym.agent import SoloAgent
+from rollgym.core.agent import SoloAgent
 from rollgym.envs.sudoku.grid import solution
 
 

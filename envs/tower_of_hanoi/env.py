@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rollgym.core.env import StepResult, TextEnv, bare
+from rollgym.core.errors import UsageError
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.tower_of_hanoi.pegs import (
     LETTERS,
     Position,
@@ -14,9 +17,6 @@ from rollgym.envs.tower_of_hanoi.pegs import (
     starts_of,
     tops,
 )
-from rollgym.errors import UsageError
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare
 
 _MOVE = re.compile(r"(?:move\s+)?([a-z])(?:\s*(?:->|,)\s*|\s+to\s+|\s+)([a-z])", re.IGNORECASE)
 _MAX_POSITIONS = 20_000
@@ -87,16 +87,16 @@ class TowerOfHanoiEnv(TextEnv):
         self._left = self._turns
         return self._show()
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Play one move."""
         self._left -= 1
         move = self._parse(action)
         if isinstance(move, str):
-            return Reply(self._show(move), truncated=self._left == 0, valid=False)
+            return StepResult(self._show(move), truncated=self._left == 0, valid=False)
         self._position = after(self._position, *move)
         if set(self._position) == {self._goal}:
-            return Reply(self._show("You reached the goal."), 1.0, terminated=True, success=True)
-        return Reply(self._show(), truncated=self._left == 0)
+            return StepResult(self._show("You reached the goal."), 1.0, terminated=True, success=True)
+        return StepResult(self._show(), truncated=self._left == 0)
 
     def facts(self) -> Mapping[str, Any]:
         """The pegs with their disks from bottom to top, the goal peg, the legal moves, the turns left."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollgym.agent import SoloAgent
+from rollgym.core.agent import SoloAgent
 from rollgym.envs.tower_of_hanoi.pegs import LETTERS, after, distances, legal_moves
 
 

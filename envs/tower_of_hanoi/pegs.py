@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from rollgym.seeding import derive_rng
+from rollgym.core.seeding import derive_rng
 
 LETTERS = "ABCDE"
 Position = tuple[int, ...]

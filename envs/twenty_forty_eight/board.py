@@ -17,7 +17,7 @@ CHANCE_OF_FOUR = 0.1
 def slide(row: Row) -> tuple[Row, int]:
     """A row after sliding to its beginning, and the sum of the tiles made by merging.
 
-    Equal neighbours merge from the beginning on; a tile made in this move does not merge again.
+    Equal neighbors merge from the beginning on; a tile made in this move does not merge again.
     """
     tiles = [tile for tile in row if tile]
     result: list[int] = []

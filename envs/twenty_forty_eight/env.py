@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rollgym.core.env import StepResult, TextEnv, bare
+from rollgym.core.errors import UsageError
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.twenty_forty_eight.board import (
     DIRECTIONS,
     Board,
@@ -14,9 +17,6 @@ from rollgym.envs.twenty_forty_eight.board import (
     shift,
     with_new_tile,
 )
-from rollgym.errors import UsageError
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare
 
 _MOVE = re.compile(r"(?:move\s+)?(up|down|left|right)", re.IGNORECASE)
 _REWARDS = {
@@ -92,7 +92,7 @@ class TwentyFortyEightEnv(TextEnv):
         self._score, self._left = 0, self._turns
         return self._show()
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Play one move."""
         self._left -= 1
         match = _MOVE.fullmatch(bare(action))
@@ -117,10 +117,10 @@ class TwentyFortyEightEnv(TextEnv):
             "turns_left": self._left,
         }
 
-    def _after_move(self, gained: int, won: bool) -> Reply:
+    def _after_move(self, gained: int, won: bool) -> StepResult:
         stuck = not legal_moves(self._board)
         note = f"You reached {self._goal}." if won else "No move is left: lost." if stuck else ""
-        return Reply(
+        return StepResult(
             self._show(note),
             gained / self._goal if self._reward_kind == "score" else float(won),
             terminated=won or stuck,
@@ -128,8 +128,8 @@ class TwentyFortyEightEnv(TextEnv):
             success=won,
         )
 
-    def _refuse(self, why: str) -> Reply:
-        return Reply(self._show(why), truncated=self._left == 0, valid=False)
+    def _refuse(self, why: str) -> StepResult:
+        return StepResult(self._show(why), truncated=self._left == 0, valid=False)
 
     def _show(self, note: str = "") -> str:
         width = max(4, len(str(largest(self._board))))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rollgym.agent import SoloAgent
+from rollgym.core.agent import SoloAgent
 from rollgym.envs.twenty_forty_eight.board import (
     CHANCE_OF_FOUR,
     DIRECTIONS,
@@ -24,7 +24,7 @@ _DEAD = -1000.0
 
 @lru_cache(maxsize=200_000)
 def _line_value(line: Row) -> float:
-    """How good a row or column is: room, tiles that can merge, values that rise to one side."""
+    """Score of a row or column: empty cells, mergeable tiles, monotonic values."""
     ranks = [tile.bit_length() for tile in line]
     steps = [after - before for before, after in zip(ranks, ranks[1:], strict=False)]
     merges = sum(rank for rank, step in zip(ranks, steps, strict=False) if rank and step == 0)
@@ -36,7 +36,7 @@ def _line_value(line: Row) -> float:
 
 
 def value(board: Board) -> float:
-    """How good a board is, without looking ahead."""
+    """Static score of a board."""
     return sum(map(_line_value, board)) + sum(map(_line_value, turned(board)))
 
 

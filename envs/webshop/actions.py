@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from rollgym.core.env import bare
 from rollgym.envs.webshop.rules import Rules
-from rollgym.text import bare
 
 SEARCH, CLICK = "search", "click"
 

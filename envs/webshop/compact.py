@@ -1,4 +1,4 @@
-"""The compact view: a page and its actions in as few words as they can be told in, for small models.
+"""Compact view: a page and its actions in as few words as possible, for small models.
 
     find soft cotton shirt, color red, under 30 dollars
     page 1 more
@@ -28,14 +28,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from rollgym.core.env import bare
 from rollgym.envs.webshop.matching import matching_values
 from rollgym.envs.webshop.pages import Block, Page
 from rollgym.envs.webshop.shop import Shop
-from rollgym.envs.webshop.types import Catalogue, Product
-from rollgym.text import bare
+from rollgym.envs.webshop.types import Catalog, Product
 
 LETTERS = "abcdefghij"
-"""What the products of a page are called."""
+"""Names of the products of a page."""
 TITLE_WORDS, PART_WORDS = 16, 60
 """Longer titles and descriptions are cut off here."""
 SAMPLE, COMMON, MOST_WORDS = 2000, 3, 1000
@@ -72,7 +72,7 @@ def compact(page: Page, shop: Shop) -> str:
 
 
 def compact_actions(page: Page) -> dict[str, str]:
-    """What one can do on the page: each compact action with the shop's action that it stands for."""
+    """Available actions: compact action to shop action."""
     if page.kind == "search":
         return {"search": _searching(product_words(_instruction(page)))}
     links = [key for key, element in page.targets.items() if element.kind == "link"]
@@ -138,15 +138,15 @@ def price_bound(instruction: str) -> float:
     return float((found[1] or found[2]).replace(",", "")) if found else math.inf
 
 
-def shop_words(catalogue: Catalogue) -> list[str]:
+def shop_words(catalog: Catalog) -> list[str]:
     """The words that are common in a shop, the most common first: what a tokenizer should know."""
     counts: Counter[str] = Counter()
-    for number in range(min(len(catalogue), SAMPLE)):
-        product = catalogue.product(number)
+    for number in range(min(len(catalog), SAMPLE)):
+        product = catalog.product(number)
         values = [value for name in product.options for value in (name, *product.options[name])]
         counts.update(sorted(_words(" ".join((product.title, *values)))))
-    for number in range(min(catalogue.goal_count, SAMPLE)):
-        counts.update(sorted(_words(catalogue.goal(number).instruction)))
+    for number in range(min(catalog.goal_count, SAMPLE)):
+        counts.update(sorted(_words(catalog.goal(number).instruction)))
     return [word for word, count in counts.most_common(MOST_WORDS) if count >= COMMON]
 
 

@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.seeding import stable_digest
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.webshop.compact import compact, compact_actions, shop_action, shop_words
 from rollgym.envs.webshop.html import html, template_called
 from rollgym.envs.webshop.pages import SEPARATOR, Page, text, text_rich, view
@@ -15,10 +19,6 @@ from rollgym.envs.webshop.prompts import prompt
 from rollgym.envs.webshop.session import Outcome, Session, act
 from rollgym.envs.webshop.shop import Shop, open_shop
 from rollgym.envs.webshop.types import Goal
-from rollgym.errors import UnknownName, UsageError
-from rollgym.seeding import stable_digest
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, check_whole
 
 OBSERVATIONS: Mapping[str, Callable[[Page], str]] = {
     "text": text,
@@ -26,11 +26,11 @@ OBSERVATIONS: Mapping[str, Callable[[Page], str]] = {
     "url": lambda page: page.url,
     "html": html,
 }
-"""What an observation is, by name; ``compact`` looks into the shop too."""
+"""Observation renderers by name; ``compact`` also reads the shop."""
 GOALS = ("synthetic", "human")
 SPLITS = ("auto", "original", "disjoint")
 SEARCH_HINT = "search[your words]"
-"""How ``info["actions"]`` says that one can search."""
+"""Entry of ``info["actions"]`` that stands for a search."""
 
 
 class WebShopEnv(TextEnv):
@@ -45,7 +45,7 @@ class WebShopEnv(TextEnv):
     them. What is not possible changes nothing and gives ``valid=False`` with reward 0.
 
     Reward: 0 until ``click[buy now]``; then between 0 and 1: the share of attributes, options and price that
-    the purchase gets right, times how far the product is of the right type.
+    the purchase gets right, times how well the product type matches.
 
     Success: the purchase earned 1.
 
@@ -86,26 +86,26 @@ class WebShopEnv(TextEnv):
         self._spoken = observation in ("text", "text_rich", "compact")
         self._compact, self._reveal = observation == "compact", reveal
         self.instructions = prompt(self.shop.rules, observation, max_turns)
-        self._goal = self.shop.catalogue.goal(0)
+        self._goal = self.shop.catalog.goal(0)
         self._move(Session("0"))
         self._turns = 0
 
     def begin(self, task: Task) -> str:
         """Enter the shop with the task's goal."""
         number = int(self._numbers[task.split][task.index])
-        self._goal = self.shop.catalogue.goal(number)
+        self._goal = self.shop.catalog.goal(number)
         self._move(Session(str(number)))
         self._turns = 0
         return self._show(self._page)
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Search or click."""
         meant = shop_action(action, self._page) if self._compact else action
         outcome = act(self.shop, self._goal, self._session, meant, self._page)
         self._turns += 1
         if outcome.session is not self._session:
             self._move(outcome.session)
-        return Reply(
+        return StepResult(
             self._observe(outcome),
             outcome.reward,
             terminated=outcome.done,
@@ -116,7 +116,7 @@ class WebShopEnv(TextEnv):
         )
 
     def facts(self) -> Mapping[str, Any]:
-        """What the page offers: names one can click, whether one can search, and both as actions."""
+        """Available actions: clickable names, whether search is possible, and both as actions."""
         page = self._page
         means = {"means": compact_actions(page)} if self._compact else {}
         return {
@@ -150,7 +150,7 @@ class WebShopEnv(TextEnv):
     @property
     def words(self) -> tuple[str, ...]:
         """The words common in this shop, for who makes a tokenizer for the compact view; else none."""
-        return tuple(shop_words(self.shop.catalogue)) if self._compact else ()
+        return tuple(shop_words(self.shop.catalog)) if self._compact else ()
 
     @property
     def page(self) -> Page:
@@ -159,7 +159,7 @@ class WebShopEnv(TextEnv):
 
     @property
     def goal(self) -> Goal:
-        """What the agent is to buy. For upper bounds and tests: an agent sees the instruction only."""
+        """The goal. For upper bounds and tests only; agents see the instruction."""
         return self._goal
 
     def _move(self, session: Session) -> None:
@@ -175,7 +175,7 @@ class WebShopEnv(TextEnv):
         return f"Not possible: {outcome.note}.{end}{shown}"
 
     def _revealed(self) -> dict[str, Any]:
-        """What an oracle is told."""
+        """Goal facts for an oracle."""
         goal = self._goal
         title = self.shop.by_asin(goal.asin).title
         return {"goal": {"asin": goal.asin, "title": title, "options": goal.options}}
@@ -188,15 +188,15 @@ def _check(what: str, name: str, known: Any) -> None:
 
 def _tasks(shop: Shop, goals: str, splits: str) -> tuple[TaskSet, Mapping[str, Any]]:
     """The task set, and the goal numbers behind its splits; ``train`` comes first."""
-    catalogue = shop.catalogue
+    catalog = shop.catalog
     if splits == "auto":
-        imported = getattr(catalogue, "manifest", {}).get("kind") == "imported"
+        imported = getattr(catalog, "manifest", {}).get("kind") == "imported"
         splits = "original" if imported else "disjoint"
-    numbers = catalogue.splits[splits]
+    numbers = catalog.splits[splits]
     sizes = {name: len(numbers[name]) for name in ("train", "dev", "test") if len(numbers[name])}
     if not sizes:
         raise UsageError(f"This shop has no {goals} goals: there is nothing to look for in it.")
-    content = stable_digest(catalogue.fingerprint, shop.search.name).hex()[:12]
+    content = stable_digest(catalog.fingerprint, shop.search.name).hex()[:12]
     return TaskSet(f"WebShop {content} {shop.rules.name} {goals} {splits}", sizes), numbers
 
 

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from rollgym.core.seeding import derive_rng
 from rollgym.envs.webshop.types import NO_BOUND, Goal, Product
-from rollgym.seeding import derive_rng
 
 ORDER_SEED = 233
 PRICE_STEP, PRICE_MOST = 10, 990

@@ -10,8 +10,8 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollgym.core.errors import MissingExtra
 from rollgym.envs.webshop.pages import Page
-from rollgym.errors import MissingExtra
 
 if TYPE_CHECKING:
     import jinja2

@@ -1,14 +1,14 @@
-"""An upper bound: an agent that is told the product and the options of the goal."""
+"""Oracle agent, an upper bound: it knows the product and options of the goal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from rollgym.agent import AgentSetup, Briefing
+from rollgym.core.agent import AgentSetup, Briefing
+from rollgym.core.errors import UsageError
 from rollgym.envs.webshop.compact import search_words
 from rollgym.envs.webshop.rule_agent import BACK, NEXT, RuleAgent, click_on, found_products
-from rollgym.errors import UsageError
 
 
 class Oracle(RuleAgent):
@@ -22,8 +22,7 @@ class Oracle(RuleAgent):
         super().__init__(setup)
         if not setup.env_kwargs.get("reveal"):
             raise UsageError(
-                "The oracle must be told the goal: make the environment with reveal=True "
-                "(--env-arg reveal=true)."
+                "The oracle needs the goal: make the environment with reveal=True (--env-arg reveal=true)."
             )
 
     def start(self, briefing: Briefing) -> None:

@@ -30,7 +30,7 @@ class Element(NamedTuple):
     """``link`` leads to a product, ``submit`` belongs to the search bar and cannot be clicked."""
     text: str
     role: str = ""
-    """What a text is: ``title``, ``price``, ``name``…"""
+    """Kind of a text: ``title``, ``price``, ``name``…"""
     key: str = ""
     """What ``click[...]`` calls it; empty for text."""
     name: str = ""
@@ -57,13 +57,13 @@ class Page:
     url: str
     blocks: tuple[Block, ...]
     targets: Mapping[str, Element]
-    """What can be clicked, by name, in the original's order: buttons, links, options."""
+    """Clickable elements by name, in the original's order: buttons, links, options."""
     named: Mapping[str, Element]
     """Options by ``name: value`` too, where the rules know that form."""
 
     @property
     def has_search_bar(self) -> bool:
-        """Whether one can type a search here."""
+        """Whether the page has a search field."""
         return self.kind == "search"
 
     @property
@@ -123,7 +123,7 @@ def _kept(piece: str) -> bool:
 
 
 def _targets(blocks: Blocks, rules: Rules) -> tuple[dict[str, Element], dict[str, Element]]:
-    """What can be clicked, by name.
+    """Clickable elements by name.
 
     Where values clash, the original keeps the last one, and a button's name always means the button. Else
     every clashing value goes by ``name: value``, a form that any option answers to.

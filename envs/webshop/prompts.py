@@ -1,4 +1,4 @@
-"""What an agent is told once, before it sees the shop."""
+"""Instructions shown once at the start."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from rollgym.envs.webshop.colours import COLOURS, colour_in
+from rollgym.core.errors import MissingExtra
+from rollgym.envs.webshop.colors import COLOURS, color_in
 from rollgym.envs.webshop.rules import Rules
 from rollgym.envs.webshop.types import Goal, GoalOptions, Product
-from rollgym.errors import MissingExtra
 
 LIKE = 85
 """Two texts are alike when their token-set ratio, rounded, is above this."""
@@ -29,10 +29,10 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     category_match: bool
     title_score: float
     attributes: int
-    """How many of the goal's attributes the product has."""
+    """Number of the goal's attributes that the product has."""
     attributes_wanted: int
     options: int
-    """How many of the goal's options were chosen."""
+    """Number of the goal's options that were chosen."""
     options_wanted: int
     price_ok: bool
 
@@ -105,14 +105,14 @@ def _has_attribute(product: Product, wanted: str) -> bool:
 def _like_options(wanted: GoalOptions, chosen: Mapping[str, str]) -> int:
     """The original's: any chosen value that is like the goal's counts, whatever option it is of.
 
-    A goal with named options is compared as the pair's text, and a colour word replaces the pair only
-    where it *is* the name or the value; a chosen value is replaced by any colour word within it.
+    A goal with named options is compared as the pair's text, and a color word replaces the pair only
+    where it *is* the name or the value; a chosen value is replaced by any color word within it.
     """
     if isinstance(wanted, dict):
         texts = [next((c for c in COLOURS if c in pair), str(pair)) for pair in wanted.items()]
     else:
-        texts = [colour_in(value) for value in wanted]
-    values = [colour_in(value) for value in chosen.values()]
+        texts = [color_in(value) for value in wanted]
+    values = [color_in(value) for value in chosen.values()]
     return sum(any(alike(value, text) for value in values) for text in texts)
 
 
@@ -125,7 +125,7 @@ def _equal_options(wanted: GoalOptions, chosen: Mapping[str, str]) -> int:
 
 
 def _plain(value: str) -> str:
-    """A value as the catalogue writes it, whatever its case and spaces."""
+    """A value as the catalog writes it, whatever its case and spaces."""
     return " ".join(value.lower().replace("/", " | ").split())
 
 

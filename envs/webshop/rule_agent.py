@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollgym.agent import AgentSetup, Briefing, SoloAgent
+from rollgym.core.agent import AgentSetup, Briefing, SoloAgent
+from rollgym.core.seeding import derive_rng
 from rollgym.envs.webshop.compact import search_words, spoken
 from rollgym.envs.webshop.matching import matching_values
-from rollgym.seeding import derive_rng
 
 _BUTTONS = ("back to search", "< prev", "next >")
 BACK, PREV, NEXT, BUY = (f"click[{name}]" for name in (*_BUTTONS, "buy now"))

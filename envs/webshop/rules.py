@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollgym.errors import UnknownName
+from rollgym.core.errors import UnknownName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How a shop behaves where the original does something one would not expect, one flag each."""
+    """Rule set: one flag per quirk of the original."""
 
     name: str
     strict_grammar: bool
@@ -21,7 +21,7 @@ class Rules:
     endless_pages: bool
     """``Next >`` is offered after the last result, and leads to empty pages."""
     page_by_url: bool
-    """The page is told by its address, so the words of a query can be mistaken for another page's."""
+    """Pages are identified by address, so a query can be mistaken for another page."""
     clashing_values: bool
     """Of two options with an equal value only the last can be chosen; one named like a button, never."""
     hidden_choices: bool
@@ -29,7 +29,7 @@ class Rules:
     score_shown: bool
     """The last page tells the reward."""
     fuzzy_options: bool
-    """Options are judged by likeness and colour words, not by name and value."""
+    """Options are judged by likeness and color words, not by name and value."""
     explain: bool
     """An action that is not possible is answered with the reason, not only with the same page."""
 

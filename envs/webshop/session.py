@@ -37,9 +37,9 @@ class Session:
     asin: str = ""
     """The product looked at, or bought."""
     options: tuple[tuple[str, str], ...] = ()
-    """What has been chosen of it, by option name, in the order of the first choice."""
+    """Chosen values by option name, in the order of the first choice."""
     sub: str = ""
-    """Which part of the product is looked at: ``Description``, ``Features`` or ``Reviews``."""
+    """Open sub-page of the product: ``Description``, ``Features`` or ``Reviews``."""
     visited: frozenset[str] = frozenset()
     """Products looked at since the search page."""
     reward: float = 0.0
@@ -47,7 +47,7 @@ class Session:
 
     @property
     def done(self) -> bool:
-        """Whether something was bought, which ends the visit."""
+        """Whether a purchase was made, which ends the session."""
         return self.kind == "done"
 
     @property
@@ -78,9 +78,9 @@ class Outcome:
     done: bool = False
     valid: bool = True
     note: str = ""
-    """Where it was not possible: why."""
+    """Reason if the action was not possible."""
     score: Score | None = None
-    """Where something was bought: how the reward came about."""
+    """Reward breakdown after a purchase."""
 
 
 def act(shop: Shop, goal: Goal, session: Session, text: str, page: Page | None = None) -> Outcome:

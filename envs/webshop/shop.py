@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, TypeAlias
 
+from rollgym.core.seeding import derive_rng
 from rollgym.envs.webshop.rules import Rules, rules_called
-from rollgym.envs.webshop.types import Catalogue, Product, Search
-from rollgym.seeding import derive_rng
+from rollgym.envs.webshop.types import Catalog, Product, Search
 
 if TYPE_CHECKING:
-    from rollgym.envs.webshop.catalogue.store import ShopCatalogue
+    from rollgym.envs.webshop.catalog.store import ShopCatalog
 
 Listing: TypeAlias = dict[str, tuple[int, ...]]
 
@@ -19,23 +19,23 @@ RESULTS = 50
 
 
 class Shop:
-    """What does not change while agents shop."""
+    """Immutable data shared by all sessions."""
 
-    def __init__(self, catalogue: Catalogue, search: Search, rules: Rules) -> None:
-        self.catalogue = catalogue
+    def __init__(self, catalog: Catalog, search: Search, rules: Rules) -> None:
+        self.catalog = catalog
         self.search = search
         self.rules = rules
 
     def product(self, number: int) -> Product:
-        """Product ``number`` of the catalogue."""
-        return self.catalogue.product(number)
+        """Product ``number`` of the catalog."""
+        return self.catalog.product(number)
 
     def by_asin(self, asin: str) -> Product:
         """The product of that name, which must be there."""
-        number = self.catalogue.number(asin)
+        number = self.catalog.number(asin)
         if number is None:
             raise KeyError(f"the catalogue has no product {asin!r}")
-        return self.catalogue.product(number)
+        return self.catalog.product(number)
 
     def find(self, words: tuple[str, ...]) -> tuple[int, ...]:
         """Numbers of the products that a search for these words shows, best first."""
@@ -45,8 +45,8 @@ class Shop:
 
     def _special(self, kind: str, words: tuple[str, ...]) -> tuple[int, ...]:
         if kind == "<r>":
-            count = len(self.catalogue)
-            draws = derive_rng("random search", self.catalogue.fingerprint, *words)
+            count = len(self.catalog)
+            draws = derive_rng("random search", self.catalog.fingerprint, *words)
             return tuple(map(int, draws.choice(count, size=min(RESULTS, count), replace=False)))
         departments, queries = self._listings
         if kind == "<c>":
@@ -55,11 +55,11 @@ class Shop:
 
     @functools.cached_property
     def _listings(self) -> tuple[Listing, Listing]:
-        """Product numbers by department and by search term; a pass over the catalogue when first asked."""
+        """Product numbers by department and by search term; a pass over the catalog when first asked."""
         departments: dict[str, list[int]] = {}
         queries: dict[str, list[int]] = {}
-        for number in range(len(self.catalogue)):
-            product = self.catalogue.product(number)
+        for number in range(len(self.catalog)):
+            product = self.catalog.product(number)
             departments.setdefault(product.category, []).append(number)
             queries.setdefault(product.query, []).append(number)
         by_department, by_query = (
@@ -70,15 +70,15 @@ class Shop:
 
 def open_shop(name: str, *, rules: str, search: str, goals: str) -> Shop:
     """The shop of that name or folder. What is on disk is opened once per process and shared."""
-    from rollgym.envs.webshop.catalogue.build import resolve_shop
-    from rollgym.envs.webshop.catalogue.store import open_shop as open_store
+    from rollgym.envs.webshop.catalog.build import resolve_shop
+    from rollgym.envs.webshop.catalog.store import open_shop as open_store
 
     wanted = rules_called(rules)
     return _shop(open_store(resolve_shop(name), goals), wanted, search)
 
 
 @functools.lru_cache(maxsize=16)
-def _shop(catalogue: ShopCatalogue, rules: Rules, search: str) -> Shop:
+def _shop(catalog: ShopCatalog, rules: Rules, search: str) -> Shop:
     from rollgym.envs.webshop.search import open_search
 
-    return Shop(catalogue, open_search(catalogue.folder / "search", search), rules)
+    return Shop(catalog, open_search(catalog.folder / "search", search), rules)

@@ -1,4 +1,4 @@
-"""What a shop is made of: products, goals, and the two things that hold and find them."""
+"""Products, goals, and the catalog and search protocols of a shop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
     prices: tuple[float, ...]
     """One price, or the ends of a range."""
     price: float
-    """What it costs when bought: within ``prices``, drawn once when the catalogue was built."""
+    """Purchase price within ``prices``, drawn once when the catalog was built."""
     options: dict[str, tuple[str, ...]] = {}
     attributes: tuple[str, ...] = ()
     nouns: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a customer wants: an instruction, and what a purchase is judged by."""
+    """A goal: the instruction and the criteria of a purchase."""
 
     asin: str
     """A product that fulfils it; its query, categories and nouns are what the type is judged by."""
@@ -56,7 +56,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     human: bool = False
 
 
-class Catalogue(Protocol):
+class Catalog(Protocol):
     """The products and goals of a shop, numbered, the same in every process."""
 
     @property
@@ -65,14 +65,14 @@ class Catalogue(Protocol):
 
     @property
     def goal_count(self) -> int:
-        """How many goals there are."""
+        """Number of goals."""
 
     @property
     def splits(self) -> Mapping[str, Mapping[str, Sequence[int]]]:
         """Ways to split the goals (``original``, ``disjoint``): for each, goal numbers by split name."""
 
     def __len__(self) -> int:
-        """How many products there are."""
+        """Number of products."""
 
     def product(self, number: int) -> Product:
         """Product ``number``."""
@@ -81,7 +81,7 @@ class Catalogue(Protocol):
         """The number of a product, None where there is none of that name."""
 
     def goal(self, number: int) -> Goal:
-        """Goal ``number``, in the catalogue's order."""
+        """Goal ``number``, in the catalog's order."""
 
 
 class Search(Protocol):

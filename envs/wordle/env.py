@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.core.env import StepResult, TextEnv, bare
+from rollgym.core.errors import UsageError
+from rollgym.core.seeding import derive_rng
+from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.wordle.words import LENGTH, mark, word_list, word_set
-from rollgym.errors import UsageError
-from rollgym.seeding import derive_rng
-from rollgym.tasks import Task, TaskSet
-from rollgym.text import Reply, TextEnv, bare
 
 _WORD = re.compile(r"[a-z]{5}|[a-z]( [a-z]){4}")
 
@@ -39,7 +39,7 @@ class WordleEnv(TextEnv):
 
     Success: the word was found.
 
-    Ends: terminated when the word is found or the guesses are used up. A guess that is no known word uses
+    Ends: terminated when the word is found or the guesses are used up. A guess that is not a known word uses
     up a turn and gets no marks.
 
     Splits: each word of the list is hidden in one split only. Tasks 0, 1, 2... hide different words until
@@ -70,18 +70,18 @@ class WordleEnv(TextEnv):
         self._left = self._guesses
         return f"The word has {LENGTH} letters. Guesses left: {self._left}."
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Mark a guess."""
         self._left -= 1
         text = bare(action).lower()
         guess = text.replace(" ", "") if _WORD.fullmatch(text) else ""
         if not self._known(guess):
             what = f"{guess} is not in the word list." if guess else f"Answer one word of {LENGTH} letters."
-            return Reply(f"{what} {self._rest()}", terminated=self._left == 0, valid=False)
+            return StepResult(f"{what} {self._rest()}", terminated=self._left == 0, valid=False)
         self._past.append((guess, mark(guess, self._hidden)))
         if guess == self._hidden:
-            return Reply(f"{_shown(*self._past[-1])}\nCorrect!", 1.0, terminated=True, success=True)
-        return Reply(f"{_shown(*self._past[-1])}\n{self._rest()}", terminated=self._left == 0)
+            return StepResult(f"{_shown(*self._past[-1])}\nCorrect!", 1.0, terminated=True, success=True)
+        return StepResult(f"{_shown(*self._past[-1])}\n{self._rest()}", terminated=self._left == 0)
 
     def facts(self) -> Mapping[str, Any]:
         """The guesses so far with their marks, and the guesses left."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import log
 from typing import Any
 
-from rollgym.agent import SoloAgent
+from rollgym.core.agent import SoloAgent
 from rollgym.envs.wordle.words import mark, word_list
 
 FIRST = "raise"
@@ -32,7 +32,7 @@ class WordleExpert(SoloAgent):
 
 
 def fits(word: str, guesses: Sequence[Sequence[str]]) -> bool:
-    """Whether the word would have got all these marks."""
+    """Whether the word is consistent with all these marks."""
     return all(mark(guess, word) == marks for guess, marks in guesses)
 
 

@@ -1,5 +1,5 @@
-"""Benchmark suites: the same tasks for everybody, results that anybody can check.
+"""Benchmark suites: fixed tasks, and results that can be verified.
 
-`suite` reads a suite's file, `run` plays it into a folder, `verify` says whether a folder holds, `compare`
-puts two of them side by side.
+`suite` reads a suite's file, `run` runs it and writes a results folder, `verify` checks such a folder,
+`compare` compares two of them.
 """

@@ -1,4 +1,4 @@
-"""Two results of a suite side by side, task by task."""
+"""Paired comparison of two results of a suite."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rollgym.bench.folder import entry_folder, read_results_manifest, recorded_suite
-from rollgym.comparison import by_task, compare_runs, success_of
-from rollgym.errors import UsageError
-from rollgym.stats import paired
-from rollgym.store import MANIFEST, load_run
+from rollgym.bench.results import entry_folder, read_results_manifest, recorded_suite
+from rollgym.core.errors import UsageError
+from rollgym.evaluation.compare import by_task, compare_runs, success_of
+from rollgym.evaluation.stats import paired
+from rollgym.io.run_dir import MANIFEST, read_run
 
 Pairs = list[tuple[float, float]]
 
 
 def compare_results(a: Path, b: Path) -> dict[str, Any]:
-    """A paired comparison of every entry that both played, and of the suite."""
+    """Compare every entry that both folders contain, and the suite as a whole."""
     manifests = [read_results_manifest(path) for path in (a, b)]
     _same_suite(manifests, a, b)
     shared = [
@@ -48,18 +48,18 @@ def _same_suite(manifests: list[dict[str, Any]], a: Path, b: Path) -> None:
     if first["suite_hash"] != second["suite_hash"]:
         suites = [recorded_suite(manifest, path) for manifest, path in zip(manifests, (a, b), strict=True)]
         words = [f"{suite.name} {suite.version} ({suite.fingerprint})" for suite in suites]
-        raise UsageError(f"{a} is of suite {words[0]} and {b} of {words[1]}: they cannot be compared.")
+        raise UsageError(f"Different suites cannot be compared: {a} has {words[0]}, {b} has {words[1]}.")
 
 
 def _pairs(a: Path, b: Path, name: str) -> Pairs:
-    """The success of both on every task of an entry."""
-    one, other = (by_task(load_run(entry_folder(path, name))[1]) for path in (a, b))
+    """The success rates of both on every task of an entry."""
+    one, other = (by_task(read_run(entry_folder(path, name))[1]) for path in (a, b))
     scores = [(success_of(one[key]), success_of(other[key])) for key in one if key in other]
     return [(x, y) for x, y in scores if x is not None and y is not None]
 
 
 def _overall(entries: list[Pairs]) -> dict[str, Any] | None:
-    """All tasks together, each entry with the same weight, as in the suite's own success."""
+    """All tasks together, with equal weights of the entries, as in the suite's success rate."""
     known = [pairs for pairs in entries if pairs]
     total = sum(map(len, known))
     scaled = [

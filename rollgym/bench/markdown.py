@@ -1,4 +1,4 @@
-"""A suite's numbers as a page of Markdown."""
+"""A suite's summary as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HEAD = ("entry", "environment", "success", "95 % interval", "score", "turns", "t
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
-    """The report: what was played by whom, the table, what is to be known besides."""
+    """The report: suite and agent, the table, remarks."""
     suite = summary["suite"]
     low_high = summary["success_ci"]
     lines = [
@@ -48,7 +48,7 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def remarks(summary: Mapping[str, Any]) -> list[str]:
-    """What a reader of the numbers must know, in sentences."""
+    """Remarks on the numbers, one sentence each."""
     found = []
     for row in summary["entries"]:
         name = row["name"]
@@ -85,17 +85,17 @@ def share(value: float | None) -> str:
 
 
 def interval(low_high: list[float] | None) -> str:
-    """An interval."""
+    """An interval with three decimals."""
     return "" if low_high is None else f"[{low_high[0]:.3f}, {low_high[1]:.3f}]"
 
 
 def cell(text: Any) -> str:
-    """Text that stays in its cell and on its line."""
+    """Escape text for a table cell."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _golden(row: Mapping[str, Any]) -> str:
-    """How an agent stands to its golden score; for others, whose are known."""
+    """Comparison with the agent's golden score; the known golden scores for other agents."""
     golden = row["golden"]
     if golden is None:
         return ", ".join(f"{kind} {share(score['success'])}" for kind, score in row["known"].items()) or "–"

@@ -1,4 +1,4 @@
-"""A suite: a versioned TOML file of entries, each an environment with tasks, limits and golden scores."""
+"""Suites: versioned TOML files of entries, each an environment with tasks, limits and golden scores."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from typing import Any
 
 import msgspec
 
-from rollgym.errors import RollgymError, UnknownName, UsageError
-from rollgym.evalplan import Plan, Request, look_at, plan
-from rollgym.registry import card, is_registered
-from rollgym.seeding import stable_digest
-from rollgym.trust import check_recorded_env
-from rollgym.types import Limits
+from rollgym.core.errors import RollgymError, UnknownName, UsageError
+from rollgym.core.registry import env_info, is_registered
+from rollgym.core.seeding import stable_digest
+from rollgym.core.trust import check_recorded_env
+from rollgym.core.types import Limits
+from rollgym.evaluation.plan import Plan, Request, look_at, plan
 
 SCHEMA = 1
-"""Version of the suite file's form. A reader refuses a newer one."""
+"""Version of the suite file format. Newer files are refused."""
 FOLDER = Path(__file__).parent / "suites"
 KINDS = ("random", "baseline", "expert")
-"""Whose golden scores a suite may have."""
+"""The agents that may have golden scores in a suite."""
 NAME = "[a-z0-9][a-z0-9_-]*"
-"""What an entry may be called: its episodes are in a folder of that name."""
+"""Pattern of entry names: each entry has a folder of that name."""
 CLOSE = 1e-6
 """Golden scores are written with six decimals."""
 
 
 class Golden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an agent of rollgym's own is known to reach."""
+    """The known score of one of rollgym's agents."""
 
     success: float
     score: float
     tolerance: float = 0.0
-    """By how much a success rate may differ; 0 for agents that play the same every time."""
+    """Allowed difference of the success rate; 0 for deterministic agents."""
     score_tolerance: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.success <= 1 or self.tolerance < 0 or self.score_tolerance < 0:
-            raise ValueError("a golden success is between 0 and 1, and a tolerance not negative")
+            raise ValueError("a golden success must be between 0 and 1, and a tolerance must not be negative")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -51,48 +51,50 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kwargs: dict[str, Any] = {}
     split: str = "test"
     tasks: int
-    """How many tasks, in the order of the suite's seed; 0 takes all of the split."""
+    """Number of tasks, in the order of the suite's seed; 0 takes the whole split."""
     samples: int = 1
     """Episodes per task."""
     max_turns: int | None = None
     max_tokens: int | None = None
     success: str = ""
-    """What success means: the environment's own words, which must not have changed."""
+    """The environment's definition of success, which must not have changed."""
     task_set: str = ""
-    """Hash of the task set; empty where the data are the user's own."""
+    """Hash of the task set; empty if the user provides the data."""
     content: str = ""
-    """Hash of what the tasks really are: ids, seeds and first observations."""
+    """Hash of the tasks as played: ids, seeds and first observations."""
     data: str = ""
-    """The argument that ``--data NAME=VALUE`` fills in; the entry is left out where nothing is given."""
+    """The argument that ``--data NAME=VALUE`` sets; without it the entry is skipped."""
     golden: dict[str, Golden] = {}
 
     def __post_init__(self) -> None:
         if not re.fullmatch(NAME, self.name):
-            raise ValueError(f"an entry's name is of a-z, 0-9, - and _, not {self.name!r}")
+            raise ValueError(f"an entry's name may contain a-z, 0-9, - and _, got {self.name!r}")
         if self.tasks < 0 or self.samples < 1:
             raise ValueError(f"entry {self.name!r} needs tasks >= 0 (0: all) and samples >= 1")
         self.limits  # noqa: B018
         unknown = [kind for kind in self.golden if kind not in KINDS]
         if unknown:
-            raise ValueError(f"entry {self.name!r} has a golden score of {unknown[0]!r}, not of {KINDS}")
+            raise ValueError(
+                f"entry {self.name!r} has a golden score of {unknown[0]!r}, expected one of {KINDS}"
+            )
 
     @property
     def limits(self) -> Limits:
-        """What ends an episode."""
+        """The limits of an episode."""
         return Limits(turns=self.max_turns, tokens=self.max_tokens)
 
     def golden_of(self, agent: str, options: Mapping[str, Any]) -> tuple[str, Golden] | None:
-        """The golden score that an agent must reach, where it has one, and whose it is."""
+        """The golden score that an agent must reach, with its kind; ``None`` if it has none."""
         if options or agent not in ("random", "expert"):
             return None
-        # A suite may be of others: a name that is not registered is not imported to find out.
+        # A suite can come from others: an unregistered name is not imported for this.
         known = agent == "expert" and is_registered(self.env)
-        kind = card(self.env).expert_is if known else agent
+        kind = env_info(self.env).expert_is if known else agent
         return (kind, self.golden[kind]) if kind in self.golden else None
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A benchmark: which episodes are played, and what is known of them."""
+    """A benchmark: its entries and their known scores."""
 
     schema: int
     name: str
@@ -105,13 +107,13 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         names = [entry.name for entry in self.entries]
         twice = sorted({name for name in names if names.count(name) > 1})
         if not names or twice:
-            raise ValueError(f"two entries are called {twice[0]!r}" if twice else "there are no entries")
+            raise ValueError(f"two entries are called {twice[0]!r}" if twice else "it has no entries")
         if self.version < 1 or self.seed < 0:
             raise ValueError("version must be at least 1 and seed at least 0")
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything the suite says."""
+        """A hash of the whole suite."""
         return stable_digest(msgspec.json.encode(self, order="sorted").decode()).hex()[:16]
 
     def entry(self, name: str) -> Entry:
@@ -123,7 +125,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         raise UnknownName(f"entry of suite {self.name}", name, names, f"There are: {', '.join(names)}.")
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; `suite_from` reads them back."""
+        """Convert to plain values; `suite_from` reads them back."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
@@ -134,7 +136,7 @@ def known_suites() -> dict[str, Path]:
 
 
 def find_suite(name: str) -> Suite:
-    """A suite by its name, or from a file."""
+    """Find a suite by name, or read it from a file."""
     known = known_suites()
     if name in known:
         return read_suite(known[name])
@@ -145,7 +147,7 @@ def find_suite(name: str) -> Suite:
 
 
 def read_suite(path: Path) -> Suite:
-    """A suite from its file; a sentence says what is wrong with a bad one."""
+    """Read a suite from its TOML file."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -156,7 +158,7 @@ def read_suite(path: Path) -> Suite:
 
 
 def suite_from(values: Any, where: str) -> Suite:
-    """A suite from plain values."""
+    """Convert plain values to a suite."""
     schema = values.get("schema") if isinstance(values, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
         raise UsageError(
@@ -165,12 +167,12 @@ def suite_from(values: Any, where: str) -> Suite:
     try:
         return msgspec.convert(values, Suite)
     except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError(f"{where} is no suite: {error}.") from None
+        raise UsageError(f"{where} is not a suite: {error}.") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Who:
-    """Who plays a suite, and how."""
+class AgentSpec:
+    """The agent that runs a suite, and how it runs."""
 
     agent: str
     options: Mapping[str, Any]
@@ -178,17 +180,22 @@ class Who:
     concurrency: int = 0
     modules: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What ``--data`` gave, by entry."""
+    """Values of ``--data``, by entry."""
     weak_sandbox: bool = False
-    """Whether sandbox settings of the suite are honored where they weaken the walls."""
+    """Accept suite settings that weaken the sandbox."""
 
 
-def plan_entry(suite: Suite, entry: Entry, who: Who) -> Plan:
-    """The episodes of an entry, checked against what the suite pins."""
+def plan_entry(suite: Suite, entry: Entry, agent_spec: AgentSpec) -> Plan:
+    """Plan the episodes of an entry and check them against the hashes in the suite."""
     where = f"Suite {suite.name} {suite.version}, entry {entry.name!r}"
     try:
-        check_recorded_env(entry.env, _kwargs(entry, who), modules=who.modules, weak_sandbox=who.weak_sandbox)
-        found = plan(_request(suite, entry, who))
+        check_recorded_env(
+            entry.env,
+            _kwargs(entry, agent_spec),
+            modules=agent_spec.modules,
+            weak_sandbox=agent_spec.weak_sandbox,
+        )
+        found = plan(_request(suite, entry, agent_spec))
     except RollgymError as error:
         raise type(error)(f"{where}: {error}") from error
     pins = (
@@ -204,29 +211,31 @@ def plan_entry(suite: Suite, entry: Entry, who: Who) -> Plan:
     return found
 
 
-def _kwargs(entry: Entry, who: Who) -> dict[str, Any]:
-    return {**entry.kwargs, **({entry.data: who.data[entry.name]} if entry.data else {})}
+def _kwargs(entry: Entry, agent_spec: AgentSpec) -> dict[str, Any]:
+    return {**entry.kwargs, **({entry.data: agent_spec.data[entry.name]} if entry.data else {})}
 
 
-def _request(suite: Suite, entry: Entry, who: Who) -> Request:
-    kwargs = _kwargs(entry, who)
+def _request(suite: Suite, entry: Entry, agent_spec: AgentSpec) -> Request:
+    kwargs = _kwargs(entry, agent_spec)
     tasks = entry.tasks
     if not tasks:
         known = look_at(entry.env, kwargs, entry.limits).tasks
         if known is None:
-            raise UsageError(f"{entry.env} has no task set, so tasks = 0 (all of them) is no number.")
+            raise UsageError(
+                f"{entry.env} has no task set, so tasks = 0 (all tasks) is not possible: set a number."
+            )
         tasks = known.size(entry.split)
     return Request(
         env_id=entry.env,
-        agent=who.agent,
+        agent=agent_spec.agent,
         episodes=tasks * entry.samples,
         seed=suite.seed,
         split=entry.split,
         per_task=entry.samples,
-        workers=who.workers,
-        concurrency=who.concurrency,
+        workers=agent_spec.workers,
+        concurrency=agent_spec.concurrency,
         env_kwargs=kwargs,
-        agent_options=who.options,
-        modules=who.modules,
+        agent_options=agent_spec.options,
+        modules=agent_spec.modules,
         limits=entry.limits,
     )

@@ -1,4 +1,4 @@
-"""The numbers of a suite, from its entries' episodes alone, and how they stand to the golden scores."""
+"""Summary of a suite, computed from its episodes, and the comparison with golden scores."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollgym.bench.folder import entry_folder
+from rollgym.bench.results import entry_folder
 from rollgym.bench.suite import CLOSE, Entry, Suite
-from rollgym.seeding import file_hash
-from rollgym.store import EPISODES
-from rollgym.summary import first_observation, summarise
-from rollgym.types import SCHEMA_VERSION, Episode
+from rollgym.core.seeding import file_hash
+from rollgym.core.types import SCHEMA_VERSION, Episode
+from rollgym.evaluation.metrics import first_observation, summarize
+from rollgym.io.run_dir import EPISODES
 
 Part = tuple[Entry, Mapping[str, Any], Sequence[Episode]]
 """An entry, the manifest of its folder and its episodes."""
@@ -21,9 +21,9 @@ Part = tuple[Entry, Mapping[str, Any], Sequence[Episode]]
 def suite_summary(
     suite: Suite, manifest: Mapping[str, Any], parts: Sequence[Part], out: Path
 ) -> dict[str, Any]:
-    """One JSON-able object. Nothing in it depends on anything but the folder's files."""
+    """Summarize a results folder as a JSON-able object; depends on its files alone."""
     agent = manifest["agent"]
-    rows = [_row(entry, summarise(dict(told), episodes), episodes, agent) for entry, told, episodes in parts]
+    rows = [_row(entry, summarize(dict(told), episodes), episodes, agent) for entry, told, episodes in parts]
     played = {entry.name for entry, _, _ in parts}
     return {
         "schema": SCHEMA_VERSION,
@@ -86,7 +86,7 @@ def _row(
 
 
 def _same_tasks(entry: Entry, summary: Mapping[str, Any], episodes: Sequence[Episode]) -> bool | None:
-    """Whether the tasks were those the suite pins; None where that cannot be said."""
+    """Return whether the tasks match the suite's hash; ``None`` if unknown."""
     seen = all(not e.outcome.failed or first_observation(e) for e in episodes)
     if not entry.content or not summary["complete"] or not seen:
         return None
@@ -114,7 +114,7 @@ def _golden(entry: Entry, row: Mapping[str, Any], agent: Mapping[str, Any]) -> d
 
 
 def _wall(episodes: Sequence[Episode]) -> float:
-    """From the first start to the last end; a pause before a resumption counts too."""
+    """Seconds from the first start to the last end; a pause before a resume counts, too."""
     if not episodes:
         return 0.0
     return max(e.started + e.seconds for e in episodes) - min(e.started for e in episodes)
@@ -140,8 +140,8 @@ def _totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def mean_interval(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """A 95 % interval for the mean of the entries' success rates.
 
-    The entries' own intervals are put together by the squares of their halves (Zou and Donner's MOVER), so
-    that an entry where all succeeded still counts as uncertain, which a bootstrap would not see.
+    Combines the intervals of the entries by the squares of their half-widths (Zou and Donner's MOVER), so
+    that an entry with a success rate of 1 still counts as uncertain, unlike in a bootstrap.
     """
     count = len(rows)
     mean = math.fsum(row["success"] for row in rows) / count

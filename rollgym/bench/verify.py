@@ -1,8 +1,8 @@
-"""Does a suite's result hold? Its files against one another, against the suite, and against the environments.
+"""Verify a suite's results: the files against each other, the suite and the environments.
 
-What is checked of every episode: it is one the suite asks for, with the suite's seeds and limits; what its
-line says twice agrees; the numbers follow from the episodes; no file has changed since they were written. A
-sample is played again.
+Every episode is checked: it belongs to the suite, with the suite's seeds and limits; redundant fields of its
+line agree; the summary follows from the episodes; no file has changed since it was written. A sample is
+replayed.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from typing import Any
 
 import msgspec
 
-from rollgym.bench.folder import (
+from rollgym.bench.markdown import markdown
+from rollgym.bench.results import (
     REPORT,
     entry_folder,
     read_results_manifest,
     read_results_summary,
     recorded_suite,
 )
-from rollgym.bench.markdown import markdown
-from rollgym.bench.suite import Entry, Suite, Who, known_suites, plan_entry, read_suite
+from rollgym.bench.suite import AgentSpec, Entry, Suite, known_suites, plan_entry, read_suite
 from rollgym.bench.summary import Part, suite_summary
-from rollgym.errors import RollgymError, UsageError, one_line
-from rollgym.evalplan import Plan
-from rollgym.evaluate import IDENTITY
-from rollgym.replay import Replayed, Settings, changed_versions, choose, replay
-from rollgym.store import EPISODES, SUMMARY, load_run, read_json
-from rollgym.summary import summarise
-from rollgym.types import Episode, EpisodeSpec, Outcome
+from rollgym.core.errors import RollgymError, UsageError, one_line
+from rollgym.core.text import shorten
+from rollgym.core.types import Episode, EpisodeSpec, Outcome
+from rollgym.evaluation.metrics import summarize
+from rollgym.evaluation.plan import Plan
+from rollgym.evaluation.replay import Replayed, Settings, changed_versions, choose, replay
+from rollgym.evaluation.runner import IDENTITY
+from rollgym.io.run_dir import EPISODES, SUMMARY, read_json, read_run
 
 SAMPLE = 20
 NOT_FROM_EPISODES = ("out", "agent_notes")
-"""Of an entry's summary: where it was written, and what the agent said of itself."""
+"""Keys of an entry's summary that do not follow from its episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something that does not hold."""
+    """One failed check."""
 
     where: str
     what: str
@@ -47,7 +48,7 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class Verdict:
-    """What verifying a result found."""
+    """The result of a verification."""
 
     suite: str
     agent: str
@@ -58,15 +59,15 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found wrong."""
+        """True if all checks passed."""
         return not self.problems
 
     def add(self, where: str, what: str) -> None:
-        """Note a problem."""
+        """Add a problem."""
         self.problems.append(Problem(where=where, what=what))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Convert to plain values."""
         return {"holds": self.holds, **asdict(self)}
 
 
@@ -82,14 +83,26 @@ def verify(
     suite: Suite | None = None,
     on_episode: Callable[[Replayed], None] = lambda done: None,
 ) -> Verdict:
-    """Check a folder of results. ``suite`` is what it must be of, where that is none of rollgym's own."""
+    """Check a results folder.
+
+    Args:
+        out: The results folder.
+        sample: Episodes to replay; 0 replays all.
+        seed: Chooses the sample.
+        workers: Worker processes for the replay; 0 replays in this process.
+        modules: Modules to import first, with custom environments.
+        data: Data of entries that need some, by entry.
+        weak_sandbox: Accept recorded settings that weaken the sandbox.
+        suite: The expected suite; default: the one of that name in rollgym.
+        on_episode: Called after each replayed episode.
+    """
     manifest = read_results_manifest(out)
     recorded = recorded_suite(manifest, out)
     summary = read_results_summary(out)
     agent = manifest["agent"]
     verdict = Verdict(suite=f"{recorded.name} {recorded.version}", agent=agent["name"])
     _check_suite(recorded, manifest, suite, verdict)
-    who = Who(
+    agent_spec = AgentSpec(
         agent=agent["name"],
         options=agent["options"],
         modules=modules,
@@ -101,7 +114,7 @@ def verify(
     genuine: list[Part] = []
     for name in manifest["entries"]:
         try:
-            part, played = _check_entry(out, recorded, recorded.entry(name), who, verdict)
+            part, played = _check_entry(out, recorded, recorded.entry(name), agent_spec, verdict)
         except RollgymError as error:
             verdict.add(name, str(error))
         else:
@@ -109,10 +122,10 @@ def verify(
             genuine.append((*part[:2], played))
     _check_summary(out, recorded, manifest, parts, summary, verdict)
     if forged:
-        verdict.notes.append("nothing is played again: the suite is not the one the results claim")
+        verdict.notes.append("nothing was replayed: the suite is not the one that the results name")
     else:
         settings = Settings(workers=workers, modules=modules, weak_sandbox=weak_sandbox)
-        _replay(genuine, settings, who, sample, seed, verdict, on_episode)
+        _replay(genuine, settings, agent_spec, sample, seed, verdict, on_episode)
     return verdict
 
 
@@ -129,36 +142,36 @@ def _check_suite(recorded: Suite, manifest: Mapping[str, Any], given: Suite | No
     elif ours.version != recorded.version:
         verdict.add(
             "suite",
-            f"the results are of {recorded.name} {recorded.version}, but this is {ours.name} {ours.version}: "
-            "verify them with the rollgym that they were made with",
+            f"the results belong to {recorded.name} {recorded.version}, but rollgym has {ours.name} "
+            f"{ours.version}: verify them with the rollgym version that made them",
         )
     elif ours.fingerprint != recorded.fingerprint:
-        verdict.add("suite", f"it is not {ours.name} {ours.version} as this rollgym knows it")
+        verdict.add("suite", f"it differs from {ours.name} {ours.version} of this rollgym")
 
 
 def _check_entry(
-    out: Path, suite: Suite, entry: Entry, who: Who, verdict: Verdict
+    out: Path, suite: Suite, entry: Entry, agent_spec: AgentSpec, verdict: Verdict
 ) -> tuple[Part, list[Episode]]:
-    """The entry's part of the results, and those of its episodes that are as the suite asks for."""
+    """Check an entry; returns its part of the results, and its episodes that belong to the suite."""
     folder = entry_folder(out, entry.name)
-    manifest, episodes = load_run(folder)
-    planned = plan_entry(suite, entry, who)
+    manifest, episodes = read_run(folder)
+    planned = plan_entry(suite, entry, agent_spec)
     verdict.episodes += len(episodes)
     for name in (*IDENTITY, "success_means", "episodes"):
         expected = msgspec.json.decode(msgspec.json.encode(planned.manifest[name]))
         if not (name == "env" and entry.data) and manifest.get(name) != expected:
             verdict.add(
-                entry.name, f"manifest, {name}: {manifest.get(name)!r}, but the suite says {expected!r}"
+                entry.name, f"manifest, {name}: {manifest.get(name)!r}, but the suite has {expected!r}"
             )
     genuine = _check_specs(entry, planned, episodes, verdict)
     _check_lines(entry.name, folder / EPISODES, verdict)
     said = read_json(folder / SUMMARY)
-    _differences(f"{entry.name}, summary", said, summarise(manifest, episodes), verdict, NOT_FROM_EPISODES)
+    _differences(f"{entry.name}, summary", said, summarize(manifest, episodes), verdict, NOT_FROM_EPISODES)
     return (entry, manifest, episodes), genuine
 
 
 def _check_specs(entry: Entry, planned: Plan, episodes: list[Episode], verdict: Verdict) -> list[Episode]:
-    """Check that the episodes are those the suite asks for, each once; those of which this holds."""
+    """Check that the episodes are those of the suite, each once; returns those that pass."""
     name, genuine = entry.name, []
     wanted = {spec.episode_id: spec for spec in planned.specs}
     seen: set[str] = set()
@@ -166,12 +179,12 @@ def _check_specs(entry: Entry, planned: Plan, episodes: list[Episode], verdict: 
         episode_id = episode.spec.episode_id
         where = f"{name}/{episode_id}"
         if episode_id not in wanted:
-            verdict.add(where, "it is no episode of the suite")
+            verdict.add(where, "it is not an episode of the suite")
         elif episode_id in seen:
-            verdict.add(where, "it is there twice")
+            verdict.add(where, "it is recorded twice")
         else:
             recorded, right = _spec(episode.spec, entry), _spec(wanted[episode_id], entry)
-            if not _differences(where, recorded, right, verdict, source="the suite asks for"):
+            if not _differences(where, recorded, right, verdict, source="the suite has"):
                 genuine.append(episode)
         seen.add(episode_id)
     missing = [episode_id for episode_id in wanted if episode_id not in seen]
@@ -183,13 +196,13 @@ def _check_specs(entry: Entry, planned: Plan, episodes: list[Episode], verdict: 
 
 def _spec(spec: EpisodeSpec, entry: Entry) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(spec)
-    # A file of data lies elsewhere here; the task set's hash stands for it.
+    # The path of a data file differs between machines; the task set's hash identifies it.
     found["env_kwargs"] = {key: value for key, value in spec.env_kwargs.items() if key != entry.data}
     return found
 
 
 def _check_lines(name: str, path: Path, verdict: Verdict) -> None:
-    """What a line of JSON says twice agrees."""
+    """Check that redundant fields of each line agree."""
     for line in path.read_bytes().splitlines():
         if not line.strip():
             continue
@@ -206,7 +219,7 @@ def _check_lines(name: str, path: Path, verdict: Verdict) -> None:
         last = turns[-1].get("info", {}) if turns else raw.get("reset_info", {})
         said = raw.get("success")
         if said is not None and said != last.get("success"):
-            verdict.add(where, f"success: {said} is recorded, but the last turn says {last.get('success')}")
+            verdict.add(where, f"success: {said} is recorded, but the last turn has {last.get('success')}")
 
 
 def _check_summary(
@@ -234,7 +247,7 @@ def _check_summary(
         verdict.add("summary", f"the tasks of {', '.join(right['other_tasks'])} are not those of the suite")
     try:
         if (out / REPORT).read_text(encoding="utf-8") != markdown(said):
-            verdict.add(REPORT, "it does not say what the summary says")
+            verdict.add(REPORT, "it does not match the summary")
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         verdict.add(REPORT, f"it cannot be compared with the summary: {one_line(error)}")
 
@@ -248,10 +261,12 @@ def _differences(
     source: str = "the episodes give",
     limit: int = 5,
 ) -> int:
-    """Name the places where what is said is not what follows from the rest; how many there are."""
+    """Add a problem for each difference; returns the number of differences."""
     found = list(_walk("", said, msgspec.json.decode(msgspec.json.encode(expected)), but))
     for place, one, other in found[:limit]:
-        verdict.add(where, f"{place}: {_short(one)} is recorded, but {source} {_short(other)}")
+        verdict.add(
+            where, f"{place}: {shorten(repr(one), 90)} is recorded, but {source} {shorten(repr(other), 90)}"
+        )
     if len(found) > limit:
         verdict.add(where, f"{len(found) - limit} more differences")
     return len(found)
@@ -270,27 +285,22 @@ def _walk(place: str, said: Any, expected: Any, but: tuple[str, ...] = ()) -> li
     return [difference for pair in pairs for difference in _walk(*pair)]
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 90 else f"{text[:87]}..."
-
-
 def _replay(
     parts: list[Part],
     settings: Settings,
-    who: Who,
+    agent_spec: AgentSpec,
     sample: int,
     seed: int,
     verdict: Verdict,
     on_episode: Callable[[Replayed], None],
 ) -> None:
-    """Play a sample again, every entry in its turn. Episodes that are not the suite's are not among them."""
+    """Replay a sample of each entry, without episodes that do not belong to the suite."""
     for number, (entry, manifest, episodes) in enumerate(parts):
         share = 0 if not sample else (sample + len(parts) - 1 - number) // len(parts)
         if sample and not share:
             continue
         picked = choose(sorted(episodes, key=lambda e: e.spec.episode_id), share, seed)
-        kwargs = {entry.data: who.data[entry.name]} if entry.data else {}
+        kwargs = {entry.data: agent_spec.data[entry.name]} if entry.data else {}
         try:
             done = replay(picked, replace(settings, env_kwargs=kwargs), on_episode)
             verdict.notes += changed_versions(picked, manifest.get("versions"))
@@ -300,5 +310,5 @@ def _replay(
         verdict.replayed += len(done)
         for one in done:
             if one.difference is not None:
-                verdict.add(f"{entry.name}/{one.episode_id}", f"played again, {one.difference}")
+                verdict.add(f"{entry.name}/{one.episode_id}", f"replayed, {one.difference}")
     verdict.notes[:] = dict.fromkeys(verdict.notes)

@@ -1,20 +1,27 @@
-"""Conversations as token ids: what an engine is sent, what it sampled, and which ids to train on.
+"""Conversations as token ids: the prompt of an engine, and the ids that each turn adds.
 
-Ids that were sampled stay as they are: nothing that was decoded is encoded again in the same row. Each turn
-only what is new is rendered and tokenised, and a mask says who wrote each id::
+Sampled ids stay as they are: nothing that was decoded is encoded again within a row. Each turn renders and
+tokenizes only what is new::
 
-    template = ChatTemplate(tokenizer)          # once; refuses a template that cannot be used this way
-    talk = Conversation(template, system="You play a game.")
-    talk.observe("The door is shut.")
-    text = talk.reply(sample(talk.prompt_ids))  # ids in, ids out
-    talk.rows                                   # ids, mask and log-probs for training
+    template = ChatTemplate(tokenizer)  # once; rejects a template that cannot be used this way
+    conversation = Conversation(template, system="You play a game.")
+    conversation.observe("The door is shut.")
+    text = conversation.reply(sample(conversation.prompt_ids))  # ids in, ids out
 
-Nothing here imports torch or transformers, but for `load_tokenizer` when it is called.
+Nothing here imports torch or transformers, except `load_tokenizer` when it is called.
 """
 
-from rollgym.chat.conversation import Conversation, Row
-from rollgym.chat.facts import Facts, Rewrite
+from rollgym.chat.conversation import BranchingConversation, Conversation
 from rollgym.chat.template import ChatTemplate
+from rollgym.chat.template_probe import Rewrite, TemplateFacts
 from rollgym.chat.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["ChatTemplate", "Conversation", "Facts", "Rewrite", "Row", "Tokenizer", "load_tokenizer"]
+__all__ = [
+    "BranchingConversation",
+    "ChatTemplate",
+    "Conversation",
+    "Rewrite",
+    "TemplateFacts",
+    "Tokenizer",
+    "load_tokenizer",
+]

@@ -1,4 +1,4 @@
-"""What a conversation needs of a tokenizer, and how to load one."""
+"""The tokenizer protocol of conversations, and loading a tokenizer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from rollgym.errors import MissingExtra, UsageError, one_line
+from rollgym.core.errors import MissingExtra, UsageError, one_line
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""A tokenizer's folder has at least one of these."""
+"""The folder of a tokenizer has at least one of these."""
 
 
 class Tokenizer(Protocol):
@@ -18,7 +18,7 @@ class Tokenizer(Protocol):
 
     @property
     def eos_token_id(self) -> Any:
-        """The id (or ids) that end a text, or ``None``."""
+        """The id or ids that end a text, or ``None``."""
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
@@ -32,24 +32,24 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool,
         **kwargs: Any,
     ) -> Any:
-        """The conversation as text (``tokenize`` is always false here)."""
+        """Return the conversation as text (``tokenize`` is always false here)."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text as ids; control tokens that are spelt out in the text are read as such."""
+        """Return text as ids; control tokens that are spelled out in the text are read as such."""
 
     def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
     ) -> str:
-        """Ids as text."""
+        """Return ids as text."""
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """The tokenizer in a folder in Hugging Face format; nothing is downloaded and no code of it is run."""
+    """Load the tokenizer of a folder in Hugging Face format, without downloads or remote code."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise UsageError(f"There is no folder {folder}: name one that holds a model in Hugging Face format.")
+        raise UsageError(f"There is no folder {folder}: name one with a model in Hugging Face format.")
     if not any((folder / name).is_file() for name in _FILES):
-        raise UsageError(f"The folder {folder} holds no tokenizer: it has no tokenizer.json.")
+        raise UsageError(f"The folder {folder} does not hold a tokenizer: tokenizer.json is missing.")
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -59,7 +59,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     except Exception as error:
         reason = one_line(error)
         shown = reason if len(reason) <= 200 else f"{reason[:200]}…"
-        raise UsageError(f"The folder {folder} holds no tokenizer that can be loaded ({shown}).") from None
-    # What fits is for the engine to say, about whole conversations; this limit only makes for warnings.
+        raise UsageError(f"The tokenizer in {folder} cannot be loaded ({shown}).") from None
+    # The engine checks the length of whole conversations; this limit would only cause warnings.
     loaded.model_max_length = sys.maxsize
     return cast(Tokenizer, loaded)

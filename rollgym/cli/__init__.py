@@ -1,4 +1,4 @@
-"""The ``rollgym`` command. Each subcommand is a file; heavy imports wait until one runs."""
+"""The ``rollgym`` command. Each subcommand is a file; heavy imports happen when one runs."""
 
 from __future__ import annotations
 
@@ -16,36 +16,34 @@ from rollgym.cli import (
     bench,
     check,
     compare,
-    config,
     doctor,
     envs,
     evaluate,
-    model,
     new,
-    plan,
     play,
     replay,
     sandbox,
     serve,
-    shop,
     trace,
-    train,
     view,
 )
-from rollgym.cli.output import only_json
-from rollgym.command_line import note_command
-from rollgym.errors import RollgymError, one_line, os_reason
-from rollgym.terminal import guarded, printable
+from rollgym.core.errors import RollgymError, one_line, os_reason
+from rollgym.core.registry import call_plugins
+from rollgym.utils.cli_output import only_json
+from rollgym.utils.command_line import note_command
+from rollgym.utils.terminal import guarded, printable
 
-EPILOG = "Start with: rollgym envs, then rollgym play rollgym/Sokoban-v0."
+COMMAND_GROUP = "rollgym.commands"
+"""Entry points of this group are called with the app and add commands to it, as the trainer's does."""
+EPILOG = "Example: rollgym play rollgym/Sokoban-v0"
 
 app = typer.Typer(
     name="rollgym",
-    help="Play, check and evaluate multi-turn text environments, and train agents on them.",
+    help="Reinforcement learning for LLM agents: play, check, evaluate and train on text environments.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: rich would double the time until it shows
+    rich_markup_mode=None,  # plain help: rich would double the startup time
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -58,30 +56,17 @@ app.command("replay", epilog=replay.EPILOG)(replay.replay)
 app.command("check", epilog=check.EPILOG)(check.check)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("new", epilog=new.EPILOG)(new.new)
-app.command("train", epilog=train.EPILOG)(train.train)
-app.command("plan", epilog=plan.EPILOG)(plan.plan)
-app.command("imitate", epilog=train.IMITATE_EPILOG)(train.imitate)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.command("view", epilog=view.EPILOG)(view.view)
-models = typer.Typer(help="Make or fetch models.", no_args_is_help=True, rich_markup_mode=None)
-models.command("new", epilog=model.EPILOG)(model.new)
-models.command("get", epilog=model.GET_EPILOG)(model.get)
-app.add_typer(models, name="model")
 app.add_typer(bench.app, name="bench")
-app.add_typer(config.app, name="config")
 app.add_typer(sandbox.app, name="sandbox")
-app.add_typer(shop.app, name="shop")
+call_plugins(COMMAND_GROUP, "commands", app)
 
 
-@models.callback()
-def _models() -> None:
-    """Make or fetch models."""
-
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        from rollgym import __version__
+def _show_version(requested: bool) -> None:
+    if requested:
+        from rollgym.core.version import __version__
 
         typer.echo(f"rollgym {__version__}")
         raise typer.Exit
@@ -90,17 +75,20 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks (goes with every command).")
+        bool, typer.Option("--debug", help="Show tracebacks; accepted by every command.")
     ] = False,
 ) -> None:
-    """Hold the options that go with every command."""
+    """Accept the options of every command."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: a user's mistake is one sentence and exit code 2, a failure exit code 1."""
+    """Run the command line: a usage error is one sentence and exit code 2, a failure is exit code 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     warnings.showwarning = _show_warning
@@ -117,7 +105,7 @@ def _run(words: list[str], debug: bool) -> None:
         _leave(error, str(error), error.exit_code, debug)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
-            # The reader of our output (head, less) has gone; that is no error of ours.
+            # The reader of our output (head, less) has exited: not an error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
         where = f" {error.filename}" if error.filename else ""
@@ -127,12 +115,12 @@ def _run(words: list[str], debug: bool) -> None:
 
 
 def _show_warning(message: Warning | str, *rest: Any, **more: Any) -> None:
-    """Warnings are for a person here: a sentence, without the line of code that gave it."""
+    """Print a warning as one sentence, without the line of code that raised it."""
     typer.echo(f"rollgym: note: {' '.join(str(message).split())}", err=True)
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A traceback whose texts cannot reach the terminal as control characters."""
+    """Print a traceback without control characters."""
     sys.stderr.write(printable("".join(traceback.format_exception(kind, error, trace))))
 
 

@@ -1,4 +1,4 @@
-"""``rollgym bench``: suites that everybody plays alike, and results that anybody can check."""
+"""``rollgym bench``: benchmark suites with verifiable results."""
 
 from __future__ import annotations
 
@@ -7,49 +7,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollgym.cli.common import (
+from rollgym.core.errors import UsageError
+from rollgym.io.atomic import new_folder
+from rollgym.utils.cli_options import (
     AgentArgs,
     AgentModules,
     AgentName,
     AsJson,
+    BaseUrl,
+    Concurrency,
     EnvModules,
     KeepFailed,
+    ModelName,
     WeakSandbox,
+    Workers,
     console,
     import_modules,
     model_options,
-    new_folder,
     parse_pairs,
 )
-from rollgym.cli.output import print_json
-from rollgym.errors import UsageError
+from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
     from rollgym.bench.run import SuiteRun
 
 app = typer.Typer(
-    help="Play benchmark suites and check results.", no_args_is_help=True, rich_markup_mode=None
+    help="Play benchmark suites, and compare and verify their results.",
+    epilog="Example: rollgym bench run smoke --agent random",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 SuiteName = Annotated[
-    str, typer.Argument(metavar="SUITE", help="A name from `bench list`, or a file.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="SUITE", help="A name from `rollgym bench list`, or a TOML file.", show_default=False
+    ),
 ]
-Results = Annotated[Path, typer.Argument(help="A results folder of `bench run`.", show_default=False)]
+Results = Annotated[Path, typer.Argument(help="A results folder of `rollgym bench run`.", show_default=False)]
 Data = Annotated[
     list[str] | None,
-    typer.Option("--data", metavar="ENTRY=VALUE", help="Data of one's own for an entry (repeatable)."),
+    typer.Option("--data", metavar="ENTRY=VALUE", help="Your own data for an entry (repeatable)."),
 ]
-Workers = Annotated[int, typer.Option(help="Worker processes; 0 plays in this one.")]
-
-
-@app.callback()
-def _bench() -> None:
-    """Play benchmark suites and check results."""
 
 
 @app.command("list", epilog="Example: rollgym bench list")
 def names(as_json: AsJson = False) -> None:
-    """List the suites that come with rollgym."""
+    """List the benchmark suites of rollgym."""
     from rich.table import Table
 
     from rollgym.bench.suite import known_suites, read_suite
@@ -59,7 +63,7 @@ def names(as_json: AsJson = False) -> None:
         rows = [{"name": s.name, "version": s.version, "summary": s.summary} for s in suites]
         print_json(rows)
         return
-    table = Table("suite", "version", "entries", "episodes", "what it is", box=None)
+    table = Table("suite", "version", "entries", "episodes", "summary", box=None)
     for suite in suites:
         episodes = sum(entry.tasks * entry.samples for entry in suite.entries if not entry.data)
         table.add_row(suite.name, str(suite.version), str(len(suite.entries)), str(episodes), suite.summary)
@@ -70,17 +74,19 @@ def names(as_json: AsJson = False) -> None:
 def run(
     suite: SuiteName,
     agent: AgentName = "random",
-    model: Annotated[str | None, typer.Option(help="For agents that play with a model: which one.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="For chat: the endpoint's address, up to /v1.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only this entry (repeatable).")] = None,
+    model: ModelName = None,
+    base_url: BaseUrl = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Play only this entry (repeatable).", show_default="all entries")
+    ] = None,
     data: Data = None,
     workers: Workers = 0,
-    concurrency: Annotated[int, typer.Option(help="Episodes in flight; 0 chooses.")] = 0,
+    concurrency: Concurrency = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results.", show_default="runs/<time>-<suite>-<agent>")
+        Path | None, typer.Option(help="Results folder.", show_default="runs/<time>-<suite>-<agent>")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Play what is missing in --out, or has failed.")
+        bool, typer.Option("--resume", help="Play the episodes that --out lacks or that failed.")
     ] = False,
     keep_failed: KeepFailed = False,
     as_json: AsJson = False,
@@ -89,19 +95,19 @@ def run(
     agent_module: AgentModules = None,
     allow_weak_sandbox: WeakSandbox = False,
 ) -> None:
-    """Play a suite.
+    """Play a benchmark suite.
 
-    Every episode is written as it ends; after each entry the numbers are in summary.json and report.md.
-    Exit code 1 where a golden score was missed, tasks were not the suite's, or episodes failed.
+    Every episode is written when it ends; after each entry summary.json and report.md are updated.
+    Exit code 1 if a golden score was missed, tasks differ from the suite's, or episodes failed.
     """
     from rollgym.bench.run import SuiteRun
-    from rollgym.bench.suite import Who, find_suite
+    from rollgym.bench.suite import AgentSpec, find_suite
     from rollgym.cli.progress import play
 
     if resume and out is None:
-        raise UsageError("--resume needs --out DIR, the folder to finish.")
+        raise UsageError("--resume needs --out DIR, the results folder to finish.")
     import_modules(agent_module, "--agent-module")
-    who = Who(
+    who = AgentSpec(
         agent=agent,
         options=parse_pairs(agent_arg, "--agent-arg") | model_options(model, base_url),
         workers=workers,
@@ -110,31 +116,32 @@ def run(
         data=entry_data(data),
         weak_sandbox=allow_weak_sandbox,
     )
-    found = find_suite(suite)
-    playing = SuiteRun(
-        found,
+    loaded = find_suite(suite)
+    suite_run = SuiteRun(
+        loaded,
         who,
-        out or new_folder(found.name, agent),
+        out or new_folder(loaded.name, agent),
         only=only or (),
         resume=resume,
         keep_failed=keep_failed,
     )
     quiet = agent == "human"
-    _report(playing, playing.run(lambda one: play(one, playing.stop, quiet=quiet)), as_json)
+    summary = suite_run.run(lambda evaluation: play(evaluation, suite_run.stop, quiet=quiet))
+    _report(suite_run, summary, as_json)
 
 
 def entry_data(pairs: list[str] | None) -> dict[str, Any]:
-    """``entry=value`` words as a dict."""
-    found = {}
+    """Parse ``entry=value`` words into a dict."""
+    values = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals or not name or not value:
-            raise UsageError(f"--data {pair!r} is not of the form entry=value.")
-        found[name] = value
-    return found
+            raise UsageError(f"--data {pair!r}: expected entry=value.")
+        values[name] = value
+    return values
 
 
-def _report(playing: SuiteRun, summary: dict[str, Any], as_json: bool) -> None:
+def _report(suite_run: SuiteRun, summary: dict[str, Any], as_json: bool) -> None:
     from rollgym.cli.bench_tables import print_results
 
     if as_json:
@@ -144,29 +151,29 @@ def _report(playing: SuiteRun, summary: dict[str, Any], as_json: bool) -> None:
     for row in summary["entries"]:
         if row["many_excluded"]:
             typer.echo(
-                f"rollgym: WARNING: {row['name']}: {row['excluded']} of {row['episodes']} episodes ended by "
-                "errors of the infrastructure and are excluded from the score.",
+                f"rollgym: WARNING: {row['name']}: {row['excluded']} of {row['episodes']} episodes ended "
+                "with infrastructure errors and are excluded from the score.",
                 err=True,
             )
-    troubles = list(playing.trouble)
-    done, wanted = summary["episodes"], sum(len(plan.specs) for plan in playing.plans.values())
-    again = f"the same command with --out {playing.out} --resume plays"
+    problems = list(suite_run.trouble)
+    done, wanted = summary["episodes"], sum(len(plan.specs) for plan in suite_run.plans.values())
+    again = f"the same command with --out {suite_run.out} --resume plays"
     if done < wanted:
-        troubles.append(
-            f"Ended with {done} of {wanted} episodes, {summary['failed']} of them failed, kept in "
-            f"{playing.out}; {again} the rest."
+        problems.append(
+            f"Stopped with {done} of {wanted} episodes, {summary['failed']} of them failed, kept in "
+            f"{suite_run.out}; {again} the rest."
         )
     elif summary["failed"]:
         first = next(row["errors"][0]["message"] for row in summary["entries"] if row["errors"])
-        troubles.append(f"{summary['failed']} of {done} episodes failed: {first} ({again} them again)")
+        problems.append(f"{summary['failed']} of {done} episodes failed: {first} ({again} them again)")
     if done == wanted and summary["golden"]["missed"]:
-        troubles.append(f"The golden score was missed in: {', '.join(summary['golden']['missed'])}.")
+        problems.append(f"Golden score missed in: {', '.join(summary['golden']['missed'])}.")
     if summary["other_tasks"]:
-        troubles.append(f"The tasks were not those of the suite in: {', '.join(summary['other_tasks'])}.")
-    for sentence in troubles:
+        problems.append(f"Tasks differ from those of the suite in: {', '.join(summary['other_tasks'])}.")
+    for sentence in problems:
         typer.echo(f"rollgym: {sentence}", err=True)
-    if troubles:
-        raise typer.Exit(130 if done < wanted and not playing.trouble else 1)
+    if problems:
+        raise typer.Exit(130 if done < wanted and not suite_run.trouble else 1)
 
 
 @app.command("show", epilog="Example: rollgym bench show smoke")
@@ -176,8 +183,8 @@ def show(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Show a suite's entries and golden scores, or the numbers of a results folder."""
-    from rollgym.bench.folder import read_results_manifest, read_results_summary
+    """Show the entries and golden scores of a suite, or the results in a folder."""
+    from rollgym.bench.results import read_results_manifest, read_results_summary
     from rollgym.bench.suite import find_suite
     from rollgym.cli.bench_tables import print_results, print_suite
 
@@ -195,7 +202,7 @@ def show(
 
 @app.command("compare", epilog="Example: rollgym bench compare runs/a runs/b")
 def compare(a: Results, b: Results, as_json: AsJson = False) -> None:
-    """Compare two results of a suite task by task, with intervals and p-values."""
+    """Compare two results of a suite task by task, with confidence intervals and p-values."""
     from rollgym.bench.compare import compare_results
 
     result = compare_results(a, b)
@@ -210,10 +217,13 @@ def compare(a: Results, b: Results, as_json: AsJson = False) -> None:
 @app.command("verify", epilog="Example: rollgym bench verify runs/a --sample 50 --seed 7")
 def verify(
     results: Results,
-    sample: Annotated[int, typer.Option(help="How many episodes to play again; 0 plays all.")] = 20,
-    seed: Annotated[int, typer.Option(help="Chooses the sample: take one of your own.")] = 0,
+    sample: Annotated[int, typer.Option(help="Number of episodes to replay; 0 replays all.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the sample; choose your own.")] = 0,
     suite: Annotated[
-        str | None, typer.Option(help="The suite it must be of, where it is not rollgym's own.")
+        str | None,
+        typer.Option(
+            help="Suite that the results must belong to.", show_default="rollgym's suite of that name"
+        ),
     ] = None,
     data: Data = None,
     workers: Workers = 0,
@@ -221,16 +231,16 @@ def verify(
     env_module: EnvModules = None,
     allow_weak_sandbox: WeakSandbox = False,
 ) -> None:
-    """Check that a result holds.
+    """Verify the results of a suite.
 
-    Its numbers must follow from its episodes, its episodes must be the suite's, and a sample of them must be
-    the same when it is played again. Exit code 1, and what differs, where they are not.
+    The scores must follow from the episodes, the episodes must be those of the suite, and a sample of them
+    must replay identically. Exit code 1, with the differences, if one of these fails.
     """
     from rollgym.bench.suite import find_suite
     from rollgym.bench.verify import verify as check
     from rollgym.cli.bench_tables import counted
 
-    with counted("play again", sample) as advance:
+    with counted("replay", sample) as advance:
         verdict = check(
             results,
             sample=sample,
@@ -251,10 +261,10 @@ def verify(
         for note in verdict.notes:
             screen.print(f"note: {note}", style="yellow", markup=False, highlight=False)
         count = len(verdict.problems)
-        found = f"does not hold: {count} problem{'s' * (count > 1)}" if count else "holds"
+        result = f"not verified: {count} problem{'s' * (count > 1)}" if count else "verified"
         screen.print(
-            f"{verdict.suite} by {verdict.agent} {found} ({verdict.episodes} episodes, {verdict.replayed} "
-            "played again)",
+            f"{verdict.suite} by {verdict.agent}: {result} ({verdict.episodes} episodes, {verdict.replayed} "
+            "replayed)",
             highlight=False,
             markup=False,
         )

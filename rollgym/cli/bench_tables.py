@@ -1,4 +1,4 @@
-"""How suites and their comparisons look in a terminal."""
+"""Terminal tables of suites and their comparisons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from rollgym.bench.markdown import HEAD, interval, remarks, share, table
-from rollgym.cli.common import console, number
+from rollgym.utils.cli_options import console, number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def counted(what: str, total: int) -> Iterator[Callable[[object], None]]:
-    """A bar in a terminal that moves on with every call; nothing elsewhere."""
+    """A progress bar in a terminal that each call advances; nothing elsewhere."""
     screen = console(stderr=True)
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task(what, total=total or None)
@@ -29,7 +29,7 @@ def counted(what: str, total: int) -> Iterator[Callable[[object], None]]:
 
 
 def print_suite(screen: Console, suite: Suite) -> None:
-    """The entries of a suite."""
+    """Print the entries of a suite."""
     screen.print(
         f"[bold]{suite.name} {suite.version}[/]  {escape(suite.summary)}  (hash {suite.fingerprint})",
         highlight=False,
@@ -52,7 +52,7 @@ def print_suite(screen: Console, suite: Suite) -> None:
 
 
 def print_results(screen: Console, summary: dict[str, Any]) -> None:
-    """The numbers of a suite."""
+    """Print the results of a suite."""
     suite = summary["suite"]
     screen.print(
         f"[bold]{suite['name']} {suite['version']}[/]  {escape(summary['agent'])}  success "
@@ -70,39 +70,39 @@ def print_results(screen: Console, summary: dict[str, Any]) -> None:
 
 
 def print_comparison(screen: Console, result: dict[str, Any]) -> None:
-    """A paired comparison, entry by entry."""
+    """Print a paired comparison, entry by entry."""
     for side in ("a", "b"):
-        words = f"{side.upper()}: {result[side]['agent']} ({result[side]['out']})"
-        screen.print(escape(words), highlight=False)
+        line = f"{side.upper()}: {result[side]['agent']} ({result[side]['out']})"
+        screen.print(escape(line), highlight=False)
     screen.print(f"{result['suite']['name']} {result['suite']['version']}\n", highlight=False)
     grid = Table(
         "entry",
-        "what",
+        "metric",
         "tasks",
         "A",
         "B",
         "A - B",
-        "95 % interval",
+        "95% CI",
         "p-value",
         "A better",
         "B better",
         box=None,
     )
-    for name, found in result["entries"].items():
-        for what in ("success", "return"):
-            _add(grid, name, what, found[what])
+    for name, entry in result["entries"].items():
+        for metric in ("success", "return"):
+            _add(grid, name, metric, entry[metric])
     _add(grid, "all", "success", result["success"])
     screen.print(grid)
     for note in result["notes"]:
         screen.print(f"note: {note}", style="yellow", markup=False, highlight=False)
 
 
-def _add(grid: Table, name: str, what: str, row: dict[str, Any] | None) -> None:
+def _add(grid: Table, name: str, metric: str, row: dict[str, Any] | None) -> None:
     if row is None:
         return
     grid.add_row(
         name,
-        what,
+        metric,
         str(row["tasks"]),
         number(row["mean_a"]),
         number(row["mean_b"]),

@@ -1,4 +1,4 @@
-"""``rollgym check``: does an environment keep the contract?"""
+"""``rollgym check``: check an environment against the rules."""
 
 from __future__ import annotations
 
@@ -7,41 +7,53 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollgym.cli.common import AsJson, EnvArgs, EnvModules, EnvName, console, import_modules, parse_pairs
-from rollgym.cli.output import print_json
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
+from rollgym.utils.cli_options import (
+    AsJson,
+    EnvArgs,
+    EnvModules,
+    EnvName,
+    console,
+    import_modules,
+    parse_pairs,
+)
+from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
-    from rollgym.check import Report
+    from rollgym.checks import Report
 
 EPILOG = "Example: rollgym check rollgym/Sokoban-v0"
 
 
 def check(
     env: EnvName,
-    rule: Annotated[list[str] | None, typer.Option(help="Only this rule (repeatable).")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer episodes, a few seconds.")] = False,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="Check only this rule (repeatable).", show_default="all rules")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Play fewer episodes per rule: 3-12 s instead of 5-20 s.")
+    ] = False,
     model: Annotated[
-        Path | None, typer.Option(help="With ENV = tokens: the folder of a model in HF format.")
+        Path | None, typer.Option(help="With ENV = tokens: a model folder in Hugging Face format.")
     ] = None,
     as_json: AsJson = False,
     env_arg: EnvArgs = None,
     env_module: EnvModules = None,
 ) -> None:
-    """Check that an environment keeps the contract.
+    """Check an environment against Gymnasium's rules and rollgym's.
 
-    Gymnasium's rules and rollgym's, each named and explained. `rollgym check tokens --model DIR` explains a
-    model's chat template instead, and whether conversations can be continued token by token.
-    Exit code 0 when every rule holds, 1 when one is broken.
+    `rollgym check tokens --model DIR` checks a model's chat template instead: whether conversations can be
+    continued token by token.
+    Exit code 0 if no rule fails, 1 if one fails, 2 for an unknown environment, rule or argument.
     """
     if env == "tokens":
         raise typer.Exit(_check_tokens(model, as_json))
-    from rollgym.check import check_env
+    from rollgym.checks import runner
 
     modules = import_modules(env_module)
     screen = console(stderr=True)
     with screen.status(f"checking {env}") as status:
-        report = check_env(
+        report = runner.check(
             env,
             kwargs=parse_pairs(env_arg, "--env-arg"),
             rules=rule or None,
@@ -60,14 +72,14 @@ def _check_tokens(model: Path | None, as_json: bool) -> int:
     from rollgym.cli.tokens import check_tokens
 
     if model is None:
-        raise UsageError("rollgym check tokens needs --model DIR, the folder of a model in HF format.")
+        raise UsageError("rollgym check tokens needs --model DIR, a model folder in Hugging Face format.")
     return check_tokens(model, as_json)
 
 
 _MARKS = {
     "passed": "[green]✓ passed[/]",
     "failed": "[bold red]✗ failed[/]",
-    "warning": "[yellow]! look[/]",
+    "warning": "[yellow]! warning[/]",
     "skipped": "[dim]– skipped[/]",
 }
 
@@ -76,21 +88,21 @@ def _print(report: Report) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from rollgym.check import RULES
+    from rollgym.checks import RULES
 
-    table = Table("rule", "", "what was seen", box=None, pad_edge=False)
+    table = Table("rule", "status", "detail", box=None, pad_edge=False)
     for result in report.results:
         table.add_row(f"[bold]{result.rule}[/]", _MARKS[result.status], escape(result.detail))
     screen = console()
     screen.print(table)
-    broken = {result.rule for result in report.results if result.status == "failed"}
-    if broken:
+    failed = set(report.with_status("failed"))
+    if failed:
         screen.print()
         for rule in RULES:
-            if rule.name in broken:
+            if rule.name in failed:
                 screen.print(f"[bold]{rule.name}[/]: {escape(rule.why)}", highlight=False)
-    passed = sum(result.status == "passed" for result in report.results)
-    verdict = "keeps the contract" if report.ok else f"breaks {len(broken)} of the rules"
+    passed = len(report.with_status("passed"))
+    verdict = "passes" if report.ok else f"fails {len(failed)} of {len(report.results)} rules"
     screen.print(
         f"\n{escape(report.env_id)} {verdict} ({passed} passed in {report.seconds:.1f} s).", style="bold"
     )

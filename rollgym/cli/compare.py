@@ -1,4 +1,4 @@
-"""``rollgym compare``: two evaluations on the same tasks."""
+"""``rollgym compare``: paired comparison of two evaluations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.cli.common import AsJson, console, number
-from rollgym.cli.output import print_json
+from rollgym.utils.cli_options import AsJson, console, number
+from rollgym.utils.cli_output import print_json
 
 EPILOG = "Example: rollgym compare runs/random runs/expert"
 
@@ -18,10 +18,10 @@ Folder = Annotated[Path, typer.Argument(help="A results folder of `rollgym eval`
 def compare(a: Folder, b: Folder, as_json: AsJson = False) -> None:
     """Compare two evaluations task by task.
 
-    Shows the difference with its 95 % interval and p-value.
-    Only tasks that both played from the same seed count, so luck of the draw cancels out.
+    Shows the difference with its 95% confidence interval and p-value.
+    Only tasks that both played from the same seed count, so task difficulty cancels out.
     """
-    from rollgym.comparison import compare_runs
+    from rollgym.evaluation.compare import compare_runs
 
     result = compare_runs(a, b)
     if as_json:
@@ -33,9 +33,7 @@ def compare(a: Folder, b: Folder, as_json: AsJson = False) -> None:
 def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
-    table = Table(
-        "", "A", "B", "A - B", "95 % interval", "p-value", "A better", "B better", "equal", box=None
-    )
+    table = Table("metric", "A", "B", "A - B", "95% CI", "p-value", "A better", "B better", "equal", box=None)
     for name in ("success", "return"):
         row: dict[str, Any] | None = result[name]
         if row is None:

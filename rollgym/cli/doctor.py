@@ -1,4 +1,4 @@
-"""``rollgym doctor``: which walls for untrusted code work on this machine."""
+"""``rollgym doctor``: test which sandboxes work on this machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rollgym.cli.common import AsJson, console
-from rollgym.cli.output import print_json
+from rollgym.utils.cli_options import AsJson, console
+from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
     from rollgym.sandbox.doctor import Finding
@@ -17,9 +17,10 @@ EPILOG = "Example: rollgym doctor --json | jq '.[] | select(.works).backend'"
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Try every sandbox for real.
+    """Test every sandbox backend on this machine.
 
-    For each: whether it works here, what is missing and how to get it. Exit code 1 where none has walls.
+    Shows for each whether it works, what is missing and how to fix it. Exit code 1 if no backend isolates
+    code.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -32,31 +33,31 @@ def doctor(as_json: AsJson = False) -> None:
         rows = [asdict(finding) | {"level": finding.level.name.lower()} for finding in findings]
         print_json(rows)
     else:
-        table = Table("backend", "walls", "works", "what to know", box=None, pad_edge=False)
+        table = Table("backend", "isolation", "works", "notes", box=None, pad_edge=False)
         for finding in findings:
-            words = list(finding.weaknesses)
+            notes = list(finding.weaknesses)
             if not finding.works:
-                words = [finding.reason, f"Fix: {finding.fix}."]
+                notes = [finding.reason, f"Fix: {finding.fix}."]
             elif finding.python:
-                words.insert(0, f"Python inside: {finding.python}.")
+                notes.insert(0, f"Python inside: {finding.python}.")
             table.add_row(
                 f"[bold]{finding.backend}[/]",
                 finding.level.name.lower(),
                 f"yes, {finding.seconds:.2f} s" if finding.works else "no",
-                escape("\n".join(words)),
+                escape("\n".join(notes)),
             )
         console().print(table)
-        console().print(f"\nWithout a word about it, {_taken(findings)}.", style="dim")
+        console().print(f"\nDefault (backend: auto): {_default(findings)}.", style="dim")
     if not any(finding.works and finding.level > Level.NONE for finding in findings):
         raise typer.Exit(1)
 
 
-def _taken(findings: list[Finding]) -> str:
-    from rollgym.sandbox.open import AUTOMATIC
+def _default(findings: list[Finding]) -> str:
+    from rollgym.sandbox.factory import AUTOMATIC
     from rollgym.sandbox.types import SandboxSettings
 
     least = SandboxSettings().minimum
     for finding in findings:
         if finding.works and finding.backend in AUTOMATIC and finding.level >= least:
-            return f"{finding.backend} is used here"
-    return "code is refused here: no walls that work are strong enough"
+            return finding.backend
+    return "code is refused, because no working backend isolates it enough"

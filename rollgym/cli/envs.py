@@ -1,35 +1,35 @@
-"""``rollgym envs`` and ``rollgym agents``: what there is."""
+"""``rollgym envs`` and ``rollgym agents``: list what is registered."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from rollgym.cli.common import AgentModules, AsJson, EnvModules, console, import_modules
-from rollgym.cli.output import print_json
+from rollgym.utils.cli_options import AgentModules, AsJson, EnvModules, console, import_modules
+from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
-    from rollgym.registry import EnvCard
+    from rollgym.core.registry import EnvInfo
 
 EPILOG = "Example: rollgym envs --json | jq '.[].id'"
-AGENTS_EPILOG = "Example: rollgym agents"
+AGENTS_EPILOG = "Example: rollgym agents --json | jq '.[].name'"
 
 
 def envs(env_module: EnvModules = None, as_json: AsJson = False) -> None:
     """List the environments.
 
-    For each: what it is about, its splits, its rewards and what it needs.
+    Shows for each its summary, splits, reward range and the optional dependencies it needs.
     """
     from rich.table import Table
 
-    from rollgym.registry import cards
+    from rollgym.core.registry import list_envs
 
     import_modules(env_module)
-    rows = [_describe(card) for card in cards()]
+    rows = [_describe(info) for info in list_envs()]
     if as_json:
         print_json(rows)
         return
-    table = Table("id", "what", "splits", "reward per turn", "expert", "needs", box=None, pad_edge=False)
+    table = Table("id", "summary", "splits", "reward per turn", "expert", "needs", box=None, pad_edge=False)
     for row in rows:
         splits = " ".join(f"{name}:{size:,}" for name, size in row["splits"].items())
         table.add_row(
@@ -41,29 +41,29 @@ def envs(env_module: EnvModules = None, as_json: AsJson = False) -> None:
             row["needs"] or "nothing",
         )
     console().print(table)
-    console().print("\nEvery Gymnasium id works too (CartPole-v1), and module:Class.", style="dim")
+    console().print("\nAny Gymnasium id (CartPole-v1) and module:Class work too.", style="dim")
 
 
-def _describe(card: EnvCard) -> dict[str, Any]:
-    from rollgym.errors import RollgymError
-    from rollgym.registry import make
-    from rollgym.text import text_face
+def _describe(info: EnvInfo) -> dict[str, Any]:
+    from rollgym.core.env import text_interface
+    from rollgym.core.errors import RollgymError
+    from rollgym.core.registry import make
 
     row: dict[str, Any] = {
-        "id": card.env_id,
-        "what": card.summary,
+        "id": info.env_id,
+        "what": info.summary,
         "splits": {},
         "reward_range": None,
-        "expert": card.expert_is if card.expert else None,
-        "needs": ", ".join(card.needs),
+        "expert": info.expert_is if info.expert else None,
+        "needs": ", ".join(info.needs),
     }
     try:
-        env = make(card.env_id)
+        env = make(info.env_id)
     except RollgymError as error:
         return row | {"needs": str(error)}
-    face = text_face(env)
-    row["splits"] = dict(face.tasks.splits) if face.tasks else {}
-    row["reward_range"] = [value if math.isfinite(value) else None for value in face.reward_range]
+    interface = text_interface(env)
+    row["splits"] = dict(interface.tasks.splits) if interface.tasks else {}
+    row["reward_range"] = [value if math.isfinite(value) else None for value in interface.reward_range]
     env.close()
     return row
 
@@ -79,14 +79,14 @@ def agents(agent_module: AgentModules = None, as_json: AsJson = False) -> None:
     """List the agents."""
     from rich.table import Table
 
-    from rollgym.agent import agent_cards
+    from rollgym.core.agent import list_agents
 
     import_modules(agent_module, "--agent-module")
     if as_json:
-        print_json([{"name": card.name, "what": card.summary} for card in agent_cards()])
+        print_json([{"name": info.name, "what": info.summary} for info in list_agents()])
         return
-    table = Table("name", "what", box=None, pad_edge=False)
-    for card in agent_cards():
-        table.add_row(f"[bold]{card.name}[/]", card.summary)
+    table = Table("name", "summary", box=None, pad_edge=False)
+    for info in list_agents():
+        table.add_row(f"[bold]{info.name}[/]", info.summary)
     console().print(table)
-    console().print("\nA function or class of your own works as module:name.", style="dim")
+    console().print("\nYour own function or class works as module:name.", style="dim")

@@ -1,4 +1,4 @@
-"""``rollgym eval``: measure an agent on an environment."""
+"""``rollgym eval``: evaluate an agent on an environment."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollgym.cli.common import (
+from rollgym.core.errors import UsageError
+from rollgym.io.atomic import new_folder
+from rollgym.utils.cli_options import (
     AgentArgs,
     AgentModules,
     AgentName,
     AsJson,
+    BaseUrl,
+    Concurrency,
     EnvArgs,
     EnvModules,
     EnvName,
     KeepFailed,
+    ModelName,
+    Workers,
     console,
     import_modules,
     model_options,
-    new_folder,
     parse_pairs,
     say_notes,
 )
-from rollgym.cli.output import print_json
-from rollgym.errors import UsageError
+from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
-    from rollgym.evaluate import Evaluation
+    from rollgym.evaluation.runner import Evaluation
 
 EPILOG = "Example: rollgym eval rollgym/Sokoban-v0 --agent expert --episodes 200 --seed 1 --workers 2"
 
@@ -35,22 +39,29 @@ EPILOG = "Example: rollgym eval rollgym/Sokoban-v0 --agent expert --episodes 200
 def evaluate(
     env: EnvName,
     agent: AgentName = "random",
-    model: Annotated[str | None, typer.Option(help="For agents that play with a model: which one.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="For chat: the endpoint's address, up to /v1.")] = None,
-    episodes: Annotated[int, typer.Option(help="How many episodes.")] = 100,
-    seed: Annotated[int, typer.Option(help="Chooses tasks and all randomness.")] = 0,
-    split: Annotated[str, typer.Option(help="Which tasks.")] = "test",
+    model: ModelName = None,
+    base_url: BaseUrl = None,
+    episodes: Annotated[int, typer.Option(help="Number of episodes.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the tasks and all randomness.")] = 0,
+    split: Annotated[str, typer.Option(help="Split of the environment's task set.")] = "test",
     per_task: Annotated[int, typer.Option(help="Episodes per task, for pass@k.")] = 1,
-    workers: Annotated[int, typer.Option(help="Worker processes; 0 plays in this one.")] = 0,
-    concurrency: Annotated[int, typer.Option(help="Episodes in flight; 0 chooses.")] = 0,
-    max_turns: Annotated[int | None, typer.Option(help="End an episode after this many turns.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="End an episode after this many tokens.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="End an episode after this many seconds.")] = None,
+    workers: Workers = 0,
+    concurrency: Concurrency = 0,
+    max_turns: Annotated[
+        int | None,
+        typer.Option(help="Turn limit per episode.", show_default="the environment's limit, else 2000"),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Limit on sampled tokens per episode.", show_default="none")
+    ] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Time limit per episode in seconds.", show_default="none")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results.", show_default="runs/<time>-<env>-<agent>")
+        Path | None, typer.Option(help="Results folder.", show_default="runs/<time>-<env>-<agent>")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Play what is missing in --out, or has failed.")
+        bool, typer.Option("--resume", help="Play the episodes that --out lacks or that failed.")
     ] = False,
     keep_failed: KeepFailed = False,
     as_json: AsJson = False,
@@ -59,18 +70,18 @@ def evaluate(
     agent_arg: AgentArgs = None,
     agent_module: AgentModules = None,
 ) -> None:
-    """Measure an agent on an environment.
+    """Evaluate an agent on an environment.
 
-    Plays episodes and reports success, return, length and time, with intervals.
-    Every episode is written as it ends. Ctrl-C keeps what is done; --resume plays the rest, and what failed.
-    The same seed plays the same tasks with the same randomness, whatever the number of workers.
+    Plays episodes and reports success, return, length and time, with confidence intervals.
+    Every episode is written when it ends. Ctrl-C keeps finished episodes; --resume plays the rest.
+    The same seed plays the same tasks with the same randomness, for any number of workers.
     """
     from rollgym.cli.progress import play
-    from rollgym.evaluate import Evaluation, Request, check_agent, open_folder, plan
-    from rollgym.types import Limits
+    from rollgym.core.types import Limits
+    from rollgym.evaluation.runner import Evaluation, Request, check_agent, open_folder, plan
 
     if resume and out is None:
-        raise UsageError("--resume needs --out DIR, the folder to finish.")
+        raise UsageError("--resume needs --out DIR, the results folder to finish.")
     import_modules(agent_module, "--agent-module")
     try:
         limits = Limits(turns=max_turns, tokens=max_tokens, seconds=max_seconds)
@@ -105,8 +116,8 @@ def evaluate(
 
 def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> None:
     from rollgym.cli.tables import print_summary
-    from rollgym.evaluate import first_error
-    from rollgym.summary import exclusion_note
+    from rollgym.evaluation.metrics import exclusion_note
+    from rollgym.evaluation.runner import first_error
 
     if as_json:
         print_json(summary)
@@ -115,7 +126,7 @@ def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> N
     if note := exclusion_note(summary):
         typer.echo(f"rollgym: WARNING: {note}", err=True)
     for warning in summary["warnings"]:
-        if warning["name"] not in evaluation.warned:  # said while it ran
+        if warning["name"] not in evaluation.warned:  # already shown while it ran
             typer.echo(f"rollgym: warning: {warning['sentence']}", err=True)
     done, wanted = summary["episodes"], summary["requested"]
     if done < wanted:

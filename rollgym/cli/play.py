@@ -1,4 +1,4 @@
-"""``rollgym play``: be the agent yourself."""
+"""``rollgym play``: play an environment in the terminal."""
 
 from __future__ import annotations
 
@@ -7,82 +7,87 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollgym.cli.common import EnvArgs, EnvModules, EnvName, console, import_modules, parse_pairs
+from rollgym.utils.cli_options import EnvArgs, EnvModules, EnvName, console, import_modules, parse_pairs
 
 if TYPE_CHECKING:
     import gymnasium as gym
     from rich.console import Console, RenderableType
 
-    from rollgym.agent import Player
+    from rollgym.core.agent import Player
 
 EPILOG = "Example: rollgym play rollgym/Sokoban-v0 --split test --task 3"
 HELP = (
-    "/hint what the expert would do   /rules the instructions   /new another task   /quit leave   "
-    "/say TEXT plays TEXT as it is\nquit, exit and help work without the slash, too."
+    "/hint the expert's action   /rules the instructions   /new another task   /quit leave   "
+    "/say TEXT plays TEXT verbatim\nquit, exit and help also work without the slash."
 )
 PLAIN = dict.fromkeys(("quit", "exit", "q", "/q", "/exit"), "/quit") | {"help": "/help", "?": "/help"}
-"""What people type who have not read the help, where it is not one of the environment's actions."""
+"""Common words for commands, unless the environment has an action of that name."""
 
 
 def play(
     env: EnvName,
-    task: Annotated[int | None, typer.Option(help="Which task; a random one by default.")] = None,
-    split: Annotated[str | None, typer.Option(help="Which split the task is of.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the episode.")] = None,
+    task: Annotated[
+        int | None, typer.Option(help="Index of the task in the split.", show_default="random")
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Split of the environment's task set.", show_default="the first, usually train"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the episode.", show_default="random")] = None,
     env_arg: EnvArgs = None,
     env_module: EnvModules = None,
 ) -> None:
     """Play an environment in the terminal.
 
-    Type an action, or its first letters where they are clear. /help shows the other commands.
+    Type an action, or its first letters if they are unambiguous. /help shows the other commands.
     """
-    from rollgym.registry import make
+    from rollgym.core.registry import make
 
     import_modules(env_module)
     kwargs = parse_pairs(env_arg, "--env-arg")
-    table = Table(console(), make(env, **kwargs), env, kwargs)
+    session = PlaySession(console(), make(env, **kwargs), env, kwargs)
     try:
-        table.play(_options(task, split), seed)
+        session.play(_options(task, split), seed)
     except (EOFError, KeyboardInterrupt):
-        table.screen.print("\nBye.", style="dim")
+        session.screen.print("\nBye.", style="dim")
     finally:
-        table.env.close()
+        session.env.close()
 
 
 def _options(task: int | None, split: str | None) -> dict[str, Any]:
-    given = {"task": task, "split": split}
-    return {key: value for key, value in given.items() if value is not None}
+    options = {"task": task, "split": split}
+    return {key: value for key, value in options.items() if value is not None}
 
 
-class Table:
-    """A person, an environment and a screen."""
+class PlaySession:
+    """Interactive episodes of one environment."""
 
     def __init__(
         self, screen: Console, env: gym.Env[str, str], env_id: str, kwargs: Mapping[str, Any]
     ) -> None:
-        from rollgym.text import text_face
+        from rollgym.core.env import text_interface
 
         self.screen = screen
         self.env = env
         self.env_id = env_id
         self.kwargs = kwargs
-        self.face = text_face(env)
+        self.interface = text_interface(env)
         self.hints: Player | None = None
 
     def play(self, options: dict[str, Any], seed: int | None) -> None:
-        """Episodes until the person has had enough."""
+        """Play episodes until the person quits."""
         from rich.panel import Panel
         from rich.text import Text
 
-        self.screen.print(Panel(Text(self.face.instructions), title=self.env_id, border_style="cyan"))
+        self.screen.print(Panel(Text(self.interface.instructions), title=self.env_id, border_style="cyan"))
         self.screen.print(HELP, style="dim", highlight=False)
         while self._episode(options, seed):
             options.pop("task", None)
             seed = None
 
     def _episode(self, options: dict[str, Any], seed: int | None) -> bool:
-        """One episode; True where another is wanted."""
-        from rollgym.errors import EnvError, boundary
+        """Play one episode; returns True if the person wants another."""
+        from rollgym.core.errors import EnvError, boundary
 
         with boundary(EnvError, f"{self.env_id} raised in reset()"):
             observation, info = self.env.reset(seed=seed, options=options or None)
@@ -105,7 +110,7 @@ class Table:
         return self._again()
 
     def _ask(self, observation: str, info: Mapping[str, Any]) -> str:
-        """The next action, after whatever commands come before it."""
+        """The next action, after any commands before it."""
         while True:
             word = self.screen.input("[bold cyan]>[/] ").strip()
             listed = [str(action).lower() for action in info.get("actions") or ()]
@@ -116,7 +121,7 @@ class Table:
             if word.startswith("/say "):
                 return word.removeprefix("/say ")
             if word == "/rules":
-                self.screen.print(self.face.instructions, markup=False, highlight=False)
+                self.screen.print(self.interface.instructions, markup=False, highlight=False)
             elif word == "/hint":
                 self.screen.print(self._hint(observation, info), style="green", markup=False)
             elif word.startswith("/"):
@@ -125,14 +130,14 @@ class Table:
                 return complete(word, info.get("actions"))
 
     def _expert(self, info: Mapping[str, Any]) -> Player | None:
-        from rollgym.agent import AgentSetup, Briefing, make_agent
-        from rollgym.errors import RollgymError
-        from rollgym.types import EpisodeSpec
+        from rollgym.core.agent import AgentSetup, Briefing, make_agent
+        from rollgym.core.errors import RollgymError
+        from rollgym.core.types import EpisodeSpec
 
         try:
             agent = make_agent("expert", AgentSetup(env_id=self.env_id, env_kwargs=self.kwargs))
             spec = EpisodeSpec(episode_id="play", env_id=self.env_id, env_kwargs=dict(self.kwargs))
-            return agent.player(Briefing(spec=spec, instructions=self.face.instructions))
+            return agent.player(Briefing(spec=spec, instructions=self.interface.instructions))
         except RollgymError:
             return None
 
@@ -140,19 +145,19 @@ class Table:
         import asyncio
 
         if self.hints is None:
-            return "This environment has no expert to ask."
+            return "This environment has no expert."
         try:
             answer = asyncio.run(_first(self.hints, observation, info))
         except Exception as error:
-            # Experts follow their own plan; one that lost the thread is no reason to end a game.
-            return f"The expert does not know either ({type(error).__name__})."
+            # Experts follow their own plan and may fail on a state that it does not reach.
+            return f"The expert has no hint for this state ({type(error).__name__})."
         return answer if isinstance(answer, str) else answer.action
 
     def _show(self, observation: str, info: Mapping[str, Any]) -> None:
         from rich.panel import Panel
 
         style = "white" if info.get("valid", True) else "yellow"
-        self.screen.print(Panel(colour(observation, self.face.palette), expand=False, border_style=style))
+        self.screen.print(Panel(color(observation, self.interface.palette), expand=False, border_style=style))
         actions = info.get("actions")
         if actions:
             words = ", ".join(actions[:12]) + (f", … ({len(actions)} in all)" if len(actions) > 12 else "")
@@ -174,15 +179,15 @@ async def _first(player: Player, observation: str, info: Mapping[str, Any]) -> A
 
 
 def complete(word: str, actions: Any) -> str:
-    """The one action that begins with what was typed, or what was typed."""
+    """Complete a prefix to the only action that starts with it; any other word is returned unchanged."""
     if not isinstance(actions, list):
         return word
-    found = [a for a in actions if str(a).lower().startswith(word.lower())]
-    return str(found[0]) if len(found) == 1 else word
+    matches = [action for action in actions if str(action).lower().startswith(word.lower())]
+    return str(matches[0]) if len(matches) == 1 else word
 
 
-def colour(text: str, palette: Mapping[str, str]) -> RenderableType:
-    """Text with each character in the environment's colour for it."""
+def color(text: str, palette: Mapping[str, str]) -> RenderableType:
+    """Color each character as the environment's palette defines."""
     from rich.text import Text
 
     painted = Text()

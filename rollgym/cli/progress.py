@@ -1,4 +1,4 @@
-"""The live line of a running evaluation."""
+"""Progress display of a running evaluation."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rollgym.cli.common import console
+from rollgym.utils.cli_options import console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rollgym.evaluate import Evaluation
-    from rollgym.run_warnings import RunWarning
-    from rollgym.types import Episode
+    from rollgym.core.types import Episode
+    from rollgym.evaluation.run_warnings import RunWarning
+    from rollgym.evaluation.runner import Evaluation
 
 PLAIN_EVERY = 10.0
-"""Seconds between lines where the output is not a terminal."""
+"""Seconds between progress lines when the output is not a terminal."""
 
 
 def play(evaluation: Evaluation, stop: Callable[[], None], *, quiet: bool) -> None:
-    """Play an evaluation to its end with a line about it; Ctrl-C calls ``stop``."""
-    from rollgym.running import run_to_end
+    """Run an evaluation with a progress display; Ctrl-C calls ``stop``."""
+    from rollgym.utils.async_runner import run_to_end
 
     with EpisodeProgress(console(stderr=True), evaluation, quiet=quiet):
-        _, asked = run_to_end(evaluation.run, stop)
-    evaluation.exit_code = asked.exit_code
+        _, stop_request = run_to_end(evaluation.run, stop)
+    evaluation.exit_code = stop_request.exit_code
 
 
 class EpisodeProgress:
-    """A bar in a terminal; a line every ten seconds elsewhere; nothing where a person plays."""
+    """A progress bar in a terminal; a line every ten seconds elsewhere; nothing when a person plays."""
 
     def __init__(self, console: Console, evaluation: Evaluation, *, quiet: bool = False) -> None:
         self._live = console.is_terminal and not quiet
@@ -52,17 +52,17 @@ class EpisodeProgress:
             transient=True,
             disable=not self._live,
         )
-        evaluation._on_episode = self.add
+        evaluation.on_episode = self.add
         evaluation.on_warning = self.warn
 
     def __enter__(self) -> EpisodeProgress:
         folder = self._evaluation.folder
         if folder.repaired:
             self._console.print(
-                "The last line was cut off in the middle and has been removed.", style="yellow"
+                "The last line of episodes.jsonl was incomplete and has been removed.", style="yellow"
             )
         if folder.done and not self._plain:
-            self._console.print(f"{len(folder.done)} episodes are already there.", style="dim")
+            self._console.print(f"Resuming after {len(folder.done)} finished episodes.", style="dim")
         for episode in folder.done:
             self._count(episode)
         self._bar.start()
@@ -88,7 +88,7 @@ class EpisodeProgress:
             self._console.print(f"{len(self._evaluation.folder.done)}/{self._total} {self._numbers()}")
 
     def warn(self, warning: RunWarning) -> None:
-        """Say at once what looks wrong."""
+        """Show a warning immediately."""
         env_id = self._evaluation.plan.request.env_name
         self._console.print(f"warning: {env_id}: {warning.sentence}", style="yellow", markup=False)
 

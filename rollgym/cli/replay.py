@@ -1,4 +1,4 @@
-"""``rollgym replay``: recorded actions in fresh environments."""
+"""``rollgym replay``: replay recorded actions in fresh environments."""
 
 from __future__ import annotations
 
@@ -7,61 +7,64 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollgym.cli.common import (
+from rollgym.core.errors import ResultsError, UsageError
+from rollgym.utils.cli_options import (
     AsJson,
     EnvArgs,
     EnvModules,
     WeakSandbox,
+    Workers,
     console,
     import_modules,
     parse_pairs,
 )
-from rollgym.cli.output import print_json
-from rollgym.errors import ResultsError, UsageError
+from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
-    from rollgym.replay import Replayed
-    from rollgym.types import Episode
+    from rollgym.core.types import Episode
+    from rollgym.evaluation.replay import Replayed
 
 EPILOG = "Example: rollgym replay runs/expert --episode test-7-0"
 
 Run = Annotated[
     Path,
-    typer.Argument(help="A folder of `rollgym eval`, `train` or `bench run`.", show_default=False),
+    typer.Argument(help="A run folder of `rollgym eval`, `train` or `bench run`.", show_default=False),
 ]
 
 
 def replay(
     run: Run,
     episode: Annotated[
-        str | None, typer.Option("--episode", metavar="ID", help="Only the episode of this id.")
+        str | None, typer.Option("--episode", metavar="ID", help="Replay only the episode with this id.")
     ] = None,
-    sample: Annotated[int, typer.Option(help="Only so many, chosen by --seed; 0 plays all.")] = 0,
-    seed: Annotated[int, typer.Option(help="Chooses the sample.")] = 0,
-    workers: Annotated[int, typer.Option(help="Worker processes; 0 plays in this one.")] = 0,
+    sample: Annotated[
+        int, typer.Option(help="Number of episodes to replay, sampled with --seed; 0 replays all.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
+    workers: Workers = 0,
     as_json: AsJson = False,
     env_arg: EnvArgs = None,
     env_module: EnvModules = None,
     allow_weak_sandbox: WeakSandbox = False,
 ) -> None:
-    """Play recorded episodes again.
+    """Replay recorded episodes and report differences.
 
-    Every episode's actions go to a fresh environment with the recorded task and seed; the first difference of
-    each is reported. Exit code 1 where anything differs. Recorded environments must be registered, or of a
-    module given with --env-module: a record alone never imports code.
+    The actions of every episode are played in a fresh environment with the recorded task and seed; the first
+    difference of each is reported. Exit code 1 if anything differs. Recorded environments must be registered,
+    or defined in a module passed with --env-module: a recording alone never imports code.
     """
-    from rollgym.bench.folder import parts
+    from rollgym.bench.results import parts
     from rollgym.cli.bench_tables import counted
-    from rollgym.replay import Settings, changed_versions, choose
-    from rollgym.replay import replay as play_again
+    from rollgym.evaluation.replay import Settings, changed_versions, choose
+    from rollgym.evaluation.replay import replay as play_again
 
     modules = import_modules(env_module)
     notes: list[str] = []
     results: list[tuple[str, Replayed]] = []
-    found = _selected(parts(run), episode, notes)
-    if not any(episodes for _, _, episodes in found):
+    selected = _selected(parts(run), episode, notes)
+    if not any(episodes for _, _, episodes in selected):
         raise _nothing(run, episode)
-    for name, manifest, recorded in ((name, m, choose(e, sample, seed)) for name, m, e in found):
+    for name, manifest, recorded in ((name, m, choose(e, sample, seed)) for name, m, e in selected):
         settings = Settings(
             workers=workers,
             modules=modules,
@@ -78,25 +81,25 @@ def replay(
 def _selected(
     folders: dict[str, Path], wanted: str | None, notes: list[str]
 ) -> list[tuple[str, dict[str, Any], list[Episode]]]:
-    """(name, manifest, episodes) of every part of the run."""
-    from rollgym.bench.folder import read_manifest
-    from rollgym.replay import finished_episodes
+    """(name, manifest, episodes) of every part of the run: the entries of a suite, or the run itself."""
+    from rollgym.bench.results import read_manifest
+    from rollgym.evaluation.replay import finished_episodes
 
-    found = []
+    selected = []
     for name, folder in folders.items():
         episodes, cut = finished_episodes(folder)
         if cut:
-            notes.append(f"the last line of {folder / 'episodes.jsonl'} is cut off and left out")
+            notes.append(f"the last line of {folder / 'episodes.jsonl'} is incomplete and was skipped")
         if wanted is not None:
             episodes = [e for e in episodes if wanted in (e.spec.episode_id, f"{name}/{e.spec.episode_id}")]
-        found.append((name, read_manifest(folder), episodes))
-    return found
+        selected.append((name, read_manifest(folder), episodes))
+    return selected
 
 
 def _nothing(run: Path, wanted: str | None) -> ResultsError | UsageError:
     if wanted is not None:
         return UsageError(f"{run} has no episode {wanted!r}: the ids are in its episodes.jsonl.")
-    return ResultsError(f"{run} holds no episodes yet, so there is nothing to replay.")
+    return ResultsError(f"{run} contains no episodes yet: nothing to replay.")
 
 
 def _report(run: Path, results: list[tuple[str, Replayed]], notes: list[str], as_json: bool) -> None:
@@ -114,12 +117,12 @@ def _report(run: Path, results: list[tuple[str, Replayed]], notes: list[str], as
     else:
         screen = console()
         for name, done in different:
-            words = f"{name}/{done.episode_id}" if name else done.episode_id
-            screen.print(f"{words} ({done.env_id}) {done.difference}", markup=False, highlight=False)
+            label = f"{name}/{done.episode_id}" if name else done.episode_id
+            screen.print(f"{label} ({done.env_id}) {done.difference}", markup=False, highlight=False)
         for note in notes:
             screen.print(f"note: {note}", style="yellow", markup=False, highlight=False)
         screen.print(
-            f"{len(results)} episodes played again: {len(results) - len(different)} the same, "
+            f"{len(results)} episodes replayed: {len(results) - len(different)} identical, "
             f"{len(different)} different",
             highlight=False,
         )

@@ -1,4 +1,4 @@
-"""``rollgym sandbox``: what sandboxes need on this machine."""
+"""``rollgym sandbox``: prepare sandboxes on this machine."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ from typing import Annotated
 
 import typer
 
-from rollgym.cli.common import AsJson, console
-from rollgym.cli.output import print_json
+from rollgym.utils.cli_options import AsJson, console
+from rollgym.utils.cli_output import print_json
 
-app = typer.Typer(help="Prepare sandboxes for untrusted code.", no_args_is_help=True, rich_markup_mode=None)
-BUILD_EPILOG = "Example: rollgym sandbox build-image --python /usr/bin/python3, then rollgym doctor"
+app = typer.Typer(
+    help="Prepare sandboxes for untrusted code.",
+    epilog="Example: rollgym sandbox build-image",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+BUILD_EPILOG = "Example: rollgym sandbox build-image --python /usr/bin/python3"
 
 
 @app.callback()
 def _sandbox() -> None:
-    """Prepare sandboxes for untrusted code."""
+    """Keep `build-image` a subcommand: typer runs the only command of an app without its name."""
 
 
 @app.command("build-image", epilog=BUILD_EPILOG)
 def build_image(
-    tag: Annotated[str, typer.Option(help="The name of the image.")] = "rollgym-sandbox",
+    tag: Annotated[str, typer.Option(help="Name of the image.")] = "rollgym-sandbox",
     python: Annotated[
-        str | None, typer.Option(help="The Python it is made of.", show_default="the one that runs this")
+        str | None, typer.Option(help="Python interpreter to copy.", show_default="the running one")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the image for the docker backend from a Python of this machine.
+    """Build the image for the docker backend from a Python of this machine.
 
-    Nothing is fetched: interpreter, standard library and shared libraries are copied. An image of your own
-    does as well, if it has python3 of version 3.10 or later.
+    Nothing is downloaded: interpreter, standard library and shared libraries are copied. Your own image works
+    too if it has python3, version 3.10 or later.
     """
     from rollgym.sandbox.docker_image import build_image as build
 

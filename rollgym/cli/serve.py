@@ -1,4 +1,4 @@
-"""``rollgym serve``: a model behind an OpenAI-compatible endpoint that records what is said."""
+"""``rollgym serve``: an OpenAI-compatible endpoint for a model that records its conversations."""
 
 from __future__ import annotations
 
@@ -8,59 +8,65 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollgym.cli.common import AgentArgs, console, parse_pairs
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
+from rollgym.utils.cli_options import AgentArgs, console, parse_pairs
 
 if TYPE_CHECKING:
     from rollgym.serve import RecordingServer, ServeOptions
 
-EPILOG = (
-    "Example: rollgym serve models/lake --port 8000, then OPENAI_BASE_URL=http://127.0.0.1:8000/v1 my_agent"
-)
+EPILOG = "Example: rollgym serve models/lake --port 8000 --out runs/served"
 
 Model = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A folder in Hugging Face format.", show_default=False)
+    Path, typer.Argument(metavar="MODEL", help="Model folder in Hugging Face format.", show_default=False)
 ]
 
 
 def serve(
     model: Model,
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8000,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     out: Annotated[
-        Path | None, typer.Option(help="The folder for the episodes.", show_default="runs/served")
+        Path | None, typer.Option(help="Run folder for the episodes.", show_default="runs/served")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Add to what is in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Append to the episodes in --out.")] = False,
     api_key_env: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The variable with the key that clients must show."),
+        typer.Option(
+            metavar="NAME",
+            help="Environment variable with the API key that clients must send.",
+            show_default="no key",
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What clients call the model.", show_default="the folder's name")
+        str | None, typer.Option(help="Model name for clients.", show_default="the folder's name")
     ] = None,
     env: Annotated[
-        str | None, typer.Option(metavar="ENV", help="What the episodes are recorded as.", show_default=False)
+        str | None,
+        typer.Option(metavar="ENV", help="Environment id to record the episodes under.", show_default=False),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="In place of what clients ask for.", show_default=False)
+        float | None,
+        typer.Option(help="Sampling temperature; overrides that of clients.", show_default="the client's"),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Of one reply.", show_default="what fits")] = None,
-    idle: Annotated[float, typer.Option(help="Seconds of silence that end a conversation.")] = 600.0,
-    seed: Annotated[int, typer.Option(help="Of what is drawn where clients give none.")] = 0,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Token limit per reply.", show_default="the rest of the context")
+    ] = None,
+    idle: Annotated[float, typer.Option(help="Seconds without a request that end a conversation.")] = 600.0,
+    seed: Annotated[int, typer.Option(help="Sampling seed for requests without one.")] = 0,
     agent_arg: AgentArgs = None,
 ) -> None:
     """Serve a model to any OpenAI client, and record its conversations as episodes.
 
-    They hold the token ids that were sampled, with their log-probs: `rollgym imitate` and viewers read the
-    folder, and a program can be trained in the place that it runs in. Ctrl-C ends open conversations as
-    cancelled. --agent-arg takes device, dtype, max_batch and context_length.
+    Episodes contain the sampled token ids and their log-probs: `rollgym imitate` and `rollgym view` read
+    them. Ctrl-C ends open conversations as cancelled.
+    --agent-arg accepts device, dtype, max_batch and context_length.
     """
     from rollgym.serve.options import UNKNOWN_ENV, ServeOptions
     from rollgym.serve.server import check_installed
-    from rollgym.web import listening
+    from rollgym.utils.http_server import listening
 
     if resume and out is None:
-        raise UsageError("--resume needs --out DIR, the folder to add to.")
+        raise UsageError("--resume needs --out DIR, the run folder to append to.")
     options = ServeOptions(
         host=host,
         port=port,
@@ -73,7 +79,7 @@ def serve(
         seed=seed,
     )
     check_installed()
-    listening(host, port).close()  # before the model is loaded, which may take long
+    listening(host, port).close()  # fail before the model is loaded, which may take long
     _run(model, options, out or _default_folder(), resume, parse_pairs(agent_arg, "--agent-arg"))
 
 
@@ -97,12 +103,12 @@ def _default_folder() -> Path:
 def _run(model: Path, options: ServeOptions, out: Path, resume: bool, settings: dict[str, Any]) -> None:
     import asyncio
 
-    from rollgym.agent import AgentSetup, make_agent
+    from rollgym.core.agent import AgentSetup, make_agent
+    from rollgym.io.run_dir import RunFolder
     from rollgym.serve.server import RecordingServer, manifest
-    from rollgym.signals import when_asked_to_stop
-    from rollgym.store import RunFolder
+    from rollgym.utils.signals import when_asked_to_stop
 
-    # The agent that plays with such folders loads them, and says what is wrong with one.
+    # The policy agent loads the model folder and reports what is wrong with it.
     agent: Any = make_agent("lm", AgentSetup(env_id=options.env_id), model=str(model), **settings)
     with console(stderr=True).status("loading the model"):
         engine = agent.engine
@@ -114,7 +120,7 @@ def _run(model: Path, options: ServeOptions, out: Path, resume: bool, settings: 
         try:
             with when_asked_to_stop(stop.set):
                 async with RecordingServer(engine, agent.chat, options, folder=folder) as server:
-                    _tell(server, out)
+                    _print_usage(server, out)
                     await stop.wait()
         finally:
             folder.close()
@@ -126,13 +132,13 @@ def _run(model: Path, options: ServeOptions, out: Path, resume: bool, settings: 
     typer.echo(f"{sum(server.sessions.outcomes.values())} episodes ({counts or 'none'}) are in {out}.")
 
 
-def _tell(server: RecordingServer, out: Path) -> None:
+def _print_usage(server: RecordingServer, out: Path) -> None:
     options = server.options
     key = "the key" if options.api_key else "anything"
     typer.echo(
-        f"The model {options.model!r} is at {server.base_url}, episodes go to {out} (Ctrl-C ends).\n"
+        f"Serving {options.model!r} at {server.base_url}, recording to {out} (Ctrl-C stops).\n"
         f"  export OPENAI_BASE_URL={server.base_url} OPENAI_API_KEY={key.replace(' ', '-')}\n"
-        f"One episode for each base URL {server.url}/session/NAME/v1; tell its reward and end it with\n"
+        f"Each base URL {server.url}/session/NAME/v1 is one episode; report its reward and end it with\n"
         f"  curl {server.url}/session/NAME/end -H 'content-type: application/json' "
         '-d \'{"reward": 1.0, "success": true}\''
     )

@@ -1,4 +1,4 @@
-"""How results look in a terminal."""
+"""Terminal tables of evaluation results."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from rollgym.cli.common import interval, number
+from rollgym.utils.cli_options import interval, number
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def print_summary(console: Console, summary: dict[str, Any]) -> None:
-    """The numbers of one evaluation."""
+    """Print the results of one evaluation."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()

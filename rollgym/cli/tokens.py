@@ -1,4 +1,4 @@
-"""``rollgym check tokens``: how a model's chat template turns a conversation into token ids."""
+"""``rollgym check tokens``: check a model's chat template for token-level conversations."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from rollgym.chat import ChatTemplate, Conversation, load_tokenizer
 from rollgym.chat.codec import MIDDLE
-from rollgym.cli.common import console
-from rollgym.cli.output import print_json
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
+from rollgym.utils.cli_options import console
+from rollgym.utils.cli_output import print_json
 
 SYSTEM = "You play a game."
 EXCHANGES = (("The door is shut.", "Open it"), ("It opens.", "Go in"))
@@ -20,9 +20,9 @@ EXCHANGES = (("The door is shut.", "Open it"), ("It opens.", "Go in"))
 def check_tokens(
     model: Path, as_json: bool, *, date: str | None = None, chat_kwargs: Mapping[str, Any] | None = None
 ) -> int:
-    """Explain the chat template of a model's folder, and return the exit code.
+    """Explain the chat template of a model folder, and return the exit code.
 
-    0 where conversations can be held in token ids, 1 where they cannot; a folder that holds no tokenizer is a
+    0 if conversations can be continued in token ids, 1 if not; a folder without a tokenizer raises
     `UsageError`.
     """
     tokenizer = load_tokenizer(model)
@@ -39,7 +39,7 @@ def check_tokens(
 
 
 def explain(template: ChatTemplate) -> dict[str, Any]:
-    """What the template does, as plain values, with two turns worked out."""
+    """Properties of the template as plain values, with an example of two turns."""
     facts = template.facts
     return {
         "end_of_turn": facts.end_of_turn,
@@ -58,7 +58,7 @@ def explain(template: ChatTemplate) -> dict[str, Any]:
 
 
 def example(template: ChatTemplate) -> list[dict[str, Any]]:
-    """Two turns, part by part: who wrote which ids."""
+    """Two turns, part by part: the ids of the template and of the policy."""
     talk = Conversation(template, system=SYSTEM)
     parts: list[dict[str, Any]] = []
     row = 1
@@ -79,7 +79,7 @@ def example(template: ChatTemplate) -> list[dict[str, Any]]:
 
 
 def _try_injection(template: ChatTemplate) -> str:
-    """What becomes of control tokens that an observation spells out."""
+    """The handling of control tokens that an observation spells out: ``text`` or ``refused``."""
     try:
         Conversation(template).observe(" ".join(template.controls))
     except UsageError:
@@ -105,33 +105,36 @@ def _print(report: dict[str, Any]) -> None:
     for part in report["example"]:
         ids = " ".join(map(str, part["ids"]))
         parts.add_row(str(part["row"]), part["who"], str(part["mask"]), ids, escape(repr(part["text"])))
-    screen.print("\nTwo turns, part by part (mask 1 is what the policy is trained on):")
+    screen.print("\nTwo turns, part by part (the policy is trained on mask 1):")
     screen.print(parts, highlight=False)
-    screen.print("\n[bold green]✓[/] [bold]Conversations can be held in token ids.[/]")
+    screen.print("\n[bold green]✓[/] [bold]Conversations can be continued in token ids.[/]")
 
 
 def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     end = f"{report['end_of_turn']!r} (id {report['end_of_turn_id']})"
     system = (
-        "a message of its own" if report["system_role"] else "none: its text leads the first user message"
+        "a separate message"
+        if report["system_role"]
+        else "none: its text is prepended to the first user message"
     )
-    kept = "kept as it was: one row for an episode"
+    kept = "kept unchanged: one training sequence per episode"
     changes = [
-        f"{r['what']} is rewritten, and a new row begins ({r['difference']})" for r in report["rewrites"]
+        f"{r['what']} is rewritten, which starts a new training sequence ({r['difference']})"
+        for r in report["rewrites"]
     ]
     outcome = {
-        "text": "what looks like a control token in one stays text",
-        "refused": "one that spells out a control token is refused",
+        "text": "control tokens spelled out in an observation stay text",
+        "refused": "an observation that spells out a control token is refused",
     }
-    marks = "" if report["turns_marked"] else "; but turns are marked with plain text, which one can imitate"
+    marks = "" if report["turns_marked"] else "; but turns are marked with plain text, which can be imitated"
     lines = [
-        ("end of turn", end if report["end_of_turn"] else "no token of its own"),
+        ("end of turn", end if report["end_of_turn"] else "no separate token"),
         ("stop ids", ", ".join(map(str, report["stop_ids"])) or "none: replies end at max_tokens"),
         ("separator", repr(report["separator"])),
         ("generation prompt", repr(report["generation_prompt"])),
         ("before a reply", repr(report["before_reply"])),
         ("system message", system),
-        ("the past", "\n".join(changes) or kept),
+        ("history", "\n".join(changes) or kept),
         (
             "observations",
             f"{outcome[report['observations']]} ({report['control_tokens']} such tokens){marks}",

@@ -1,4 +1,4 @@
-"""``rollgym trace``: where a run's time went."""
+"""``rollgym trace``: timeline and utilization of a run."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.cli.common import AsJson, console
-from rollgym.cli.output import print_json
-from rollgym.errors import UsageError, os_reason
+from rollgym.core.errors import UsageError, os_reason
+from rollgym.utils.cli_options import AsJson, console
+from rollgym.utils.cli_output import print_json
 
 EPILOG = "Example: rollgym trace runs/my-run --out trace.json"
 
 
 def trace(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or its events.jsonl.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Where to write the trace.")] = None,
+    run: Annotated[Path, typer.Argument(help="A run folder, or its events.jsonl.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="File for the trace.", show_default="RUN/trace.json")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where a run's time went.
+    """Show the timeline and utilization of a run.
 
-    Writes a Chrome/Perfetto trace (one lane per engine slot and worker) and prints utilisation, the longest
-    waits and what they waited for.
+    Writes a Chrome/Perfetto trace (one track per engine slot and worker) and prints utilization and the
+    longest waits with their causes.
     """
-    from rollgym.files import replacing
-    from rollgym.scheduler.events import read_events
-    from rollgym.scheduler.trace import chrome_trace, is_event, summary
+    from rollgym.core.files import replacing
+    from rollgym.rollout.events import read_events
+    from rollgym.rollout.trace import chrome_trace, is_event, summary
 
     file = run / "events.jsonl" if run.is_dir() else run
     if not file.exists():
-        raise UsageError(f"{run} has no events.jsonl: only runs that record events can be traced.")
+        raise UsageError(f"{run} has no events.jsonl: only a run that recorded events can be traced.")
     events = [event for event in read_events(file) if is_event(event)]
     target = out or file.with_name("trace.json")
     try:
@@ -49,15 +51,16 @@ def trace(
 def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from rollgym.scheduler.watchdog import WAITS_FOR
+    from rollgym.rollout.watchdog import WAITS_FOR
 
     screen = console()
     screen.print(f"{result['episodes']} episodes in {result['seconds']:.2f} s", highlight=False)
     screen.print(
-        f"engine busy {result['engine_busy']:.1%}, environments busy {result['environment_busy']:.1%}",
+        f"engine utilization {result['engine_busy']:.1%}, environment utilization "
+        f"{result['environment_busy']:.1%}",
         highlight=False,
     )
-    table = Table("longest waits", "state", "turn", "seconds", "at", "for", box=None)
+    table = Table("longest waits", "state", "turn", "seconds", "at (s)", "waits for", box=None)
     for wait in result["longest_waits"]:
         table.add_row(
             wait["episode"],

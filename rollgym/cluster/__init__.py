@@ -1,10 +1,11 @@
-"""Parts of a run on other machines: the Ray runtime. Nothing else of the core knows Ray.
+"""The Ray runtime: environments, engines and learners in actors. No other core package imports Ray.
 
-    with connect("auto") as connection:             # or None: a Ray of its own on this machine
+    with connect("auto") as connection:             # None: starts Ray on this machine
         plan = ...                                  # made for connection.cluster
-        placed = await place(plan, connection)      # devices are taken, or it says what is missing
-        pool = RayPool(connection)                  # environments on all nodes
-        engine = await RemoteEngine.start(EngineSeat(...))
+        placed = await place(plan, connection)      # reserves the devices, reports what is missing
+        pool = RayPool()                            # environments on all nodes
+        slot = placed.slots["actor_infer"][0]
+        engine = await RemoteEngine.start("model", actor_options=slot.options())
 
-The driver stays the one controller: it calls the same protocols as without Ray.
+The driver is the single controller: it uses the same protocols as without Ray.
 """

@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, or starting one on this machine, and seeing what it has."""
+"""Joins a Ray cluster, or starts one on this machine, and lists its devices."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rollgym.cluster.address import check_address, check_code, check_versions, find_address
 from rollgym.cluster.errors import need_ray
-from rollgym.cluster.probe import Facts, ask_facts, facts_here
+from rollgym.cluster.join import check_address, check_code, check_versions, find_address
+from rollgym.cluster.node_info import NodeInfo, fetch_node_info, local_node_info
+from rollgym.core.errors import RunError, UsageError, boundary, one_line
 from rollgym.devices.inventory import cluster_from_nodes, known_model
 from rollgym.devices.types import Cluster, Node
-from rollgym.errors import RunError, UsageError, boundary, one_line
 
 PACKAGE = Path(__file__).parents[1]
-"""Where rollgym itself is."""
+"""The folder of rollgym's source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A cluster that was joined."""
+    """A connection to a Ray cluster."""
 
     address: str
     cluster: Cluster
-    """What it has; nodes with GPUs come first. Logical GPUs are shares of their node."""
+    """Its nodes; those with GPUs come first. Logical GPUs are shares of their node."""
     nodes: tuple[str, ...]
-    """Ray's ids of the nodes, in the order of ``cluster.nodes``."""
-    facts: tuple[Facts, ...] = field(default=(), repr=False)
+    """Ray ids of the nodes, in the order of ``cluster.nodes``."""
+    info: tuple[NodeInfo, ...] = field(default=(), repr=False)
     shipped: bool = False
-    """Whether this machine's rollgym was sent to the workers."""
+    """Whether this machine's rollgym source was uploaded to the workers."""
 
-    def again(self) -> Connection:
-        """What is there now: nodes come and go."""
+    def refresh(self) -> Connection:
+        """Return the connection with the nodes that are alive now."""
         return _look(self.address, self.shipped)
 
 
@@ -51,22 +51,22 @@ def connect(
     wait: float = 20.0,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Connection]:
-    """Join a cluster, or start a Ray on this machine, for as long as the block lasts.
+    """Join a Ray cluster, or start one on this machine, for the duration of the block.
 
     Args:
-        address: ``None`` starts one here; ``auto`` finds the one this machine is part of; ``host:port`` or
-            ``ray://host:port`` is that of one.
-        gpus: Of a Ray that is started here: how many, which may be more than there are.
-        cpus: The same.
-        wait: Seconds for the address to answer.
-        variables: Environment variables that all workers get.
+        address: None starts a cluster on this machine; ``auto`` finds the one this machine belongs to;
+            ``host:port`` or ``ray://host:port`` is the address of one.
+        gpus: Number of GPUs of a cluster that is started here; may exceed the physical ones.
+        cpus: Number of CPUs of a cluster that is started here.
+        wait: Seconds to wait for the address to answer.
+        variables: Environment variables of all workers.
     """
     if address is not None and (gpus is not None or cpus is not None):
-        raise UsageError("gpus and cpus are of a Ray that is started here; a cluster has its own.")
+        raise UsageError("gpus and cpus can be set only if Ray is started here: leave out address.")
     with _quiet(local=address is None):
         ray = need_ray()
         if ray.is_initialized():
-            raise UsageError("This process is part of a Ray cluster already: leave it first.")
+            raise UsageError("This process is already connected to Ray: call ray.shutdown() first.")
         try:
             with _without_reports(ray):
                 yield _start(gpus, cpus, variables) if address is None else _join(address, wait, variables)
@@ -80,7 +80,7 @@ def _start(gpus: int | None, cpus: int | None, variables: Mapping[str, str] | No
             raise UsageError(f"{name} must be at least {least}, not {value}.")
     with boundary(RunError, "Ray could not be started on this machine"):
         context = need_ray().init(
-            address="local",  # and not one that somebody else has started here
+            address="local",  # do not join a cluster that another process has started here
             num_gpus=gpus,
             num_cpus=cpus,
             include_dashboard=False,
@@ -96,9 +96,9 @@ def _join(address: str, wait: float, variables: Mapping[str, str] | None) -> Con
     ray = need_ray()
     _init(address, variables, ship=False)
     others = list(_ask_nodes().values())
-    ship = any(facts.digest != facts_here().digest for facts in others)
+    ship = any(info.digest != local_node_info().digest for info in others)
     if ship and (PACKAGE.parent / "pyproject.toml").is_file():
-        # A working tree, which the workers do not have: it goes along.
+        # A source tree that the workers do not have: upload it.
         ray.shutdown()
         _init(address, variables, ship=True)
         return _look(address, shipped=True)
@@ -111,7 +111,7 @@ def _init(address: str, variables: Mapping[str, str] | None, *, ship: bool) -> N
     if ship:
         options["runtime_env"] = {**options["runtime_env"], "py_modules": [str(PACKAGE)]}
         options["runtime_env"]["excludes"] = ["**/__pycache__"]
-    with boundary(RunError, f"The Ray cluster at {address} could not be joined"):
+    with boundary(RunError, f"Cannot join Ray at {address}"):
         need_ray().init(address=address, **options)
 
 
@@ -127,7 +127,7 @@ def _look(address: str, shipped: bool) -> Connection:
     found = _ask_nodes()
     check_versions(list(found.values()))
     alive = {node["NodeID"]: node for node in need_ray().nodes() if node["Alive"] and node["NodeID"] in found}
-    # GPUs first, then the head, then by name: numbers of devices do not depend on who came up first.
+    # GPUs first, then the head, then by name: device numbers do not depend on the order of startup.
     order = sorted(alive, key=lambda name: (_rank(alive[name]["Resources"]), alive[name]["NodeName"], name))
     nodes = tuple(_node(alive[name], found[name]) for name in order)
     return Connection(address, Cluster(nodes), tuple(order), tuple(found[name] for name in order), shipped)
@@ -137,23 +137,23 @@ def _rank(resources: Mapping[str, float]) -> tuple[bool, bool]:
     return not resources.get("GPU"), "node:__internal_head__" not in resources
 
 
-def _node(node: Mapping[str, Any], facts: Facts) -> Node:
+def _node(node: Mapping[str, Any], info: NodeInfo) -> Node:
     resources = node["Resources"]
     gpus, cpus = resources.get("GPU", 0.0), resources.get("CPU", 0.0)
-    model = known_model(facts.gpu_model, facts.gpu_memory) if gpus and facts.gpu_memory else None
-    named = [(node["NodeName"], gpus, cpus, facts.host_memory)]
+    model = known_model(info.gpu_model, info.gpu_memory) if gpus and info.gpu_memory else None
+    named = [(node["NodeName"], gpus, cpus, info.host_memory)]
     (found,) = cluster_from_nodes(named, model=model.name if model else "").nodes
-    if gpus and facts.gpu_memory:
-        return replace(found, memory=facts.gpu_memory, model=facts.gpu_model)
+    if gpus and info.gpu_memory:
+        return replace(found, memory=info.gpu_memory, model=info.gpu_model)
     return found
 
 
-def _ask_nodes() -> dict[str, Facts]:
-    """What each node says of itself; one that goes meanwhile says nothing."""
+def _ask_nodes() -> dict[str, NodeInfo]:
+    """Query the info of each node; nodes that die meanwhile are left out."""
     ray = need_ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    ask = ray.remote(num_cpus=0, max_retries=0)(ask_facts)
+    ask = ray.remote(num_cpus=0, max_retries=0)(fetch_node_info)
     refs = {
         node["NodeID"]: ask.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -166,9 +166,11 @@ def _ask_nodes() -> dict[str, Facts]:
         try:
             found[name] = ray.get(ref, timeout=120)
         except ray.exceptions.RayTaskError as error:
-            found[name] = Facts(trouble=one_line(error.cause or error))
+            found[name] = NodeInfo(error=one_line(error.cause or error))
         except ray.exceptions.GetTimeoutError:
-            raise RunError("A node of the cluster has not answered for 120 s: is it overloaded?") from None
+            raise RunError(
+                "A node of the cluster has not answered within 120 s; it may be overloaded."
+            ) from None
         except ray.exceptions.RayError:
             continue
     return found
@@ -176,9 +178,9 @@ def _ask_nodes() -> dict[str, Facts]:
 
 @contextmanager
 def _quiet(*, local: bool) -> Iterator[None]:
-    """Ray without its notices; one that is started here with a token that nobody else knows.
+    """Disable Ray's notices; a cluster that is started here gets a random token.
 
-    Its processes listen on every interface, whatever address it is given: the token is what keeps others out.
+    Its processes listen on every interface, whatever address it is given: the token keeps others out.
     """
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     # Ray reads the token once, when it is imported: later clusters of this process need the same one.
@@ -197,9 +199,9 @@ def _quiet(*, local: bool) -> Iterator[None]:
 
 @contextmanager
 def _without_reports(ray: Any) -> Iterator[None]:
-    """Keep Ray from printing paragraphs and logs about every death to stdout: a run says it in one sentence.
+    """Keep Ray from printing long reports about dead actors to stdout: a run reports them in one sentence.
 
-    Ray has no setting for this; where a release prints them in another way, they are back.
+    Ray has no setting for this; releases that print them another way are not affected.
     """
     module = getattr(ray._private, "worker", None)
     printer = getattr(module, "print_to_stdstream", None)
@@ -215,5 +217,5 @@ def _without_reports(ray: Any) -> Iterator[None]:
 
 @functools.cache
 def _token() -> str:
-    """The same for the whole process: Ray reads it once."""
+    """Return the token of this process: Ray reads it only once."""
     return secrets.token_hex(32)

@@ -1,218 +1,284 @@
-"""An engine in an actor: the embedded engine on another device or machine, behind the same protocol."""
+"""`RemoteEngine`: an engine in a Ray actor on another device or machine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from rollgym.cluster.errors import ActorLost, need_ray, why_lost
 from rollgym.cluster.heartbeat import OPTIONS, TIMEOUT
-from rollgym.cluster.mail import Line, Mailbox
-from rollgym.cluster.tensors import SharedTensors, share_weights
-from rollgym.cluster.waiting import INTERVAL, Say, tell, waiting
-from rollgym.engines import GenerateRequest, Generation, WeightSource
-from rollgym.errors import EngineLost, one_line
+from rollgym.cluster.object_store import SharedTensors, share_weights
+from rollgym.cluster.rpc import ActorClient, ActorServer
+from rollgym.cluster.wait import INTERVAL, Report, print_status, wait_for_resources
+from rollgym.core.errors import EngineLost, one_line
+from rollgym.engines.base import (
+    MEMORY_TAGS,
+    Engine,
+    EngineStats,
+    GenerateRequest,
+    Generation,
+    WeightSource,
+)
+
+Command = Literal["pause", "resume", "reconnect", "stats", "close"]
+"""A request for a method of `Engine` without arguments."""
 
 
-class EngineHost(Mailbox):
-    """What runs in an engine actor."""
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Request for `Engine.abort`."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateWeights:
+    """Request for `Engine.update_weights`."""
+
+    version: int
+    weights: WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Request for `Engine.sleep`."""
+
+    tags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Request for `Engine.forget`."""
+
+    session: str
+
+
+EngineRequest = GenerateRequest | Abort | UpdateWeights | Sleep | Forget | Command
+
+
+class EngineActor(ActorServer):
+    """The actor of a `RemoteEngine`: hosts an `EmbeddedEngine`."""
 
     def __init__(self, model: str, options: Mapping[str, Any]) -> None:
         super().__init__()
-        self._made = (model, dict(options))
+        self._model, self._options = model, dict(options)
         self._engine: Any = None
 
     async def start(self) -> tuple[int, int]:
-        """Load the model; returns its context length and vocabulary."""
-        from rollgym.engines.torch import TorchEngine
+        """Load the model; returns its context length and vocabulary size."""
+        from rollgym.engines.embedded.engine import EmbeddedEngine
 
-        model, options = self._made
-        self._engine = TorchEngine(model, **options)
+        self._engine = EmbeddedEngine(self._model, **self._options)
         return self._engine.context_length, self._engine.vocabulary
 
-    async def serve(self, body: tuple[Any, ...]) -> Any:
-        """Call a method of the engine: its name, its arguments and, where there are any, those by name."""
-        name, args, *more = body
+    async def serve(self, body: EngineRequest) -> Any:
+        """Call the engine."""
+        engine: Engine = self._engine
+        match body:
+            case GenerateRequest():
+                return await engine.generate(body)
+            case Abort(request_ids):
+                return await engine.abort(request_ids)
+            case UpdateWeights(version, weights):
+                return await self._update_weights(version, weights)
+            case Sleep(tags):
+                return await engine.sleep(tags)
+            case Forget(session):
+                return await engine.forget(session)
+            case "pause":
+                return await engine.pause()
+            case "resume":
+                return await engine.resume()
+            case "reconnect":
+                return await engine.reconnect()
+            case "stats":
+                return await engine.stats()
+            case "close":
+                return await engine.close()
+
+    async def _update_weights(self, version: int, weights: WeightSource) -> None:
         try:
-            for one in args:
-                if isinstance(one, WeightSource) and isinstance(one.tensors, SharedTensors):
-                    await asyncio.to_thread(one.tensors.fetch)  # replies go on meanwhile
-            return await getattr(self._engine, name)(*args, **(more[0] if more else {}))
+            if isinstance(weights.tensors, SharedTensors):
+                await asyncio.to_thread(weights.tensors.fetch)  # the engine keeps generating meanwhile
+            await self._engine.update_weights(version, weights)
         except need_ray().exceptions.RayError as error:
             raise ActorLost(
-                f"The new weights are gone, with the rank that stored them: {why_lost(error)}"
+                f"The new weights were lost with the rank that stored them: {why_lost(error)}"
             ) from error
 
 
-class RemoteEngine:
-    """An `Engine` in an actor of its own; `start` makes one.
+class RemoteEngine(Engine):
+    """An `Engine` in a Ray actor; create one with `start`.
 
-    Where the actor dies, its replies under way fail with `EngineLost`, and a new actor with the last weights
-    takes its place; what is asked meanwhile waits for it.
+    If the actor dies, its in-flight requests fail with `EngineLost`, and a new actor starts with the last
+    weights; new requests wait for it.
+
+    Args:
+        model: Model folder that the node can read.
+        actor_options: Ray options of the actor, such as `ActorSlot.options`.
+        interval: Seconds between two status messages while waiting for resources.
+        patience: Seconds within which an actor must get its resources.
+        report: Receives status messages.
+        heartbeat_timeout: Seconds without a heartbeat after which the actor is replaced.
+        options: Options of `EmbeddedEngine`.
     """
 
-    host: ClassVar[type[EngineHost]] = EngineHost
-    """What runs in the actor."""
-    called: ClassVar[str] = "The engine"
-    """In sentences about it."""
+    actor_class: ClassVar[type[EngineActor]] = EngineActor
+    label: ClassVar[str] = "The engine"
+    """Subject of messages about it."""
 
     def __init__(
         self,
         model: str | Path,
         *,
-        place: Mapping[str, Any] | None = None,
+        actor_options: Mapping[str, Any] | None = None,
         interval: float = INTERVAL,
         patience: float = 300.0,
-        say: Say = tell,
+        report: Report = print_status,
         heartbeat_timeout: float = TIMEOUT,
         **options: Any,
     ) -> None:
         self._model = str(model)
         self._options = options
-        self._place = dict(place or {"num_cpus": 1})
-        self._interval, self._patience, self._say = interval, patience, say
+        self._actor_options = dict(actor_options or {"num_cpus": 1})
+        self._interval, self._patience, self._report = interval, patience, report
         self._timeout = heartbeat_timeout
         self._version: int = options.get("version", 0)
         self._weights: WeightSource | None = None
         self._paused = False
         self._released = False
-        """Whether its actor has given up its weights."""
+        """Whether its actor has released its weights."""
         self._context, self.vocabulary = 0, 0
-        self._line: Line | None = None
+        self._client: ActorClient | None = None
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
         self.deaths = 0
-        """How often its actor was lost."""
+        """Number of times its actor was lost."""
 
     @classmethod
     async def start(
-        cls, model: str | Path, *, place: Mapping[str, Any] | None = None, **options: Any
+        cls, model: str | Path, *, actor_options: Mapping[str, Any] | None = None, **options: Any
     ) -> RemoteEngine:
-        """An engine for a model folder that the node can read.
-
-        Args:
-            model: The folder.
-            place: Options of the actor, such as `Seat.options`.
-            options: Of `TorchEngine`; also ``patience``, the seconds in which a lost actor must be replaced,
-                ``interval`` and ``say``, for what it waits for, and ``heartbeat_timeout``, the seconds
-                without a sign of life after which an actor is replaced.
-        """
-        engine = cls(model, place=place, **options)
+        """Create an engine and wait until it can generate; the arguments are those of the class."""
+        engine = cls(model, actor_options=actor_options, **options)
         await engine.restart()
         return engine
 
     @property
     def version(self) -> int:
-        """Of the weights in use."""
+        """Version of the current weights."""
         return self._version
 
     @property
     def context_length(self) -> int:
-        """The longest prompt and reply together."""
+        """Maximum number of tokens of prompt and reply together."""
         return self._context
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Draw one reply. A cancelled call stops generating at once. `EngineLost` where the actor died."""
-        reply: Generation = await (await self._ready()).ask(("generate", (request,)))
-        return reply
+        """Sample one reply. A cancelled call stops generating at once."""
+        generation: Generation = await self._call(request)
+        return generation
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these replies now. A lost actor has ended them all."""
-        if self._line is not None and self._line.gone is None:
-            await self._line.ask(("abort", (tuple(request_ids),)))
+        """Stop these replies now. A lost actor has stopped all."""
+        if self._client is not None and self._client.closed_reason is None:
+            await self._client.call(Abort(tuple(request_ids)))
 
     async def update_weights(self, version: int, weights: WeightSource) -> None:
-        """Use new weights from the next token on. They go by reference: `share_weights` stores them once."""
+        """Use new weights from the next token on. They are sent by reference, see `share_weights`."""
         shared = share_weights(weights)
-        if self._failed():  # what it had may be gone with whoever stored it
+        if self._failed():  # the previous weights may be lost with the process that stored them
             self._weights, self._version = shared, version
             await self.restart()
             return
-        await (await self._ready()).ask(("update_weights", (version, shared)))
+        await self._call(UpdateWeights(version, shared))
         self._weights, self._version, self._released = shared, version, False
 
     async def pause(self) -> None:
-        """Generate nothing until `resume`; requests wait."""
+        """Stop generating until `resume`; requests wait."""
         self._paused = True
-        await (await self._ready()).ask(("pause", ()))
+        await self._call("pause")
 
     async def resume(self) -> None:
-        """Go on; where the weights' memory was given up and no new ones came, with the last."""
+        """Continue after `pause` or `sleep`, with the last weights if they were released."""
         self._paused = False
-        line = await self._ready()
+        client = await self._ready_client()
         if self._released:
-            await self._renew(line)
-        await line.ask(("resume", ()))
+            await self._restore_weights(client)
+        await client.call("resume")
 
-    async def release(self, *, weights: bool = True) -> int:
-        """Pause, and give up the memory of keys and values and, unless told otherwise, of the weights.
-
-        Returns how many bytes that were. New weights take their memory back as they come.
-        """
+    async def sleep(self, tags: Sequence[str] = MEMORY_TAGS, *, replicas: Sequence[int] | None = None) -> int:
+        """Pause and free memory; the next weights reallocate theirs. Returns bytes freed."""
         self._paused = True
-        given: int = await (await self._ready()).ask(("release", (), {"weights": weights}))
-        self._released = weights
-        return given
+        freed: int = await self._call(Sleep(tuple(tags)))
+        self._released = self._released or "weights" in tags
+        return freed
 
     async def forget(self, session: str) -> None:
-        """Drop what is kept for a session that has ended."""
-        if self._line is not None:
-            self._line.tell(("forget", (session,)))
+        """Drop the KV cache of a session that has ended."""
+        if self._client is not None:
+            self._client.send(Forget(session))
 
-    async def stats(self) -> Any:
-        """What the engine has done and holds."""
-        return await (await self._ready()).ask(("stats", ()))
+    async def stats(self) -> EngineStats:
+        """Counters and memory of the engine."""
+        stats: EngineStats = await self._call("stats")
+        return stats
 
     async def close(self) -> None:
-        """Stop, and fail what still waits."""
+        """Stop, and fail all pending requests."""
         self._closed = True
         self.stop("the engine was closed")
         if self._starting is not None:
             await asyncio.gather(self._starting, return_exceptions=True)
 
     @property
-    def homeless(self) -> bool:
-        """Whether it has no actor now: one may be on its way, or wait for a node that is gone."""
-        return not self._closed and self._line is None
+    def needs_placement(self) -> bool:
+        """Whether it has no actor: one may be starting, or waiting for a node that is lost."""
+        return not self._closed and self._client is None
 
-    def stop(self, why: str = "the engine was stopped") -> None:
-        """End its actor; `restart` starts another."""
+    def stop(self, reason: str = "the engine was stopped") -> None:
+        """Kill its actor; `restart` starts another."""
         if self._starting is not None:
             self._starting.cancel()
-        line, self._line = self._line, None
-        if line is not None:
-            line.hang_up(why)
-            need_ray().kill(line.actor)
+        client, self._client = self._client, None
+        if client is not None:
+            client.close(reason)
+            need_ray().kill(client.actor)
 
-    async def ready(self) -> None:
-        """Return when it can generate, with the weights it had."""
+    async def reconnect(self) -> bool:
+        """Wait until it can generate with its last weights; starts a new actor if necessary."""
         if self._failed():
             await self.restart()
-        await self._ready()
+        await self._ready_client()
+        return True
 
-    async def restart(self, place: Mapping[str, Any] | None = None, *, fresh: bool = False) -> None:
-        """A new actor with the last weights.
+    async def restart(self, actor_options: Mapping[str, Any] | None = None, *, fresh: bool = False) -> None:
+        """Start a new actor with the last weights.
 
         Args:
-            place: Elsewhere.
-            fresh: With the weights of the model folder instead; new ones are to follow.
+            actor_options: New Ray options of the actor; default: the previous ones.
+            fresh: Use the weights of the model folder instead, because new ones will follow.
         """
-        if place is not None:
-            self._place = dict(place)
+        if actor_options is not None:
+            self._actor_options = dict(actor_options)
         if fresh:
             self._weights, self._version = None, self._options.get("version", 0)
             self._paused = False
-        self.stop("the engine is started anew")
+        self.stop("the engine is restarted")
         self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
 
     def _failed(self) -> bool:
-        return not self._closed and self._line is None and (self._starting is None or self._starting.done())
+        return not self._closed and self._client is None and (self._starting is None or self._starting.done())
 
-    async def _ready(self) -> Line:
-        """The line to an actor that works, once there is one."""
+    async def _call(self, request: EngineRequest) -> Any:
+        return await (await self._ready_client()).call(request)
+
+    async def _ready_client(self) -> ActorClient:
+        """Wait for a working actor and return its client."""
         if self._closed:
             raise EngineLost("The engine is closed.")
         while self._starting is not None:
@@ -225,73 +291,77 @@ class RemoteEngine:
                 if not starting.cancelled() or (task is not None and task.cancelling()):
                     raise
                 if starting is self._starting:
-                    raise EngineLost("The engine's start was called off.") from None
-                # It starts elsewhere now.
-        if self._line is None:
-            raise EngineLost("The engine's actor is gone, and no other was started.")
-        return self._line
+                    raise EngineLost("The start of the engine was cancelled.") from None
+                # Another start has replaced it.
+        if self._client is None:
+            raise EngineLost("The engine's actor is lost and was not restarted.")
+        return self._client
 
     async def _start(self) -> None:
         ray = need_ray()
-        actor = ray.remote(max_restarts=0, **OPTIONS)(self.host).options(**self._seat())
+        actor = ray.remote(max_restarts=0, **OPTIONS)(self.actor_class).options(**self._ray_options())
         actor = actor.remote(self._model, self._options)
         try:
-            self._context, self.vocabulary = await self._begin(actor)
+            self._context, self.vocabulary = await self._start_engine(actor)
         except ray.exceptions.RayTaskError as error:
             ray.kill(actor)
-            why = one_line(error.cause or error)
-            raise EngineLost(f"{self.called} could not be started: {why}") from error
+            raise EngineLost(
+                f"{self.label} could not be started: {one_line(error.cause or error)}"
+            ) from error
         except ray.exceptions.RayError as error:
-            raise EngineLost(f"{self.called} could not be started: {why_lost(error)}") from error
+            raise EngineLost(f"{self.label} could not be started: {why_lost(error)}") from error
         except BaseException:
             ray.kill(actor)
             raise
-        line = Line(actor, self._lost, self._on_loss, self._timeout)
+        client = ActorClient(actor, self._lost_error, self._on_loss, self._timeout)
         try:
             self._released = False
             if self._weights is not None:
-                await self._renew(line)
+                await self._restore_weights(client)
             if self._paused:
-                await line.ask(("pause", ()))
+                await client.call("pause")
         except ActorLost as error:
-            line.hang_up()
+            client.close()
             ray.kill(actor)
-            raise EngineLost(f"{self.called} could not be started with its last weights: {error}") from error
-        self._line = line
+            raise EngineLost(f"{self.label} could not be started with its last weights: {error}") from error
+        self._client = client
 
-    def _seat(self) -> dict[str, Any]:
-        """Options of the actor."""
-        return self._place
+    def _ray_options(self) -> dict[str, Any]:
+        """Ray options of the actor."""
+        return self._actor_options
 
-    async def _begin(self, actor: Any) -> tuple[int, int]:
-        """Have a new actor start its engine; context length and vocabulary."""
-        facts: tuple[int, int] = await self._awaited(actor.start.remote())
-        return facts
+    async def _start_engine(self, actor: Any) -> tuple[int, int]:
+        """Start the engine of a new actor; returns context length and vocabulary size."""
+        sizes: tuple[int, int] = await self._wait_for(actor.start.remote())
+        return sizes
 
-    async def _awaited(self, what: Awaitable[Any]) -> Any:
-        """What an actor answers that may have to wait for its devices first."""
-        needs = {"GPU": self._place.get("num_gpus", 0.0), "CPU": self._place.get("num_cpus", 0.0)}
-        return await waiting(what, needs, self.called, self._interval, self._say, self._patience)
+    async def _wait_for(self, result: Awaitable[Any]) -> Any:
+        """Await a result of an actor that may have to wait for its resources first."""
+        options = self._actor_options
+        needs = {"GPU": options.get("num_gpus", 0.0), "CPU": options.get("num_cpus", 0.0)}
+        return await wait_for_resources(
+            result, needs, self.label, self._interval, self._report, self._patience
+        )
 
-    def _lost(self, why: str) -> EngineLost:
-        return EngineLost(f"{self.called}'s actor is gone: {why}")
+    def _lost_error(self, reason: str) -> EngineLost:
+        return EngineLost(f"{self.label}'s actor is lost: {reason}")
 
-    async def _renew(self, line: Line) -> None:
-        """Have an actor use the last weights again."""
+    async def _restore_weights(self, client: ActorClient) -> None:
+        """Send the last weights to an actor again."""
         last = self._weights or WeightSource(path=Path(self._model))
-        await line.ask(("update_weights", (self._version, last)))
+        await client.call(UpdateWeights(self._version, last))
         self._released = False
 
-    def _on_loss(self, why: str) -> None:
+    def _on_loss(self, reason: str) -> None:
         self.deaths += 1
-        working, self._line = self._line is not None, None
-        if working and not self._closed:  # one that dies while it starts would do so again
-            self._say(f"An engine actor is gone ({why}); another one starts.")
+        working, self._client = self._client is not None, None
+        if working and not self._closed:  # an actor that dies while starting would do so again
+            self._report(f"An engine actor is lost ({reason}); starting another.")
             self._starting = asyncio.get_running_loop().create_task(self._start())
-            self._starting.add_done_callback(_seen)
+            self._starting.add_done_callback(_retrieve)
 
 
-def _seen(task: asyncio.Task[None]) -> None:
-    """Whoever waits for the engine is told; where nobody does, nothing is to be logged."""
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Mark the error as retrieved: waiting callers get it, and it is not logged otherwise."""
     if not task.cancelled():
         task.exception()

@@ -1,15 +1,15 @@
-"""What is raised when a part of a run on another machine goes away."""
+"""Errors of actors and placement."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from rollgym.errors import MissingExtra, RunError, UsageError, one_line
+from rollgym.core.errors import MissingExtra, RunError, UsageError, one_line
 
 
 class ActorLost(RunError):
-    """An actor died, or its node did; a new one can take its place."""
+    """An actor or its node died; the actor can be replaced."""
 
     def __init__(self, message: str, role: str = "", rank: int = 0) -> None:
         super().__init__(message)
@@ -18,20 +18,20 @@ class ActorLost(RunError):
 
     @classmethod
     def of(cls, role: str, rank: int, error: BaseException) -> ActorLost:
-        """What Ray said about an actor, in one sentence."""
-        return cls(f"{role} rank {rank} is gone: {why_lost(error)}", role, rank)
+        """Create the error of a rank from Ray's error."""
+        return cls(f"{role} rank {rank} is lost: {why_lost(error)}", role, rank)
 
 
 class PlacementError(RunError):
-    """The devices of a plan could not be had in the time that was given."""
+    """The devices of a plan were not available within the timeout."""
 
 
 OLDEST_RAY = (2, 52)
-"""The first Ray with token authentication: an older one runs code for any host that reaches its ports."""
+"""The first version with token authentication: older ones run code of any host that reaches their ports."""
 
 
 def need_ray() -> Any:
-    """Ray, or a sentence about how to get it. One without token authentication is refused."""
+    """Import and return Ray; raises if it is missing or has no token authentication."""
     try:
         import ray
     except ImportError as error:
@@ -39,8 +39,8 @@ def need_ray() -> Any:
     numbers = tuple(int(part) for part in re.findall(r"\d+", ray.__version__)[:2])
     if numbers < OLDEST_RAY:
         raise UsageError(
-            f"Ray {ray.__version__} has no token authentication: every host that reaches its ports could run "
-            f"code here. Install ray>={OLDEST_RAY[0]}.{OLDEST_RAY[1]}."
+            f"Ray {ray.__version__} has no token authentication, so any host that reaches its ports could "
+            f"run code here. Install ray>={OLDEST_RAY[0]}.{OLDEST_RAY[1]}."
         )
     return ray
 
@@ -49,7 +49,7 @@ _NAMES = ("The actor ", "class_name:", "actor_id:", "pid:", "name:", "namespace:
 
 
 def why_lost(error: BaseException) -> str:
-    """Why an actor died, in part of a sentence: the first thing that Ray says, which says much more."""
+    """Return why an actor died: the first sentence of Ray's long message."""
     for line in str(error).splitlines():
         text = line.strip()
         if " because " in text:
@@ -62,5 +62,5 @@ def why_lost(error: BaseException) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """A text up to the end of its first sentence, without the full stop."""
+    """Return the first sentence of a text, without the full stop."""
     return " ".join(text.split()).split(". ")[0].rstrip(".")

@@ -1,8 +1,8 @@
-"""Signs of life of actors: how one is found that hangs, although its process and its node are there.
+"""Heartbeats: detect an actor that hangs although its process and node are alive.
 
-Every actor has a concurrency group of Ray's for this alone: a thread that answers whatever the actor works
-on, so that a long step is never taken for a hang. An actor that does not answer for the timeout is killed and
-replaced like one that died. Time in which this process itself stood still does not count.
+Every actor has a Ray concurrency group for heartbeats: a separate thread answers them, so a long computation
+is not mistaken for a hang. An actor that does not answer within the timeout is killed and replaced like one
+that died. Time during which this process was suspended does not count.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from typing import Any
 from rollgym.cluster.errors import need_ray
 
 TIMEOUT = 120.0
-"""Seconds without a sign of life after which an actor counts as hung."""
-EVERY = 10.0
-"""Seconds between two signs of life, at most."""
+"""Seconds without a heartbeat after which an actor counts as hung."""
+MAX_INTERVAL = 10.0
+"""Maximum number of seconds between two heartbeats."""
 GROUP = "heartbeat"
 OPTIONS: dict[str, Any] = {"concurrency_groups": {GROUP: 1}}
-"""For ``ray.remote``: what an actor needs to be watched."""
+"""Options of ``ray.remote`` for actors with heartbeats."""
 
 
 def interval(timeout: float) -> float:
-    """Seconds between two looks at an actor that may be silent for ``timeout``."""
-    return min(EVERY, timeout / 4)
+    """Return the seconds between two heartbeats for a timeout."""
+    return min(MAX_INTERVAL, timeout / 4)
 
 
-def sign(actor: Any) -> Any:
-    """Ask an actor for a sign of life; the reference of its answer."""
+def send_heartbeat(actor: Any) -> Any:
+    """Request a heartbeat; returns the object reference of the answer."""
     return actor.__ray_ready__.options(concurrency_group=GROUP).remote()
 
 
 def hung(timeout: float) -> str:
-    """Why an actor that was silent for so long is gone."""
-    return f"it gave no sign of life for {timeout:g} s and was killed"
+    """Return the reason for killing a hung actor."""
+    return f"no heartbeat for {timeout:g} s, killed"
 
 
 async def until_hung(actor: Any, timeout: float) -> None:
-    """Return when a running actor has been silent for ``timeout`` seconds. `RayError` where it died."""
+    """Return when an actor has sent no heartbeat for ``timeout`` seconds; raises `RayError` if it died."""
     tick = interval(timeout)
     while True:
-        answer = asyncio.ensure_future(_awaited(sign(actor)))
+        answer = asyncio.ensure_future(_awaited(send_heartbeat(actor)))
         try:
             silent = 0.0
             while not answer.done():
@@ -57,14 +57,14 @@ async def until_hung(actor: Any, timeout: float) -> None:
         await asyncio.sleep(tick)
 
 
-async def _awaited(what: Any) -> Any:
-    return await what
+async def _awaited(reference: Any) -> Any:
+    return await reference
 
 
-class Pulses:
-    """The signs of life of several actors, for a thread that waits for their answers.
+class Heartbeats:
+    """Heartbeats of several actors, for a thread that waits for their results.
 
-    Actors are watched from their first answer on: until then they may wait for a place.
+    An actor is monitored from its first answer on: before, it may be waiting for resources.
     """
 
     def __init__(self, actors: Sequence[Any], timeout: float) -> None:
@@ -75,20 +75,20 @@ class Pulses:
         self._looked = time.monotonic()
 
     def heard(self, rank: int) -> None:
-        """The actor has answered something."""
+        """Record any answer of an actor."""
         self._silent[rank] = 0.0
 
     def look(self) -> int | None:
-        """The rank that has been silent for too long, if there is one; to be called every `interval`."""
+        """Return the rank of a hung actor, if any. Must be called every `interval` seconds."""
         ray = need_ray()
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 2 * interval(self._timeout)), now
         for rank, actor in enumerate(self._actors):
             if rank not in self._asked:
-                self._asked[rank] = sign(actor)
+                self._asked[rank] = send_heartbeat(actor)
                 continue
             answered, _ = ray.wait([self._asked[rank]], timeout=0)
-            if answered:  # also where it died, which its calls say
+            if answered:  # also if it died, which its calls report
                 del self._asked[rank]
                 self.heard(rank)
             elif rank in self._silent:

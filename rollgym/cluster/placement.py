@@ -1,4 +1,4 @@
-"""A plan becomes places: one bundle of resources for each device, a seat on it for each role that uses it."""
+"""Reserves the devices of a plan: a bundle for each device, an actor slot on it for each role."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from rollgym.cluster.connect import Connection
 from rollgym.cluster.errors import PlacementError, need_ray
-from rollgym.cluster.waiting import INTERVAL, Say, tell, waiting
+from rollgym.cluster.wait import INTERVAL, Report, print_status, wait_for_resources
+from rollgym.core.errors import UsageError
 from rollgym.devices.types import Device, DeviceKind, Plan, Role
-from rollgym.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where one rank of a role sits: a bundle, and the share of its device that is the role's."""
+class ActorSlot:
+    """Slot of one rank of a role: a placement-group bundle and the role's share of its device."""
 
     device: Device
     group: Any = field(repr=False)
@@ -27,15 +27,15 @@ class Seat:
     cpus: float
 
     def options(self) -> dict[str, Any]:
-        """For an actor's ``options``."""
+        """Return the Ray options of an actor in this slot."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
         return {"num_gpus": self.gpus, "num_cpus": self.cpus, "scheduling_strategy": where}
 
 
-def on_node(name: str, kind: DeviceKind) -> dict[str, Any]:
-    """For an actor's ``options``: a whole device of a node, which nobody has set aside."""
+def node_options(name: str, kind: DeviceKind) -> dict[str, Any]:
+    """Return the Ray options of an actor on a whole, unreserved device of a node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     where = NodeAffinitySchedulingStrategy(name, soft=False)
@@ -43,16 +43,16 @@ def on_node(name: str, kind: DeviceKind) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Placed:
-    """A plan whose devices are taken."""
+class PlacedPlan:
+    """A plan whose devices are reserved."""
 
     plan: Plan
-    seats: Mapping[Role, tuple[Seat, ...]]
-    """Of each role with a device, in the order of its ranks."""
+    slots: Mapping[Role, tuple[ActorSlot, ...]]
+    """The slots of each role, in the order of its ranks."""
     groups: tuple[Any, ...] = field(repr=False)
 
     def release(self) -> None:
-        """Give the devices back; actors that sit there end."""
+        """Free the devices; their actors are killed."""
         from ray.util.placement_group import remove_placement_group
 
         for group in self.groups:
@@ -62,12 +62,12 @@ class Placed:
 
 
 def bundles(plan: Plan) -> dict[int, dict[Device, dict[str, float]]]:
-    """What is to be set aside, by node and device: all devices that any role uses."""
+    """Return the resources to reserve, by node and device, for all devices of the plan."""
     found: dict[int, dict[Device, dict[str, float]]] = {}
     used = sorted({device for one in plan.placements.values() for device in one.devices})
     for device in used:
         if device not in set(plan.cluster.devices):
-            raise UsageError(f"The plan puts a role on {device}, which is no device of its cluster.")
+            raise UsageError(f"The plan places a role on {device}, which is not in its cluster.")
         kind = plan.cluster.nodes[device.node].kind
         resources = {"GPU": 1.0, "CPU": 1.0} if kind == "gpu" else {"CPU": 1.0}
         found.setdefault(device.node, {})[device] = resources
@@ -80,17 +80,17 @@ async def place(
     *,
     interval: float = INTERVAL,
     timeout: float | None = None,
-    say: Say = tell,
-) -> Placed:
-    """Take the devices of a plan, waiting until all are free.
+    report: Report = print_status,
+) -> PlacedPlan:
+    """Reserve the devices of a plan, waiting until all are free.
 
     Args:
-        plan: Who works where.
-        connection: Where the plan was made for its cluster: each role then gets the very nodes it names.
-            Without, any nodes that have as many devices will do.
-        interval: Seconds between two sentences about what is missing.
-        timeout: Seconds after which it is a `PlacementError`.
-        say: Who is told.
+        plan: The plan.
+        connection: The cluster that the plan was made for: each role gets exactly its planned nodes. Without
+            it, any nodes with enough devices are used.
+        interval: Seconds between two status messages.
+        timeout: Seconds after which `PlacementError` is raised.
+        report: Receives the status messages.
     """
     need_ray()
     from ray.util.placement_group import placement_group
@@ -104,11 +104,11 @@ async def place(
         )
         for node, devices in wanted.items()
     }
-    placed = Placed(plan, _seats(plan, wanted, groups), tuple(groups.values()))
+    placed = PlacedPlan(plan, _slots(plan, wanted, groups), tuple(groups.values()))
     try:
         ready = asyncio.gather(*(_ready(group) for group in groups.values()))
         needs = [_sum(devices) for devices in wanted.values()]
-        await waiting(ready, needs, "The plan", interval, say, timeout)
+        await wait_for_resources(ready, needs, "The plan", interval, report, timeout)
     except BaseException:
         placed.release()
         raise
@@ -117,14 +117,14 @@ async def place(
 
 async def _ready(group: Any) -> None:
     if not await group.ready():
-        raise PlacementError("Ray could not set devices aside for the plan.")
+        raise PlacementError("Ray could not reserve the devices of the plan.")
 
 
 def _pins(connection: Connection | None, node: int, count: int) -> list[dict[str, str]] | None:
     if connection is None:
         return None
     if node >= len(connection.nodes):
-        raise UsageError(f"The plan uses node {node} of {len(connection.nodes)}: make it anew.")
+        raise UsageError(f"The plan uses node {node}, but there are {len(connection.nodes)}: plan again.")
     return [{"ray.io/node-id": connection.nodes[node]}] * count
 
 
@@ -135,23 +135,23 @@ def _sum(devices: Mapping[Device, Mapping[str, float]]) -> dict[str, float]:
     return dict(total)
 
 
-def _seats(
+def _slots(
     plan: Plan, wanted: Mapping[int, Mapping[Device, Mapping[str, float]]], groups: Mapping[int, Any]
-) -> dict[Role, tuple[Seat, ...]]:
+) -> dict[Role, tuple[ActorSlot, ...]]:
     sharing = Counter(device for one in plan.placements.values() for device in one.devices)
-    found: dict[Role, tuple[Seat, ...]] = {}
+    found: dict[Role, tuple[ActorSlot, ...]] = {}
     for role, placement in plan.placements.items():
-        seats = []
+        slots = []
         for device in placement.devices:
             bundle = list(wanted[device.node]).index(device)
             resources, share = wanted[device.node][device], _share(sharing[device])
             gpus, cpus = resources.get("GPU", 0.0) * share, resources["CPU"] * share
-            seats.append(Seat(device, groups[device.node], bundle, gpus, cpus))
-        if seats:
-            found[role] = tuple(seats)
+            slots.append(ActorSlot(device, groups[device.node], bundle, gpus, cpus))
+        if slots:
+            found[role] = tuple(slots)
     return found
 
 
 def _share(roles: int) -> float:
-    """Of a device: Ray counts in ten-thousandths, so the shares must not add up to more."""
+    """Return the share of a device per role, rounded down: Ray counts in ten-thousandths."""
     return int(10_000 / roles) / 10_000

@@ -1,8 +1,8 @@
-"""The pool on a cluster: environments in actors on all nodes, many leases in each.
+"""The environment pool on a cluster: env actors on all nodes, each with many leases.
 
-Each actor hosts a `LocalPool` (or, without worker processes, an `InlinePool`), so limits hold and failures
-are data as on one machine. An actor that dies, alone or with its node, takes its leases with it: their
-sessions raise `LeaseLost`, the scheduler plays them again, and another actor starts on what is left.
+Each actor hosts a `LocalPool` (or, without worker processes, an `InlinePool`), so limits and failure handling
+are as on one machine. When an actor or its node dies, the sessions of its leases raise `LeaseLost`, the
+scheduler retries their episodes, and another actor starts on a remaining node.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from typing import Any
 
 import msgspec
 
-from rollgym.cluster.env_host import EnvHost
+from rollgym.cluster.env_actor import EnvActor
 from rollgym.cluster.errors import need_ray
 from rollgym.cluster.heartbeat import OPTIONS, TIMEOUT
-from rollgym.cluster.mail import Line
-from rollgym.cluster.waiting import tell, waiting
-from rollgym.errors import RollgymError, UsageError, WorkerLost
-from rollgym.pool import LeaseLost, Reset, Step
+from rollgym.cluster.rpc import ActorClient
+from rollgym.cluster.wait import alive_nodes, print_status, wait_for_resources
+from rollgym.core.errors import RollgymError, UsageError, WorkerLost
+from rollgym.core.serialization import clean_text
+from rollgym.core.types import EpisodeSpec
+from rollgym.pool.base import LeaseLost, Reset, Step
 from rollgym.pool.limits import WorkerLimits
+from rollgym.pool.protocol import Act, Begin, End, encode
 from rollgym.pool.stats import PoolStats, WorkerStats
-from rollgym.pool.wire import Act, Begin, End, encode
-from rollgym.records import clean_text
-from rollgym.types import EpisodeSpec
 
 _reset = msgspec.msgpack.Decoder(Reset).decode
 _step = msgspec.msgpack.Decoder(Step).decode
 _RETRY = 0.2
-"""Seconds after the first failed start of an actor; longer after each further one."""
-_MOST_FAILURES = 8
-_GATHER = 20.0
-"""Seconds for actors to start before those that are there get all leases."""
+"""Seconds before an actor is started again after a failure; doubled after each further one."""
+_MAX_FAILURES = 8
+_GATHER_SECONDS = 20.0
+"""Seconds to wait for all actors before the first ones get all leases."""
 
 
-class Host:
-    """An env actor as the driver sees it."""
+class EnvActorHandle:
+    """The driver's handle of an env actor."""
 
-    def __init__(self, number: int, node: str, actor: Any, line: Line) -> None:
+    def __init__(self, number: int, node: str, actor: Any, client: ActorClient) -> None:
         self.number = number
         self.node = node
         self.actor = actor
-        self.line = line
+        self.client = client
         self.pid: int | None = None
         self.leases: set[RaySession] = set()
         self.opened = 0
@@ -55,41 +55,42 @@ class RayPool:
     """Environments on the nodes of a cluster.
 
     Args:
-        hosts: Env actors; default one on each node that is there.
-        workers: Worker processes in each; 0 plays in the actor itself, where a blocking step blocks all.
+        actors: Number of env actors; default: one per node.
+        workers: Worker processes per actor; 0 runs environments in the actor, where a blocking step blocks
+            all of them.
         modules: Modules that register environments, imported in every worker.
-        limits: Bounds on each worker process.
-        cpus: That Ray sets aside for each actor.
-        interval: Seconds between two words about what an actor that cannot start waits for.
-        say: Who is told.
-        heartbeat_timeout: Seconds without a sign of life after which an actor is replaced.
+        limits: Limits of each worker process.
+        cpus: CPUs that Ray reserves for each actor.
+        interval: Seconds between two status messages of an actor that waits for resources.
+        report: Receives the status messages.
+        heartbeat_timeout: Seconds without a heartbeat after which an actor is replaced.
     """
 
     def __init__(
         self,
-        hosts: int | None = None,
+        actors: int | None = None,
         *,
         workers: int = 2,
         modules: Iterable[str] = (),
         limits: WorkerLimits | None = None,
         cpus: float = 1.0,
         interval: float = 30.0,
-        say: Callable[[str], None] = tell,
+        report: Callable[[str], None] = print_status,
         heartbeat_timeout: float = TIMEOUT,
     ) -> None:
-        if hosts is not None and hosts < 1:
-            raise UsageError(f"A pool needs at least 1 env actor, not {hosts}.")
+        if actors is not None and actors < 1:
+            raise UsageError(f"A pool needs at least 1 env actor, not {actors}.")
         if workers < 0:
             raise UsageError(f"workers must be at least 0, not {workers}.")
         ray = need_ray()
-        self._count = hosts or max(len(_alive()), 1)
+        self._count = actors or max(len(_alive()), 1)
         self._arguments = (workers, list(modules), limits or WorkerLimits(), list(sys.path))
-        self._cpus, self._interval, self._say = cpus, interval, say
-        self._actor = ray.remote(num_cpus=cpus, max_restarts=0, max_concurrency=10_000, **OPTIONS)(EnvHost)
+        self._cpus, self._interval, self._report = cpus, interval, report
+        self._actor = ray.remote(num_cpus=cpus, max_restarts=0, max_concurrency=10_000, **OPTIONS)(EnvActor)
         self._timeout = heartbeat_timeout
-        self._hosts: dict[int, Host] = {}
+        self._actors: dict[int, EnvActorHandle] = {}
         self._starting: set[asyncio.Task[None]] = set()
-        self._homes: dict[int, str] = {}
+        self._node_of: dict[int, str] = {}
         """The node of each actor."""
         self._numbers = itertools.count(1)
         self._lease_numbers = itertools.count(1)
@@ -97,17 +98,17 @@ class RayPool:
         self._ended: Counter[str] = Counter()
         self._episodes = 0
         self._failures = 0
-        self._trouble: BaseException | None = None
+        self._start_error: BaseException | None = None
         self._closed = False
         self._gathering: asyncio.Future[None] | None = None
 
     @property
     def size(self) -> int:
-        """How many env actors there are to be."""
+        """Target number of env actors."""
         return self._count
 
     async def open(self, spec: EpisodeSpec) -> RaySession:
-        """A lease on the actor that has the fewest; waits until there is one."""
+        """Open a lease on the actor with the fewest; waits until there is an actor."""
         if self._gathering is None:
             self._gathering = asyncio.ensure_future(self._gather())
         await asyncio.shield(self._gathering)
@@ -115,31 +116,31 @@ class RayPool:
             if self._closed:
                 raise UsageError("The pool is closed.")
             self._fill()
-            if self._hosts:
-                host = min(self._hosts.values(), key=lambda one: len(one.leases))
-                host.opened += 1
-                session = RaySession(self, host, next(self._lease_numbers), spec)
-                host.leases.add(session)
+            if self._actors:
+                handle = min(self._actors.values(), key=lambda one: len(one.leases))
+                handle.opened += 1
+                session = RaySession(self, handle, next(self._lease_numbers), spec)
+                handle.leases.add(session)
                 return session
-            if isinstance(self._trouble, UsageError):
-                raise self._trouble
-            if self._trouble is not None and not self._starting:
-                raise WorkerLost(f"no env actor can be started: {self._trouble}") from self._trouble
+            if isinstance(self._start_error, UsageError):
+                raise self._start_error
+            if self._start_error is not None and not self._starting:
+                raise WorkerLost(f"no env actor can be started: {self._start_error}") from self._start_error
             self._changed.clear()
             await self._changed.wait()
 
     async def _gather(self) -> None:
-        """At the beginning wait a little for all actors, or the first would get all leases."""
+        """Wait for all actors to start, or the first one would get all leases."""
         self._fill()
-        await asyncio.wait(self._starting, timeout=_GATHER)
+        await asyncio.wait(self._starting, timeout=_GATHER_SECONDS)
 
     def end(self, session: RaySession) -> None:
-        """A lease has ended."""
-        session.host.leases.discard(session)
+        """Record the end of a lease."""
+        session.handle.leases.discard(session)
 
     def _fill(self) -> None:
-        """Start as many actors as are missing."""
-        while len(self._hosts) + len(self._starting) < self._count and self._failures < _MOST_FAILURES:
+        """Start missing actors."""
+        while len(self._actors) + len(self._starting) < self._count and self._failures < _MAX_FAILURES:
             task = asyncio.get_running_loop().create_task(self._launch(next(self._numbers)))
             self._starting.add(task)
             task.add_done_callback(self._launched)
@@ -148,9 +149,9 @@ class RayPool:
         self._starting.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # A module that is not there will not be there next time.
-            self._failures = _MOST_FAILURES if isinstance(error, UsageError) else self._failures + 1
-            self._trouble = error
+            # A usage error, such as a missing module, will not go away.
+            self._failures = _MAX_FAILURES if isinstance(error, UsageError) else self._failures + 1
+            self._start_error = error
         if not self._closed:
             self._fill()
         self._changed.set()
@@ -159,142 +160,144 @@ class RayPool:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         await asyncio.sleep(_RETRY * (2**self._failures - 1))
-        node = self._place(number)
+        node = self._choose_node(number)
         where = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = self._actor.options(scheduling_strategy=where).remote(*self._arguments)
         starting = actor.start.remote()
         try:
-            pid = await waiting(starting, {"CPU": self._cpus}, "an env actor", self._interval, self._say)
+            pid = await wait_for_resources(
+                starting, {"CPU": self._cpus}, "an env actor", self._interval, self._report
+            )
         except BaseException as error:
-            self._homes.pop(number, None)
+            self._node_of.pop(number, None)
             need_ray().kill(actor)
             cause = getattr(error, "cause", None)
             if isinstance(cause, RollgymError):
                 raise cause from error
             raise
         self._failures = 0
-        line = Line(actor, _lost, lambda why: self._lose(number, why), self._timeout)
-        host = self._hosts[number] = Host(number, node, actor, line)
-        host.pid = pid
+        client = ActorClient(actor, _lost, lambda why: self._on_loss(number, why), self._timeout)
+        handle = self._actors[number] = EnvActorHandle(number, node, actor, client)
+        handle.pid = pid
 
-    def _place(self, number: int) -> str:
-        """The node with the fewest actors, those that start included."""
+    def _choose_node(self, number: int) -> str:
+        """Return the node with the fewest actors, starting ones included."""
         nodes = _alive()
         if not nodes:
-            raise WorkerLost("the cluster has no node left")
-        used = Counter(self._homes.values())
-        node = self._homes[number] = min(nodes, key=lambda name: used[name])
+            raise WorkerLost("no node of the cluster is alive")
+        used = Counter(self._node_of.values())
+        node = self._node_of[number] = min(nodes, key=lambda name: used[name])
         return node
 
-    def _lose(self, number: int, why: str) -> None:
-        """An actor is gone: its leases have been told by its line."""
-        host = self._hosts.pop(number, None)
-        if host is None:
+    def _on_loss(self, number: int, why: str) -> None:
+        """Replace a lost actor; its client has failed the pending calls of its leases."""
+        handle = self._actors.pop(number, None)
+        if handle is None:
             return
-        del self._homes[number]
-        self._say(f"An env actor is gone ({why}); another one starts.")
+        del self._node_of[number]
+        self._report(f"An env actor is lost ({why}); starting another.")
         self._ended["died"] += 1
-        self._episodes += host.opened
+        self._episodes += handle.opened
         if not self._closed:
             self._fill()
         self._changed.set()
 
     async def close(self) -> None:
-        """Stop every actor, the pools inside first."""
+        """Stop all actors, after their pools."""
         self._closed = True
         self._changed.set()
         for task in self._starting:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
-        hosts = list(self._hosts.values())
-        await asyncio.gather(*(self._stop(host) for host in hosts))
+        actors = list(self._actors.values())
+        await asyncio.gather(*(self._stop(handle) for handle in actors))
 
-    async def _stop(self, host: Host) -> None:
+    async def _stop(self, handle: EnvActorHandle) -> None:
         ray = need_ray()
         try:
             async with asyncio.timeout(10):
-                await host.actor.close.remote()
+                await handle.actor.close.remote()
         except (ray.exceptions.RayError, TimeoutError):
             pass
-        host.line.hang_up("the pool was closed")
-        ray.kill(host.actor)
-        if self._hosts.pop(host.number, None) is not None:
+        handle.client.close("the pool was closed")
+        ray.kill(handle.actor)
+        if self._actors.pop(handle.number, None) is not None:
             self._ended["closed"] += 1
-            self._episodes += host.opened
+            self._episodes += handle.opened
 
-    async def inside(self) -> dict[str, PoolStats]:
-        """What the pools in the actors say of themselves, by actor and node."""
-        hosts = list(self._hosts.values())
-        found = await asyncio.gather(*(one.actor.stats.remote() for one in hosts), return_exceptions=True)
+    async def inner_stats(self) -> dict[str, PoolStats]:
+        """Return the stats of the actors' pools, by actor and node."""
+        actors = list(self._actors.values())
+        found = await asyncio.gather(*(one.actor.stats.remote() for one in actors), return_exceptions=True)
         return {
-            f"{host.number}@{host.node[:8]}": stats
-            for host, stats in zip(hosts, found, strict=True)
+            f"{handle.number}@{handle.node[:8]}": stats
+            for handle, stats in zip(actors, found, strict=True)
             if isinstance(stats, PoolStats)
         }
 
     def stats(self) -> PoolStats:
-        """The actors there are, and what became of earlier ones; `inside` looks into them."""
-        hosts = self._hosts.values()
+        """Return the stats of current and past actors; `inner_stats` returns those of their pools."""
+        actors = self._actors.values()
         return PoolStats(
             workers=tuple(
                 WorkerStats(
-                    number=host.number,
-                    pid=host.pid,
-                    leases=len(host.leases),
-                    episodes=host.opened - len(host.leases),
+                    number=handle.number,
+                    pid=handle.pid,
+                    leases=len(handle.leases),
+                    episodes=handle.opened - len(handle.leases),
                     memory_mb=0.0,
                     leaving=None,
                 )
-                for host in hosts
+                for handle in actors
             ),
-            leases=sum(len(host.leases) for host in hosts),
-            started=len(hosts) + self._ended.total(),
+            leases=sum(len(handle.leases) for handle in actors),
+            started=len(actors) + self._ended.total(),
             ended=dict(self._ended),
-            episodes=self._episodes + sum(host.opened - len(host.leases) for host in hosts),
+            episodes=self._episodes + sum(handle.opened - len(handle.leases) for handle in actors),
         )
 
 
 class RaySession:
-    """One lease in an env actor. The environment is made (or taken from the idle ones) by `reset`."""
+    """A lease in an env actor. `reset` creates the environment or reuses an idle one."""
 
-    def __init__(self, pool: RayPool, host: Host, lease: int, spec: EpisodeSpec) -> None:
+    def __init__(self, pool: RayPool, handle: EnvActorHandle, lease: int, spec: EpisodeSpec) -> None:
         self._pool = pool
-        self.host = host
+        self.handle = handle
         self._lease = lease
         self._spec = spec
         self._open = True
 
     @property
     def worker(self) -> str:
-        """Who hosts it, for the log."""
-        return f"{self.host.number}@{self.host.node[:8]}"
+        """Label of its env actor, for logs."""
+        return f"{self.handle.number}@{self.handle.node[:8]}"
 
     async def reset(self) -> Reset:
         """Start the episode."""
-        return _reset(await self._ask(encode(Begin(self._lease, self._spec))))
+        return _reset(await self._call(encode(Begin(self._lease, self._spec))))
 
     async def step(self, action: str) -> Step:
-        """Play one action."""
-        return _step(await self._ask(encode(Act(self._lease, clean_text(action)))))
+        """Apply one action."""
+        return _step(await self._call(encode(Act(self._lease, clean_text(action)))))
 
     async def close(self) -> None:
-        """Give the environment back."""
+        """Return the environment to the pool."""
         if self._open:
             self._open = False
             self._pool.end(self)
-            self.host.line.tell(encode(End(self._lease, True)))
+            self.handle.client.send(encode(End(self._lease, True)))
 
-    async def _ask(self, message: bytes) -> bytes:
+    async def _call(self, message: bytes) -> bytes:
         if not self._open:
-            raise UsageError("A session makes no call once it is closed.")
-        answer: bytes = await self.host.line.ask(message)
+            raise UsageError("The session is closed.")
+        answer: bytes = await self.handle.client.call(message)
         return answer
 
 
 def _lost(why: str) -> LeaseLost:
-    return LeaseLost(f"an env actor is gone: {why}")
+    return LeaseLost(f"an env actor is lost: {why}")
 
 
 def _alive() -> list[str]:
-    """Ray's ids of the nodes that are there, in a fixed order."""
-    return sorted(node["NodeID"] for node in need_ray().nodes() if node["Alive"])
+    """Return the Ray ids of the alive nodes, in a fixed order."""
+    return sorted(alive_nodes())

@@ -1,31 +1,31 @@
-"""AutoDeviceMapping: which role of a training run works on which devices, and why."""
+"""AutoDeviceMapping: places the roles of a training run on devices and explains the plan."""
 
 from __future__ import annotations
 
-from rollgym.devices.detail import DetailedPlan
 from rollgym.devices.inventory import cluster_from_nodes, find_cluster
-from rollgym.devices.job import Job, Workload
 from rollgym.devices.models import ModelShape, find_model
 from rollgym.devices.planner import make_plan
+from rollgym.devices.report import PlanReport
 from rollgym.devices.types import (
     MODEL_ROLES,
     ROLES,
     Cluster,
     Device,
-    DeviceWishes,
+    DeviceConfig,
     Node,
     Placement,
     Plan,
     Role,
 )
+from rollgym.devices.workload import Job, Workload
 
 __all__ = [
     "MODEL_ROLES",
     "ROLES",
     "Cluster",
-    "DetailedPlan",
+    "PlanReport",
     "Device",
-    "DeviceWishes",
+    "DeviceConfig",
     "Job",
     "ModelShape",
     "Node",

@@ -1,10 +1,10 @@
-"""Cluster files: a few lines of YAML that describe machines nobody needs to have.
+"""Cluster files: YAML descriptions of clusters, which need not exist.
 
 nodes:
   - count: 32
     gpus: 8
-    model: H100        # what is known of it fills the rest
-    network: 50 GB/s   # for each device
+    model: H100        # sets memory, FLOP/s, bandwidth and link
+    network: 50 GB/s   # per device
     host_memory: 2 TB
     cpus: 128
 """
@@ -16,46 +16,46 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rollgym.config import Settings, load
+from rollgym.config.loader import Settings, load
+from rollgym.core.errors import UsageError
 from rollgym.devices.hardware import CPU_BANDWIDTH, CPU_FLOPS, HOST_SHARE, NETWORK, device_model
 from rollgym.devices.types import Cluster, Node
-from rollgym.errors import UsageError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B(/s)?", re.ASCII)
 
 
 class NodeGroup(Settings):
-    """Equal machines."""
+    """A group of equal machines."""
 
     count: int = Field(default=1, ge=1, le=100_000)
     name: str = "node"
-    """Followed by a number where there are several."""
+    """Name; a number is appended if there are several machines."""
     gpus: int = Field(default=0, ge=0, le=1024)
-    """Devices of each machine; 0: processors only."""
+    """GPUs per machine; 0: CPU only."""
     model: str | None = None
     """A known device, such as H100, A100-80, H200 or L40S."""
     memory: str | None = None
-    """Of each device, such as 80 GB or 79.6 GiB."""
+    """Memory of each device, such as 80 GB or 79.6 GiB."""
     tflops: float | None = Field(default=None, gt=0)
-    """Dense, of each device, in the precision that is trained in."""
+    """Dense TFLOP/s of each device in the training precision."""
     bandwidth: str | None = None
-    """Of a device's memory, such as 3350 GB/s."""
+    """Memory bandwidth of a device, such as 3350 GB/s."""
     link: str | None = None
-    """Between two devices of a machine, one way, such as 450 GB/s."""
+    """Bandwidth between two devices of a machine, one way, such as 450 GB/s."""
     network: str | None = None
-    """Between machines, for each device, such as 50 GB/s."""
+    """Bandwidth between machines per device, such as 50 GB/s."""
     host_memory: str | None = None
-    """Of each machine."""
+    """Memory of each machine, such as 2 TB."""
     cpus: int | None = Field(default=None, ge=1)
-    """Processor cores of each machine."""
+    """CPU cores per machine."""
 
     def check(self) -> None:
-        """Either the device is known, or its memory is said."""
+        """Check that the device is known or its memory is given."""
         if self.gpus and self.model is not None:
             device_model(self.model)
         if self.gpus and self.model is None and self.memory is None:
-            raise UsageError("a node with GPUs needs a model (H100, ...) or the memory of each.")
+            raise UsageError("a node with GPUs needs model (H100, ...) or memory.")
         if not self.gpus and (self.host_memory is None or self.cpus is None):
             raise UsageError("a node without GPUs needs cpus and host_memory.")
         for key in ("memory", "bandwidth", "link", "network", "host_memory"):
@@ -64,13 +64,13 @@ class NodeGroup(Settings):
 
 
 class ClusterFile(Settings):
-    """A whole cluster."""
+    """A cluster file."""
 
     nodes: list[NodeGroup] = Field(min_length=1)
 
 
 def load_cluster(path: Path) -> Cluster:
-    """The cluster that a file describes: machines with GPUs first, so that their numbers start at 0."""
+    """Read a cluster file; machines with GPUs come first, so their numbers start at 0."""
     groups = load(ClusterFile, path).nodes
     nodes = [_named(group, at) for group in groups for at in range(group.count)]
     seen: dict[str, int] = {}
@@ -81,15 +81,15 @@ def load_cluster(path: Path) -> Cluster:
 
 
 def size(text: str, key: str) -> int:
-    """Bytes (a second) that a text such as ``80 GB`` or ``50 GB/s`` says."""
+    """Parse a size such as ``80 GB`` or a rate such as ``50 GB/s``."""
     found = _SIZE.fullmatch(text.strip())
     rate = key in ("bandwidth", "link", "network")
     if found is None or (found[4] is not None) != rate:
-        raise UsageError(f"{key} {text!r} is no size: write {'50 GB/s' if rate else '80 GB or 80 GiB'}.")
+        raise UsageError(f"{key} {text!r} is not a size: write {'50 GB/s' if rate else '80 GB or 80 GiB'}.")
     unit = 1024 ** list(_UNITS).index(found[2]) if found[3] else _UNITS[found[2]]
     number = int(float(found[1]) * unit)
     if not number:
-        raise UsageError(f"{key} must be more than nothing.")
+        raise UsageError(f"{key} must be greater than 0.")
     return number
 
 

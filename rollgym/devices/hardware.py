@@ -1,11 +1,11 @@
-"""Known devices: memory as the driver reports it, peak rates as their makers publish them."""
+"""Known devices: memory as reported by the driver, peak rates as published by the vendor."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollgym.errors import UnknownName
+from rollgym.core.errors import UnknownName
 
 MIB = 2**20
 GB = 10**9
@@ -13,17 +13,17 @@ GB = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceModel:
-    """One kind of accelerator."""
+    """A model of accelerator."""
 
     name: str
     memory: int
-    """Bytes that ``nvidia-smi`` shows, which is less than the name says on some."""
+    """Bytes as shown by ``nvidia-smi``, which can be less than the nominal size."""
     flops: float
-    """bfloat16 (float16 on Volta), dense, a second."""
+    """Dense bfloat16 FLOP/s (float16 on Volta)."""
     bandwidth: float
-    """Bytes a second of its memory."""
+    """Memory bandwidth, bytes per second."""
     link: float
-    """Bytes a second to another in the node, one way: half of what NVLink is advertised with."""
+    """Bytes per second to another device of the node, one way: half of NVLink's advertised rate."""
     source: str
 
 
@@ -54,7 +54,7 @@ DEVICE_MODELS: Mapping[str, DeviceModel] = {
         _gpu("RTX4090", 24564, 165, 1008, 25, "NVIDIA Ada GPU architecture paper; PCIe 4"),
     )
 }
-"""By name. 4090 and A100 are understood too."""
+"""By name; `device_model` also accepts aliases such as 4090 and A100."""
 _ALSO = {
     "4090": "RTX4090",
     "A100": "A100-80",
@@ -64,20 +64,20 @@ _ALSO = {
 }
 
 NETWORK = 50 * GB
-"""Between nodes, bytes a second for each device, where nothing is said: one 400 Gbit/s port each."""
+"""Default bytes per second between nodes for each device: one 400 Gbit/s port each."""
 HOST_SHARE = 2
-"""Host memory where nothing is said: so many times that of the node's devices (DGX H100: 3.2 times)."""
+"""Default host memory, as a multiple of the memory of the node's devices (DGX H100: 3.2)."""
 CPU_FLOPS = 8e10
-"""Of one core in float32: 2 x 8 lanes x 2 for fused multiply-add at 2.5 GHz (AVX2)."""
+"""float32 FLOP/s of one core: 2 x 8 lanes x 2 for fused multiply-add at 2.5 GHz (AVX2)."""
 CPU_BANDWIDTH = 1e10
-"""Of one core's share of the memory, bytes a second."""
+"""Memory bandwidth per core, bytes per second."""
 
 
 def device_model(name: str) -> DeviceModel:
-    """A known device by its name."""
+    """Return a known device by its name."""
     found = DEVICE_MODELS.get(_ALSO.get(name.upper(), name.upper()))
     if found is None:
         raise UnknownName(
-            "device model", name, DEVICE_MODELS, f"Known: {', '.join(DEVICE_MODELS)}; others need memory."
+            "device model", name, DEVICE_MODELS, f"Known: {', '.join(DEVICE_MODELS)}; set memory for others."
         )
     return found

@@ -1,4 +1,4 @@
-"""Which devices there are: real ones, slots of processor cores, or a cluster that is only described."""
+"""Device inventory: real devices, CPU slots, or a described cluster."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rollgym.core.errors import MissingExtra, UsageError
 from rollgym.devices.hardware import (
     CPU_BANDWIDTH,
     CPU_FLOPS,
@@ -21,43 +22,43 @@ from rollgym.devices.hardware import (
     device_model,
 )
 from rollgym.devices.types import Cluster, Node
-from rollgym.errors import MissingExtra, UsageError
 
 _CPU = re.compile(r"cpu:([0-9]{1,4})", re.ASCII)
 _GPUS = re.compile(r"(?:([0-9]{1,5})x)?([0-9]{1,3})x([A-Za-z][\w-]*|4090)", re.ASCII)
 
 
 def find_cluster(words: str | None = None) -> Cluster:
-    """The cluster that words name.
+    """Return the cluster for a ``--cluster`` argument.
 
-    Nothing: this machine's CUDA devices, or else two slots of its processors. ``cuda``; ``cpu:4``;
-    ``8xH100`` or ``32x8xH100`` (nodes x devices); or a YAML file that describes one.
+    Args:
+        words: None (the CUDA devices of this machine, or else two CPU slots), ``cuda``, ``cpu:4``, ``8xH100``
+            or ``32x8xH100`` (nodes x devices), or a YAML file.
     """
     if words is None:
         return cuda_cluster() or cpu_cluster(2)
     if words == "cuda":
         found = cuda_cluster()
         if found is None:
-            raise UsageError("There is no CUDA device here (or no torch that can use it); try cpu:2.")
+            raise UsageError("No CUDA device found (or torch without CUDA); use cpu:2 to plan for the CPU.")
         return found
     if match := _CPU.fullmatch(words):
         return cpu_cluster(int(match[1]))
     if (match := _GPUS.fullmatch(words)) and not Path(words).exists():
-        return described(nodes=int(match[1] or 1), gpus=int(match[2]), model=match[3])
+        return gpu_cluster(nodes=int(match[1] or 1), gpus=int(match[2]), model=match[3])
     return read_cluster(Path(words))
 
 
 def cpu_cluster(slots: int) -> Cluster:
-    """This machine's processors and memory, cut into equal slots."""
+    """Return this machine with its CPUs and memory split into equal slots."""
     if slots < 1:
-        raise UsageError(f"cpu:{slots} has no slots: at least one is needed.")
+        raise UsageError(f"cpu:{slots} has no slots: at least 1 is needed.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Cluster((_cpu_node("this machine", slots, cores, memory),))
 
 
 def cuda_cluster() -> Cluster | None:
-    """This machine's CUDA devices; ``None`` where there are none. Imports torch."""
+    """Return this machine with its CUDA devices; None without any. Imports torch."""
     try:
         torch: Any = importlib.import_module("torch")
     except ModuleNotFoundError:
@@ -72,19 +73,19 @@ def cuda_cluster() -> Cluster | None:
     return Cluster((node,))
 
 
-def described(*, nodes: int = 1, gpus: int, model: str) -> Cluster:
-    """Equal nodes of a known device, with the usual network and host memory."""
+def gpu_cluster(*, nodes: int = 1, gpus: int, model: str) -> Cluster:
+    """Return equal nodes of a known device, with default network and host memory."""
     if nodes < 1 or gpus < 1:
-        raise UsageError("A cluster has at least one node with at least one device.")
+        raise UsageError("A cluster needs at least 1 node with at least 1 device.")
     node = _node("node", gpus, device_model(model))
     return Cluster(tuple(replace(node, name=f"node{at}") for at in range(nodes)))
 
 
 def read_cluster(path: Path) -> Cluster:
-    """A cluster that a YAML file describes."""
+    """Read a cluster from a YAML file."""
     if not path.is_file():
         raise UsageError(
-            f"There is no cluster file {path}; --cluster also takes cpu:2, 8xH100 or 32x8xH100 "
+            f"Cluster file {path} not found; --cluster also takes cpu:2, 8xH100 or 32x8xH100 "
             f"(devices: {', '.join(DEVICE_MODELS)})."
         )
     try:
@@ -97,10 +98,10 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def cluster_from_nodes(nodes: Iterable[tuple[str, float, float, float]], *, model: str = "") -> Cluster:
-    """A cluster from what a runtime says of its nodes: name, GPUs, processors, bytes of memory.
+    """Return a cluster from (name, GPUs, CPUs, bytes of memory) of each node, as reported by Ray.
 
-    A runtime such as Ray knows how many GPUs a node has, not which: ``model`` says it. Without, they are
-    logical GPUs, each a share of its node's processors and memory. Nodes without GPUs are slots: one.
+    Ray reports the number of GPUs, not their model: pass it as ``model``. Without it they are logical GPUs,
+    each a share of its node's CPUs and memory. Nodes without GPUs have one CPU slot.
     """
     found: list[Node] = []
     for name, gpus, cpus, memory in nodes:
@@ -116,7 +117,7 @@ def cluster_from_nodes(nodes: Iterable[tuple[str, float, float, float]], *, mode
 
 
 def known_model(name: str, memory: int) -> DeviceModel | None:
-    """The known device that a driver's name for it means: ``NVIDIA A100-SXM4-40GB``."""
+    """Return the known device for a driver's name, such as ``NVIDIA A100-SXM4-40GB``."""
     words = re.sub(r"[^A-Z0-9]", " ", name.upper()).replace("RTX ", "RTX").split()
     near = [m for m in DEVICE_MODELS.values() if m.name.split("-")[0] in words]
     near = [m for m in near if 0.85 < memory / m.memory < 1.15]
@@ -124,7 +125,7 @@ def known_model(name: str, memory: int) -> DeviceModel | None:
 
 
 def _gpus_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Where there are GPUs, models live on those alone: their numbers start at 0."""
+    """Sort nodes with GPUs first: models are placed on those only, so their numbers start at 0."""
     return tuple(sorted(nodes, key=lambda node: node.kind != "gpu"))
 
 

@@ -1,12 +1,12 @@
-"""How many bytes a role needs on each of its devices, by what they are for.
+"""Memory of a role on each of its devices, in bytes by purpose.
 
-Training state is what the learners keep, which is float32 whatever they compute in: 4 bytes a parameter for
-weights, 4 for gradients and 8 for the two moments of Adam, divided by the data-parallel ranks as far as a
-stage shards it. ZeRO-1 and ZeRO-2 (DeepSpeed) keep 4 more for each rank's share of the weights. That is 16 in
-all where nothing is sharded, as in the ZeRO paper (Rajbhandari et al. 2020, section 3.1). Computing in
-bfloat16 adds copies of the weights in that precision (`cast_weights`).
-Activations are what the layers of transformers' Llama and Qwen save for the backward pass, with attention
-that keeps no matrix of scores. Nothing here rounds, and nothing is measured.
+Training state is float32 in any compute precision: 4 bytes per parameter for weights, 4 for gradients and 8
+for the two moments of Adam, divided by the data-parallel ranks as far as a ZeRO stage shards it. ZeRO-1 and
+ZeRO-2 (DeepSpeed) store 4 more for each rank's share of the weights. That is 16 bytes without sharding, as in
+the ZeRO paper (Rajbhandari et al. 2020, section 3.1). Computing in bfloat16 adds copies of the weights in
+that precision (`cast_weights`).
+Activations are those that the layers of transformers' Llama and Qwen save for the backward pass, with an
+attention that stores no score matrix. All numbers are computed exactly; nothing is measured.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from rollgym.devices.job import Job, Precision
 from rollgym.devices.models import ModelShape
+from rollgym.devices.workload import Job, Precision
 
-Part = Literal["weights", "gradients", "optimiser", "activations", "kv_cache"]
-PARTS: tuple[Part, ...] = ("weights", "gradients", "optimiser", "activations", "kv_cache")
-Sharding = Literal["none", "optimiser", "gradients", "weights"]
-SHARDINGS: tuple[Sharding, ...] = ("none", "optimiser", "gradients", "weights")
+Part = Literal["weights", "gradients", "optimizer", "activations", "kv_cache"]
+PARTS: tuple[Part, ...] = ("weights", "gradients", "optimizer", "activations", "kv_cache")
+Sharding = Literal["none", "optimizer", "gradients", "weights"]
+SHARDINGS: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "weights")
 Bytes = Mapping[Part, int]
 
 WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
-"""Bytes a parameter that is trained."""
+"""Bytes per trained parameter."""
 MASTER = 4
-"""Bytes a parameter of the copy of its share that a rank of ZeRO-1 or ZeRO-2 steps on."""
+"""Bytes per parameter of a rank's master copy in ZeRO-1 and ZeRO-2."""
 GATHERED = 2
-"""Layers that sharded weights are whole of at once: the one at work, and the next."""
+"""Layers of sharded weights that are gathered at once: the current and the next one."""
 PREFILL = 8192
-"""Tokens of prompts that an engine computes at once, at most."""
+"""Maximum number of prompt tokens per forward pass of an engine."""
 
 
 def training_state(
     shape: ModelShape, ranks: int, sharding: Sharding, lora_rank: int | None = None
 ) -> dict[Part, int]:
-    """Weights, gradients and optimiser state of a model that is trained, on each rank."""
+    """Return the weights, gradients and optimizer state of a trained model on each rank."""
     every = shape.parameters
     trained = every if lora_rank is None else shape.lora_parameters(lora_rank)
     total = every if lora_rank is None else every + trained
-    copied = ranks > 1 and sharding in ("optimiser", "gradients")
-    optimiser = MOMENTS + (MASTER if copied else 0)
+    copied = ranks > 1 and sharding in ("optimizer", "gradients")
+    optimizer = MOMENTS + (MASTER if copied else 0)
     return {
         "weights": scoring_weights(shape, WEIGHT, ranks, sharding) + WEIGHT * (total - every),
         "gradients": _share(GRADIENT * trained, ranks, sharding in ("gradients", "weights")),
-        "optimiser": _share(optimiser * trained, ranks, sharding != "none"),
+        "optimizer": _share(optimizer * trained, ranks, sharding != "none"),
     }
 
 
 def cast_weights(shape: ModelShape, precision: Precision, *, kept: bool) -> int:
-    """Bytes of the copies that computing in bfloat16 makes of float32 weights.
+    """Return the bytes of bfloat16 copies of float32 weights.
 
     Args:
         shape: The model.
-        precision: In which it is computed.
-        kept: Whether all copies stay until the backward pass; else one layer has them at a time.
+        precision: The compute precision.
+        kept: Whether all copies are kept until the backward pass; else those of one layer at a time.
     """
     if precision == "float32":
         return 0
@@ -64,7 +64,7 @@ def cast_weights(shape: ModelShape, precision: Precision, *, kept: bool) -> int:
 
 
 def scoring_weights(shape: ModelShape, bytes_each: int, ranks: int, sharding: Sharding) -> int:
-    """Weights on each rank, with the layers that are gathered while they are used."""
+    """Return the weights on each rank, including gathered layers."""
     whole = bytes_each * shape.parameters
     if sharding != "weights" or ranks == 1:
         return whole
@@ -72,11 +72,11 @@ def scoring_weights(shape: ModelShape, bytes_each: int, ranks: int, sharding: Sh
 
 
 def saved_by_layer(shape: ModelShape, bytes_each: int) -> int:
-    """Bytes that one layer saves for each token until the backward pass."""
+    """Return the bytes per token that one layer saves for the backward pass."""
     c, h = bytes_each, shape.hidden
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norms = (saved_by_norm(c, 3) + saved_by_norm(c, 2)) * h  # before queries, keys, values; before gate, up
-    # Queries, keys, values, what attention gives, and that in the order of tokens; a sum for each head.
+    # Queries, keys, values, attention output, its transposed copy; a log-sum-exp per head.
     attention = (3 * q + 2 * kv) * c + 4 * shape.heads
     if shape.qk_norm:
         attention += (4 + c) * (q + kv)
@@ -84,15 +84,15 @@ def saved_by_layer(shape: ModelShape, bytes_each: int) -> int:
 
 
 def saved_by_norm(bytes_each: int, readers: int) -> int:
-    """Bytes that a norm and the matrices that read it save for each number.
+    """Return the bytes per number that a norm and the linear layers reading it save.
 
-    States are float32 in either precision. Each matrix that computes in bfloat16 reads a copy of its own.
+    Hidden states are float32 in either precision. Each linear layer in bfloat16 reads its own copy.
     """
     return 3 * 4 if bytes_each == 4 else 2 * 4 + readers * bytes_each
 
 
 def saved_by_mlp(shape: ModelShape, bytes_each: int) -> int:
-    """Of that, what the MLP or the experts save."""
+    """Return the part of `saved_by_layer` that the MLP or the experts save."""
     c = bytes_each
     if not shape.experts:
         return 4 * shape.inner * c  # gate, its activation, up, their product
@@ -101,7 +101,7 @@ def saved_by_mlp(shape: ModelShape, bytes_each: int) -> int:
 
 
 def saved_by_head(shape: ModelShape, tokens: int) -> int:
-    """Bytes that log-probs and entropy of so many tokens save: two float32 vocabularies each."""
+    """Return the bytes saved for log-probs and entropy: two float32 vocabularies per token."""
     return 2 * 4 * shape.vocab * tokens
 
 
@@ -114,9 +114,9 @@ def saved_activations(
     checkpointing: bool,
     vocabulary: bool = True,
 ) -> int:
-    """All that is saved for the backward pass over ``tokens``, of which ``replies`` are predicted.
+    """Return the bytes saved for the backward pass over ``tokens``, of which ``replies`` are predicted.
 
-    The last layer's MLP sees only those that predict. Without ``vocabulary`` it is values that they predict.
+    The last layer's MLP is computed for predicting tokens only. Without ``vocabulary``, they predict values.
     """
     layer = saved_by_layer(shape, bytes_each)
     last = saved_by_norm(bytes_each, 1) * shape.hidden
@@ -126,8 +126,8 @@ def saved_activations(
 
 
 def update_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
-    """The most that activations take in an update: what is saved, and what exists only for a moment."""
-    work, c = job.work, job.bytes_each
+    """Return the peak of activations in an update: saved and temporary ones."""
+    work, c = job.workload, job.bytes_each
     replies = round(work.longest * work.reply_share)
     saved = saved_activations(
         shape,
@@ -144,8 +144,8 @@ def update_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
 
 
 def score_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
-    """The most that a pass without gradients takes."""
-    work, c = job.work, job.bytes_each
+    """Return the peak of activations in a forward pass without gradients."""
+    work, c = job.workload, job.bytes_each
     replies = round(work.longest * work.reply_share) if vocabulary else 0
     inner = max(shape.inner, shape.experts_used * shape.expert_inner)
     layer = work.longest * (3 * shape.hidden + 3 * inner) * c
@@ -154,20 +154,20 @@ def score_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
 
 
 def engine_weights(shape: ModelShape, job: Job, tensor_parallel: int) -> int:
-    """Weights of an engine on each device."""
+    """Return the weights of an engine on each device."""
     return _share(job.bytes_each * shape.parameters, tensor_parallel, True)
 
 
 def engine_workspace(shape: ModelShape, job: Job, tensor_parallel: int) -> int:
-    """What an engine computes with: a piece of a prompt, and the logits of all that it writes at once."""
-    tokens = min(PREFILL, job.work.context)
+    """Return the workspace of an engine: a prefill chunk, and the logits of a decoding batch."""
+    tokens = min(PREFILL, job.workload.context)
     inner = max(shape.inner, shape.experts_used * shape.expert_inner)
     width = 3 * shape.hidden + 3 * inner // tensor_parallel
-    return tokens * width * job.bytes_each + 2 * 4 * shape.vocab * min(job.work.in_flight, 256)
+    return tokens * width * job.bytes_each + 2 * 4 * shape.vocab * min(job.workload.in_flight, 256)
 
 
 def kv_bytes(shape: ModelShape, job: Job, tensor_parallel: int) -> int:
-    """Keys and values of one token on each device; heads are shared out, down to one each."""
+    """Return the KV cache of one token on each device; heads are split, down to one per device."""
     heads = -(-shape.kv_heads // tensor_parallel)
     return 2 * shape.layers * heads * shape.head_dim * job.bytes_each
 

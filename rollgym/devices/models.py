@@ -1,4 +1,4 @@
-"""How big a model is: from its Hugging Face ``config.json``, or from a word such as ``7b``."""
+"""Sizes of a model, from its Hugging Face ``config.json`` or a preset such as ``7b``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rollgym.errors import UnknownName, UsageError
+from rollgym.core.errors import UnknownName, UsageError
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """Values of ``model_type`` whose parameters are counted exactly."""
@@ -16,7 +16,7 @@ FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes of a decoder-only transformer with gated MLPs and RMS norms."""
+    """Sizes of a decoder-only transformer with gated MLPs and RMS norms."""
 
     name: str
     layers: int
@@ -28,49 +28,49 @@ class ModelShape:
     """Width of a dense MLP."""
     vocab: int
     tied: bool = False
-    """Whether the head uses the embedding's weights."""
+    """Whether the output layer shares the weights of the embedding."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     experts: int = 0
-    """Of each layer that has some; 0: a dense model."""
+    """Experts per MoE layer; 0: a dense model."""
     experts_used: int = 0
-    """By each token."""
+    """Experts per token."""
     expert_inner: int = 0
     shared_inner: int = 0
-    """Width of an expert that all tokens use; 0: none."""
+    """Width of the shared expert; 0: none."""
     dense_layers: int = 0
-    """Layers of a model with experts that have none."""
+    """Layers without experts in an MoE model."""
     context: int = 32_768
-    """The longest it was made for, in tokens."""
+    """Maximum context in tokens."""
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Number of parameters."""
         moe = self.layers - self.dense_layers if self.experts else 0
         blocks = self.layers * self._attention() + (self.layers - moe) * self._dense_mlp()
         return blocks + moe * self._experts(self.experts) + self._ends()
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token meets."""
+        """Parameters used by one token."""
         moe = self.layers - self.dense_layers if self.experts else 0
         blocks = self.layers * self._attention() + (self.layers - moe) * self._dense_mlp()
         return blocks + moe * self._experts(self.experts_used) + self._ends()
 
     @property
     def largest_block(self) -> int:
-        """Parameters of the largest part that sharded training gathers at once."""
+        """Parameters of the largest block that sharded training gathers at once."""
         mlp = self._experts(self.experts) if self.experts else self._dense_mlp()
         return max(self._attention() + mlp, self.vocab * self.hidden)
 
     def kv_bytes(self, bytes_each: int = 2) -> int:
-        """Keys and values of one token, over all layers."""
+        """Return the bytes of the KV cache of one token, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_each
 
     def lora_parameters(self, rank: int) -> int:
-        """Of matrices of this rank beside every linear layer but the head."""
+        """Return the parameters of LoRA adapters on all linear layers but the output layer."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         inner = self.inner if not self.experts else self.shared_inner
         pairs = 2 * (self.hidden + q) + 2 * (self.hidden + kv) + (3 * (self.hidden + inner) if inner else 0)
@@ -94,7 +94,7 @@ class ModelShape:
 
 
 def find_model(words: str) -> ModelShape:
-    """A model by a word such as ``7b`` or ``200b-moe``, or by its folder or ``config.json``."""
+    """Find a model by a preset such as ``7b`` or ``200b-moe``, or by its folder or ``config.json``."""
     from rollgym.devices.presets import PRESETS
 
     if words.lower() in PRESETS:
@@ -104,23 +104,23 @@ def find_model(words: str) -> ModelShape:
         path = path / "config.json"
     if not path.is_file():
         if any(mark in words for mark in "/\\."):
-            raise UsageError(f"The model {words} is no folder with a config.json, and no known size.")
-        raise UnknownName("model", words, PRESETS, f"Known: {', '.join(PRESETS)}; or name a folder.")
+            raise UsageError(f"The model {words} is neither a folder with a config.json nor a preset.")
+        raise UnknownName("model", words, PRESETS, f"Presets: {', '.join(PRESETS)}; or pass a folder.")
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error}.") from None
+        raise UsageError(f"Cannot read {path} as JSON: {error}.") from None
     if not isinstance(values, dict):
-        raise UsageError(f"{path} holds no JSON object.")
+        raise UsageError(f"{path} is not a JSON object.")
     return read_config(values, path.parent.name)
 
 
 def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
-    """The shape that a Hugging Face configuration describes."""
+    """Read the sizes from a Hugging Face configuration."""
     family = config.get("model_type")
     if family not in FAMILIES:
         raise UsageError(
-            f"The sizes of a model of type {family!r} are not known here; known are {', '.join(FAMILIES)}."
+            f"Unsupported model_type {family!r} in config.json; supported: {', '.join(FAMILIES)}."
         )
     try:
         found = _dense(config, str(family), name)
@@ -128,7 +128,7 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     except KeyError as error:
         raise UsageError(f"The model's config.json has no {error.args[0]}.") from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise UsageError(f"The model's config.json has an odd value: {error}.") from None
+        raise UsageError(f"The model's config.json has an invalid value: {error}.") from None
 
 
 def _dense(config: Mapping[str, Any], family: str, name: str) -> ModelShape:

@@ -1,36 +1,34 @@
-"""AutoDeviceMapping: tries what could be, keeps what fits, takes the fastest, and says why."""
+"""AutoDeviceMapping: estimates all candidates, keeps those that fit, and returns the fastest with reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rollgym.devices.arrange import Arrangement, Numbers, Site, arrangements
-from rollgym.devices.detail import DetailedPlan, DeviceMemory
-from rollgym.devices.estimate import OFFLOADS, Estimate, Estimator, Offload, held
-from rollgym.devices.job import Job
+from rollgym.devices.candidates import Candidate, Numbers, Site, candidates_for
+from rollgym.devices.cost_model import OFFLOADS, Estimate, Estimator, Offload, memory_parts
+from rollgym.devices.explain import alternatives, infeasible_error, notes, reasons
 from rollgym.devices.memory import SHARDINGS, Sharding
-from rollgym.devices.reasons import alternatives, notes, reasons
-from rollgym.devices.timing import Pace, pace_of
-from rollgym.devices.types import Cluster, DeviceWishes, Layout, Placement, Plan, Role
+from rollgym.devices.report import DeviceMemory, PlanReport
+from rollgym.devices.roofline import DeviceSpeed, speed_of
+from rollgym.devices.types import Cluster, DeviceConfig, Layout, Placement, Plan, Role
+from rollgym.devices.workload import Job
 
 LAYOUTS: tuple[Layout, ...] = ("colocated", "split", "overlapping")
-AS_GOOD = 1.02
-"""Candidates this much slower than the fastest are as good, and the simplest of them is taken."""
+TOLERANCE = 1.02
+"""Candidates at most this much slower than the fastest count as equally fast; the simplest one is chosen."""
 
 
-def make_plan(cluster: Cluster, job: Job, wishes: DeviceWishes | None = None) -> DetailedPlan:
-    """Place a run's models on a cluster. `UsageError` with numbers where they cannot fit."""
-    wishes = replace(wishes or DeviceWishes(), when_lost="replan")  # no matter of where anything is
+def make_plan(cluster: Cluster, job: Job, requested: DeviceConfig | None = None) -> PlanReport:
+    """Place the models of a run on a cluster; raises `UsageError` with numbers if they do not fit."""
+    requested = replace(requested or DeviceConfig(), when_lost="replan")  # irrelevant for placement
     site = Site(cluster)
-    tried = list(candidates(site, job, wishes))
+    tried = list(estimates(site, job, requested))
     fitting = [one for one in tried if one.shortage is None]
     if not fitting:
-        from rollgym.devices.refuse import refusal
-
-        raise refusal(cluster, job, wishes, tried)
+        raise infeasible_error(cluster, job, requested, tried, fits)
     best = choose(fitting)
-    return DetailedPlan(
+    return PlanReport(
         plan=_plan(site, best),
         job=job,
         sharding=best.sharding,
@@ -39,72 +37,72 @@ def make_plan(cluster: Cluster, job: Job, wishes: DeviceWishes | None = None) ->
         timeline=best.spans,
         seconds=best.seconds,
         kv_tokens=best.kv_tokens,
-        reasons=tuple(reasons(best, job, wishes)),
-        alternatives=tuple(alternatives(best, tried, site, job, wishes)),
+        reasons=tuple(reasons(best, job, requested)),
+        alternatives=tuple(alternatives(best, tried, site, job, requested)),
         notes=tuple(notes(cluster, best, job)),
         tried=len(tried),
     )
 
 
-def fits(cluster: Cluster, job: Job, wishes: DeviceWishes) -> bool:
-    """Whether there is a plan at all."""
-    return any(one.shortage is None for one in candidates(Site(cluster), job, wishes))
+def fits(cluster: Cluster, job: Job, requested: DeviceConfig) -> bool:
+    """Return whether a plan exists."""
+    return any(one.shortage is None for one in estimates(Site(cluster), job, requested))
 
 
-def candidates(site: Site, job: Job, wishes: DeviceWishes) -> Iterator[Estimate]:
-    """Everything that is tried."""
+def estimates(site: Site, job: Job, requested: DeviceConfig) -> Iterator[Estimate]:
+    """Yield the estimates of all candidates."""
     estimator = Estimator(job)
-    known: dict[Numbers, Pace] = {}
-    for arrangement in arrangements(site, job, wishes):
-        for numbers in arrangement.sets.values():
+    known: dict[Numbers, DeviceSpeed] = {}
+    for candidate in candidates_for(site, job, requested):
+        for numbers in candidate.sets.values():
             if numbers not in known:
-                known[numbers] = pace_of(site, numbers)
-        paces = {role: known[numbers] for role, numbers in arrangement.sets.items()}
-        for sharding in _shardings(arrangement):
-            for offload in _offloads(arrangement, wishes):
-                yield estimator.estimate(arrangement, paces, sharding, offload)
+                known[numbers] = speed_of(site, numbers)
+        speeds = {role: known[numbers] for role, numbers in candidate.sets.items()}
+        for sharding in _shardings(candidate):
+            for offload in _offloads(candidate, requested):
+                yield estimator.estimate(candidate, speeds, sharding, offload)
 
 
 def choose(fitting: list[Estimate]) -> Estimate:
-    """The simplest of the fastest."""
+    """Return the simplest of the fastest estimates."""
     least = min(one.seconds for one in fitting)
-    return min((one for one in fitting if one.seconds <= AS_GOOD * least), key=_plainness)
+    return min((one for one in fitting if one.seconds <= TOLERANCE * least), key=_complexity)
 
 
-def _plainness(one: Estimate) -> tuple[int, int, int, int, float]:
+def _complexity(one: Estimate) -> tuple[int, int, int, int, float]:
     return (
         OFFLOADS.index(one.offload),
-        LAYOUTS.index(one.arrangement.layout),
+        LAYOUTS.index(one.candidate.layout),
         SHARDINGS.index(one.sharding),
-        one.arrangement.tensor_parallel,
+        one.candidate.tensor_parallel,
         one.seconds,
     )
 
 
-def _shardings(at: Arrangement) -> tuple[Sharding, ...]:
+def _shardings(at: Candidate) -> tuple[Sharding, ...]:
     ranks = max(len(at.sets[role]) for role in ("actor_train", "critic") if role in at.sets)
     return SHARDINGS if ranks > 1 else ("none",)
 
 
-def _offloads(at: Arrangement, wishes: DeviceWishes) -> tuple[Offload, ...]:
-    on_processors = at.site.cluster.nodes[at.site.node_of[at.sets["actor_train"][0]]].kind == "cpu"
-    if wishes.offload == "none" or (on_processors and wishes.offload == "auto"):
+def _offloads(at: Candidate, requested: DeviceConfig) -> tuple[Offload, ...]:
+    on_cpu = at.site.cluster.nodes[at.site.node_of[at.sets["actor_train"][0]]].kind == "cpu"
+    if requested.offload == "none" or (on_cpu and requested.offload == "auto"):
         return ("none",)  # a slot's memory is the host's
     if not at.shared:
-        return ("none",) if on_processors or wishes.offload == "optimiser" else ("none", "host")
-    if wishes.offload == "all":
-        return ("all",) if on_processors else ("all", "host")
-    return OFFLOADS if wishes.offload == "auto" else ("optimiser",)
+        return ("none",) if on_cpu or requested.offload == "optimizer" else ("none", "host")
+    if requested.offload == "all":
+        return ("all",) if on_cpu else ("all", "host")
+    return OFFLOADS if requested.offload == "auto" else ("optimizer",)
 
 
 def _plan(site: Site, best: Estimate) -> Plan:
-    at = best.arrangement
+    at = best.candidate
     placements = {role: _placement(site, best, role) for role in at.sets}
     return Plan(cluster=site.cluster, layout=at.layout, placements=placements)
 
 
 def _placement(site: Site, best: Estimate, role: Role) -> Placement:
-    at = best.arrangement
+    at = best.candidate
     numbers = at.sets[role]
     size = at.tensor_parallel if role == "actor_infer" else 1
     return Placement(
@@ -113,7 +111,7 @@ def _placement(site: Site, best: Estimate, role: Role) -> Placement:
         tensor_parallel=size,
         data_parallel=len(numbers) // size,
         sharding="none" if role == "actor_infer" else _sharding(role, best, len(numbers)),
-        offload=_leaves(role, best),
+        offload=_offloaded(role, best),
     )
 
 
@@ -125,23 +123,23 @@ def _sharding(role: Role, best: Estimate, ranks: int) -> Sharding:
     return "weights" if best.sharding == "weights" else "none"
 
 
-def _leaves(role: Role, best: Estimate) -> tuple[str, ...]:
-    """What of a role goes to the host; ``step``: the optimiser stays there for good."""
+def _offloaded(role: Role, best: Estimate) -> tuple[str, ...]:
+    """Return what a role offloads to the host; ``step``: the optimizer stays there permanently."""
     trains = role in ("actor_train", "critic")
-    step = ("optimiser", "step") if best.offload == "host" and trains else ()
-    if role not in best.arrangement.shared or best.offload == "none":
+    step = ("optimizer", "step") if best.offload == "host" and trains else ()
+    if role not in best.candidate.shared or best.offload == "none":
         return step
-    if best.offload == "optimiser":
-        return ("optimiser",) if trains else ("kv_cache",) if role == "actor_infer" else ()
+    if best.offload == "optimizer":
+        return ("optimizer",) if trains else ("kv_cache",) if role == "actor_infer" else ()
     if role == "actor_infer":
         return ("weights", "kv_cache")
-    return ("weights", *(step or (("optimiser",) if trains else ())))
+    return ("weights", *(step or (("optimizer",) if trains else ())))
 
 
 def _memory(site: Site, job: Job, best: Estimate) -> Iterator[DeviceMemory]:
     for phase in Estimator(job).phases:
-        for group in best.arrangement.groups:
+        for group in best.candidate.groups:
             devices = tuple(site.devices[number] for number in group.numbers)
-            parts = tuple(held(group, phase, best.uses, best.kv, best.offload))
+            parts = tuple(memory_parts(group, phase, best.role_memory, best.kv, best.offload))
             capacity = site.cluster.nodes[devices[0].node].memory
             yield DeviceMemory(phase.name, devices, parts, group.limit, capacity)

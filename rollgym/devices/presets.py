@@ -1,4 +1,4 @@
-"""Models by a word. The sizes are those of the published configurations they are named after."""
+"""Model presets, with the sizes of the published configurations they are named after."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ PRESETS: Mapping[str, ModelShape] = {
     "405b": _llama("405B", 126, 16_384, 128, 53_248),
     "8x7b": _MIXTRAL,
     "30b-moe": _qwen3_moe("Qwen3-30B-A3B", 48, 2048, 32, 6144, 768),
-    # Nobody published this one: the layers of the next, fewer of them.
+    # Not a published model: the layers of the next preset, but fewer.
     "200b-moe": replace(_BIG, name="200B MoE (80 layers of Qwen3-235B-A22B)", layers=80),
     "235b-moe": _BIG,
 }

@@ -1,12 +1,12 @@
-"""``gpu[0-3,6]``: devices by number. Read by a small grammar of its own; nothing is evaluated."""
+"""Device ranges such as ``gpu[0-3,6]``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from rollgym.core.errors import UsageError
 from rollgym.devices.types import Cluster, Device
-from rollgym.errors import UsageError
 
 _WHOLE = re.compile(r"\s*(gpu|cpu)\s*\[([0-9,\-\s]*)\]\s*", re.ASCII)
 _PART = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
@@ -14,10 +14,16 @@ _FORM = "write gpu[0-3], gpu[0,2,4-7] or cpu[0-1]"
 
 
 def parse_range(text: str, cluster: Cluster, key: str = "devices") -> tuple[Device, ...]:
-    """The devices a text names, in the cluster's order; ``key`` is what mistakes call the setting."""
+    """Parse a device range; returns the devices in cluster order.
+
+    Args:
+        text: The range.
+        cluster: The cluster.
+        key: Name of the setting in errors.
+    """
     whole = _WHOLE.fullmatch(text)
     if whole is None:
-        raise UsageError(f"{key} is {text!r}, which names no devices: {_FORM}.")
+        raise UsageError(f"{key} is {text!r}, which is not a device range: {_FORM}.")
     kind, inside = whole.groups()
     every = cluster.devices
     numbers: list[int] = []
@@ -25,7 +31,7 @@ def parse_range(text: str, cluster: Cluster, key: str = "devices") -> tuple[Devi
         numbers += _part(part, text, key, len(every), kind)
     twice = sorted({number for number in numbers if numbers.count(number) > 1}) if _repeats(numbers) else []
     if twice:
-        raise UsageError(f"{key} is {text!r}, which names device {twice[0]} twice.")
+        raise UsageError(f"{key} is {text!r}, which contains device {twice[0]} twice.")
     found = tuple(every[number] for number in sorted(numbers))
     for number, device in zip(sorted(numbers), found, strict=True):
         node = cluster.nodes[device.node]
@@ -35,7 +41,7 @@ def parse_range(text: str, cluster: Cluster, key: str = "devices") -> tuple[Devi
 
 
 def format_range(devices: Sequence[Device], cluster: Cluster) -> str:
-    """How these devices are written; `parse_range` reads it back."""
+    """Format devices as a range that `parse_range` accepts."""
     place = {device: number for number, device in enumerate(cluster.devices)}
     numbers = sorted(place[device] for device in devices)
     kind = cluster.nodes[devices[0].node].kind if devices else "gpu"
@@ -43,7 +49,7 @@ def format_range(devices: Sequence[Device], cluster: Cluster) -> str:
 
 
 def numbers_text(numbers: Sequence[int]) -> str:
-    """Sorted numbers as ``0-3,6``."""
+    """Format sorted numbers as ``0-3,6``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
@@ -56,7 +62,7 @@ def numbers_text(numbers: Sequence[int]) -> str:
 def _part(part: str, text: str, key: str, count: int, kind: str) -> range:
     found = _PART.fullmatch(part)
     if found is None:
-        what = f"{part.strip()!r} is no number or range" if part.strip() else "a number is missing"
+        what = f"{part.strip()!r} is not a number or range" if part.strip() else "a number is missing"
         raise UsageError(f"{key} is {text!r}: {what}; {_FORM}.")
     first = int(found[1])
     last = first if found[2] is None else int(found[2])
@@ -64,7 +70,7 @@ def _part(part: str, text: str, key: str, count: int, kind: str) -> range:
         raise UsageError(f"{key} is {text!r}: {first}-{last} goes backwards; write {last}-{first}.")
     if last >= count:
         there = f"there are {count}, numbered {kind}[0-{count - 1}]" if count else "there are none"
-        raise UsageError(f"{key} is {text!r}: there is no device {last}; {there}.")
+        raise UsageError(f"{key} is {text!r}: device {last} does not exist; {there}.")
     return range(first, last + 1)
 
 

@@ -1,11 +1,10 @@
-"""The pool without worker processes: environments live in this process, in threads beside the event loop.
+"""Pool without worker processes: environments run in threads of this process, beside the event loop.
 
-The loop's own thread stays free, so that limits, Ctrl-C and SIGTERM are heard while an environment blocks. A
-thread cannot be killed: one whose episode was given up is left to itself, and ends with the process. What
-holds the interpreter lock for good (a loop in C) still stops everything: worker processes can be killed then.
+The loop's thread stays free, so that limits, Ctrl-C and SIGTERM take effect while an environment blocks. A
+thread cannot be killed: one whose episode was abandoned ends with the process. A call that never releases
+the interpreter lock (a loop in C) blocks everything; worker processes do not have this limitation.
 
-Environments whose class promises quick calls (``pool_thread = "any"``) are called in the loop's thread as
-long as they are quick.
+Environments with ``pool_thread = "any"`` are called in the loop's thread as long as their calls are quick.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from contextvars import Context, copy_context
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from rollgym.errors import EnvError, one_line
-from rollgym.pool import Reset, Step
-from rollgym.pool.host import Hosted, Shelf, kind_of
-from rollgym.pool.lanes import Thread, Trust, thread_for
+from rollgym.core.errors import EnvError, one_line
+from rollgym.core.registry import import_module
+from rollgym.core.types import EpisodeSpec
+from rollgym.pool.base import Reset, Step
+from rollgym.pool.hosted_env import HostedEnv, IdleEnvs, kind_of
 from rollgym.pool.stats import PoolStats
-from rollgym.registry import import_module
-from rollgym.signals import in_blocking_call
-from rollgym.types import EpisodeSpec
+from rollgym.pool.threads import InlineBudget, Thread, thread_for
+from rollgym.utils.signals import in_blocking_call
 
 T = TypeVar("T")
 CLOSE_SECONDS = 2.0
-"""How long the environments may take to close, all together, when the pool is closed."""
+"""Seconds for all environments together to close when the pool is closed."""
 SLOW = 0.05
-"""Seconds beyond which a call should not have been made in the loop's thread: limits and signals wait for
-it. A worker's service thread answers many, and is stricter."""
+"""Seconds above which a call is too slow for the loop's thread, where it delays limits and signals. A
+worker's service thread has a stricter bound."""
 PATIENCE = 1.0
-"""Seconds after which code that an episode has given up is interrupted, where it is Python's."""
+"""Seconds after which Python code of an abandoned episode is interrupted."""
 
 
 class Call:
-    """One call to an environment: made in a thread, awaited in the loop."""
+    """A call to an environment: made in a thread, awaited in the loop."""
 
     __slots__ = ("context", "error", "finished", "future", "result", "work")
 
@@ -52,7 +51,7 @@ class Call:
         self.finished = False
 
     def make(self) -> None:
-        """Make the call; whatever it raises is its answer."""
+        """Make the call and store its result or error."""
         try:
             self.result = self.context.run(self.work)
         except Exception as error:
@@ -64,7 +63,7 @@ class Call:
         self.finished = True
 
     def answer(self) -> None:
-        """In the loop: hand the answer to the episode that waits for it, if it still does."""
+        """In the loop: pass the result to the episode if it still waits."""
         if self.future.done():
             return
         if self.error is not None:
@@ -73,7 +72,7 @@ class Call:
             self.future.set_result(self.result)
 
 
-class Lane:
+class InlineThread:
     """A thread that makes the calls to one environment; started when it is first needed."""
 
     def __init__(self) -> None:
@@ -81,31 +80,31 @@ class Lane:
         self._thread: threading.Thread | None = None
         self._now: Call | None = None
         self.left = False
-        """Given up: the thread ends after its current call."""
+        """Abandoned: the thread ends after its current call."""
 
     def call(self, work: Callable[[], Any], context: Context) -> Call:
-        """Have the thread make a call."""
+        """Queue a call for the thread."""
         call = Call(asyncio.get_running_loop().create_future(), work, context)
         self._calls.put(call)
         if self._thread is None:
-            # A daemon: the process does not wait for an environment that never answers.
+            # A daemon thread: the process does not wait for an environment that never returns.
             self._thread = threading.Thread(target=self._run, name="rollgym-env", daemon=True)
             self._thread.start()
         return call
 
     def end(self) -> None:
-        """End the thread once it has made the calls that wait."""
+        """End the thread after its queued calls."""
         if self._thread is not None:
             self._calls.put(None)
 
     def leave(self) -> None:
-        """Give the thread up: it ends when its call does, which is interrupted after a while."""
+        """Abandon the thread: it ends after its current call, which is interrupted after `PATIENCE`."""
         self.left = True
         self.end()
         asyncio.get_running_loop().call_later(PATIENCE, self.interrupt)
 
     def interrupt(self) -> None:
-        """Raise in the thread: that ends a loop in Python, and a sleep when it is over."""
+        """Raise `SystemExit` in the thread; takes effect at the next Python instruction."""
         thread = self._thread
         if self._now is not None and thread is not None and thread.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -120,57 +119,57 @@ class Lane:
             try:
                 call.future.get_loop().call_soon_threadsafe(call.answer)
             except RuntimeError:
-                return  # the loop is closed: nothing waits for the answer any more
+                return  # the loop is closed: nothing waits for the result
 
 
-class Seat:
-    """An environment, or the place for one, and the thread that calls it."""
+class InlineSlot:
+    """Holds an environment (made on first use) and the thread that calls it."""
 
-    __slots__ = ("_lane", "_running", "hosted", "kind", "thread", "trust")
+    __slots__ = ("_env_thread", "_running", "hosted", "inline_budget", "kind", "thread")
 
     def __init__(self, kind: bytes, thread: Thread) -> None:
         self.kind = kind
         self.thread = thread
-        self.hosted: Hosted | None = None
-        self.trust = {"reset": Trust(SLOW), "step": Trust(SLOW)}
-        self._lane: Lane | None = None
+        self.hosted: HostedEnv | None = None
+        self.inline_budget = {"reset": InlineBudget(SLOW), "step": InlineBudget(SLOW)}
+        self._env_thread: InlineThread | None = None
         self._running: Call | None = None
 
     async def call(self, name: str, work: Callable[[], T], context: Context) -> T:
-        """Make a call to the environment, in the thread that is due."""
+        """Call the environment in the thread that its setting requires."""
         if self.thread == "main":
             return direct(work, context)
-        if self.thread == "any" and self.trust[name].given():
-            made = self.hosted is not None  # making one takes long once, and says nothing of the calls
+        if self.thread == "any" and self.inline_budget[name].allows_inline():
+            made = self.hosted is not None  # making an environment is slow once and does not count
             began = time.perf_counter()
             try:
                 return direct(work, context)
             finally:
                 if made:
-                    self.trust[name].took(time.perf_counter() - began)
-        if self._lane is None:
-            self._lane = Lane()
-        self._running = self._lane.call(work, context)
+                    self.inline_budget[name].record(time.perf_counter() - began)
+        if self._env_thread is None:
+            self._env_thread = InlineThread()
+        self._running = self._env_thread.call(work, context)
         result: T = await self._running.future
         return result
 
     @property
-    def left(self) -> Lane | None:
-        """The thread that was given up with a call under way."""
-        return self._lane if self._lane is not None and self._lane.left else None
+    def left(self) -> InlineThread | None:
+        """The thread that was abandoned with a running call."""
+        return self._env_thread if self._env_thread is not None and self._env_thread.left else None
 
     def close(self) -> asyncio.Future[None] | None:
-        """Close the environment where it was called. One whose call still runs is left to its thread."""
-        hosted, lane = self.hosted, self._lane
-        if lane is None:
+        """Close the environment in its thread. One whose call still runs is abandoned."""
+        hosted, env_thread = self.hosted, self._env_thread
+        if env_thread is None:
             if hosted is not None:
                 hosted.close()
             return None
         if self._running is not None and not self._running.finished:
-            lane.leave()
+            env_thread.leave()
             return None
-        closing = None if hosted is None else lane.call(hosted.close, copy_context()).future
-        lane.end()
+        closing = None if hosted is None else env_thread.call(hosted.close, copy_context()).future
+        env_thread.end()
         return closing
 
 
@@ -186,100 +185,99 @@ def direct(work: Callable[[], T], context: Context) -> T:
 class InlinePool:
     """Runs environments in threads of the calling process.
 
-    Which thread calls an environment is what its class says by ``pool_thread``: one of its own (``own``), any
-    (the loop's, as long as its calls are quick), or the loop's (``main``), which is then not free to hear
-    limits while the environment works.
+    The class attribute ``pool_thread`` selects the thread: a separate one (``own``), the loop's while calls
+    are quick (``any``), or always the loop's (``main``), which blocks limits while the environment works.
     """
 
     def __init__(self, modules: Iterable[str] = ()) -> None:
         for module in modules:
             import_module(module)
-        self._shelf: Shelf[Seat] = Shelf()
-        self._leased: dict[int, Seat] = {}
+        self._idle_envs: IdleEnvs[InlineSlot] = IdleEnvs()
+        self._leased: dict[int, InlineSlot] = {}
         self._threads: dict[bytes, Thread] = {}
-        self._left: list[Seat] = []
-        """Those whose call was still running when their episode ended."""
+        self._left: list[InlineSlot] = []
+        """Slots whose call was still running when their episode ended."""
         self._opened = 0
 
     async def open(self, spec: EpisodeSpec) -> InlineSession:
-        """A lease on an environment in this process; it is made by `InlineSession.reset`."""
-        seat = self._shelf.take(kind_of(spec)) or self._seat(spec)
-        self._leased[id(seat)] = seat
+        """Open a lease on an environment in this process; `InlineSession.reset` makes it."""
+        env_slot = self._idle_envs.take(kind_of(spec)) or self._env_slot(spec)
+        self._leased[id(env_slot)] = env_slot
         self._opened += 1
-        return InlineSession(self, seat, spec)
+        return InlineSession(self, env_slot, spec)
 
-    def _seat(self, spec: EpisodeSpec) -> Seat:
+    def _env_slot(self, spec: EpisodeSpec) -> InlineSlot:
         kind = kind_of(spec)
         if kind not in self._threads:
             self._threads[kind] = thread_for(spec)
         thread = self._threads[kind]
         if thread not in ("own", "any", "main"):
             raise EnvError(f"pool_thread is {thread!r}; it must be 'own', 'any' or 'main'")
-        return Seat(kind, thread)
+        return InlineSlot(kind, thread)
 
     async def close(self) -> None:
-        """Close every environment; one that does not answer in time is left to its thread."""
-        seats = [*self._leased.values(), *self._shelf.clear()]
+        """Close every environment; abandon those that do not close in time."""
+        env_slots = [*self._leased.values(), *self._idle_envs.clear()]
         self._leased.clear()
-        closing = [future for future in (seat.close() for seat in seats) if future is not None]
+        closing = [future for future in (env_slot.close() for env_slot in env_slots) if future is not None]
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_SECONDS)
-        for seat in (*self._left, *seats):
-            if seat.left is not None:
-                seat.left.interrupt()
+        for env_slot in (*self._left, *env_slots):
+            if env_slot.left is not None:
+                env_slot.left.interrupt()
 
     def stats(self) -> PoolStats:
         """Leases in use and episodes so far."""
         return PoolStats(leases=len(self._leased), episodes=self._opened - len(self._leased))
 
-    def release(self, seat: Seat, healthy: bool) -> asyncio.Future[None] | None:
-        """Take an environment back; one whose episode failed is thrown away, others are reused."""
-        if self._leased.pop(id(seat), None) is None:
+    def release(self, env_slot: InlineSlot, healthy: bool) -> asyncio.Future[None] | None:
+        """Return an environment: reused if healthy, otherwise closed."""
+        if self._leased.pop(id(env_slot), None) is None:
             return None  # the pool was closed meanwhile
-        unwanted = self._shelf.put(seat) if healthy else seat
+        unwanted = self._idle_envs.put(env_slot) if healthy else env_slot
         closing = None if unwanted is None else unwanted.close()
-        if seat.left is not None:
-            self._left.append(seat)
+        if env_slot.left is not None:
+            self._left.append(env_slot)
         return closing
 
 
 class InlineSession:
     """One lease of an `InlinePool`."""
 
-    def __init__(self, pool: InlinePool, seat: Seat, spec: EpisodeSpec) -> None:
+    def __init__(self, pool: InlinePool, env_slot: InlineSlot, spec: EpisodeSpec) -> None:
         self._pool = pool
-        self._seat = seat
+        self._env_slot = env_slot
         self._spec = spec
         self._context = copy_context()
         self.healthy = True
-        """False while a call is under way, and after one that failed: the environment is not used again."""
+        """False during a call and after a failed one: the environment is then not reused."""
         self._open = True
 
     async def reset(self) -> Reset:
         """Start the episode."""
         self.healthy = False
-        result = await self._seat.call("reset", self._begin, self._context)
+        result = await self._env_slot.call("reset", self._begin, self._context)
         self.healthy = True
         return result
 
     async def step(self, action: str) -> Step:
         """Play one action."""
-        hosted = self._seat.hosted
+        hosted = self._env_slot.hosted
         assert hosted is not None, "reset() comes first"
         self.healthy = False
-        result = await self._seat.call("step", lambda: hosted.step(action), self._context)
+        result = await self._env_slot.call("step", lambda: hosted.step(action), self._context)
         self.healthy = True
         return result
 
     async def close(self) -> None:
-        """Give the environment back."""
+        """Return the environment to the pool."""
         if self._open:
             self._open = False
-            closing = self._pool.release(self._seat, self.healthy)
+            closing = self._pool.release(self._env_slot, self.healthy)
             if closing is not None:
                 await asyncio.wait([closing])
 
     def _begin(self) -> Reset:
-        if self._seat.hosted is None:
-            self._seat.hosted = Hosted(self._spec)
-        return self._seat.hosted.begin(self._spec)
+        if self._env_slot.hosted is None:
+            self._env_slot.hosted = HostedEnv(self._spec)
+        return self._env_slot.hosted.begin(self._spec)

@@ -1,32 +1,32 @@
-"""What a worker process may take: time, memory, episodes."""
+"""Limits on a worker process: time, memory, episodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
-    """Bounds on each worker of a pool. ``None`` means no such limit."""
+    """Limits on each worker of a pool. ``None`` means unlimited."""
 
     start_seconds: float = 120.0
-    """Longest start of a worker, its modules' import included."""
+    """Maximum seconds for the start of a worker, including module imports."""
     reset_seconds: float = 300.0
-    """Longest making and resetting of an environment, before its worker is killed."""
+    """Maximum seconds for making and resetting an environment; then its worker is killed."""
     step_seconds: float = 120.0
-    """Longest step (or closing) of an environment, before its worker is killed."""
+    """Maximum seconds for a step or close of an environment; then its worker is killed."""
     silent_seconds: float = 30.0
-    """A worker that shows no sign of life for so long (one call holds the interpreter) is killed."""
+    """Maximum seconds without a heartbeat (a call holds the interpreter lock); then it is killed."""
     soft_memory_mb: float | None = None
-    """Above this resident size a worker gets no new leases, and is replaced once it has none left."""
+    """Resident MB above which a worker takes no new leases and is replaced when its last one ends."""
     hard_memory_mb: float | None = None
-    """Above this resident size a worker is killed."""
+    """Resident MB above which a worker is killed."""
     episodes: int | None = None
-    """After this many episodes a worker gets no new leases, and is replaced once it has none left."""
+    """Episodes after which a worker takes no new leases and is replaced when its last one ends."""
     leases: int | None = None
-    """Most leases at once in one worker; further ones wait until there is room."""
+    """Maximum concurrent leases per worker; further requests wait."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

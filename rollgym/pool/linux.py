@@ -1,4 +1,4 @@
-"""The few things only Linux can do for processes; elsewhere they do nothing."""
+"""Linux-only process functions; no-ops on other systems."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _SET_CHILD_SUBREAPER = 36
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the parent process dies, even in the middle of a long call."""
+    """Kill this process when its parent exits, even during a long call."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # it died before the call
             os._exit(0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent dies, daemons included."""
+    """Become the parent of orphaned descendants, daemons included."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children() -> list[int]:
-    """The pids of this process's children, zombies included (of a process with one thread)."""
+    """Return the pids of this process's children, zombies included (single-threaded processes only)."""
     pid = os.getpid()
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
@@ -37,15 +37,15 @@ def children() -> list[int]:
 
 
 def open_memory_gauge(pid: int) -> int | None:
-    """A descriptor from which `resident_mb` reads the memory of a process, as long as it is that process."""
+    """Open a descriptor from which `resident_mb` reads the memory of a process."""
     try:
         return os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
 
 
-def most_mb() -> float:
-    """The most memory this process has held so far."""
+def peak_mb() -> float:
+    """Return the peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -53,7 +53,7 @@ _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def resident_mb(gauge: int | None) -> float:
-    """Resident memory of the process behind the gauge; 0 where nobody can tell."""
+    """Return the resident memory of the process behind the gauge in MB; 0 if unknown."""
     if gauge is None:
         return 0.0
     try:

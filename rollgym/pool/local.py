@@ -1,8 +1,8 @@
-"""The pool of worker processes on this machine.
+"""Pool of worker processes on this machine.
 
-Each worker hosts many environments and calls them concurrently. A worker that dies, or must be killed because
-a call or its memory went over a limit, takes its leases with it: their sessions raise `LeaseLost`, which says
-whether they are to blame, and the next lease starts a new worker.
+Each worker hosts many environments and calls them concurrently. When a worker dies, or is killed because a
+call or its memory exceeded a limit, its sessions raise `LeaseLost`, which tells whether their episode is at
+fault, and the next lease starts a new worker.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from rollgym.errors import UsageError
-from rollgym.pool.keeping import KeeperLink
+from rollgym.core.errors import UsageError
+from rollgym.core.types import EpisodeSpec
+from rollgym.pool.forkserver_client import ForkServerClient
+from rollgym.pool.health import WorkerFailure, exit_failure, find_failure
 from rollgym.pool.limits import WorkerLimits
-from rollgym.pool.link import Worker
+from rollgym.pool.protocol import Gone, Hello, Started
 from rollgym.pool.session import LocalSession
 from rollgym.pool.stats import PoolStats, WorkerStats
-from rollgym.pool.verdict import Verdict, death, judge
-from rollgym.pool.wire import Gone, Hello, Started
-from rollgym.types import EpisodeSpec
+from rollgym.pool.worker_handle import WorkerHandle
 
 _GRACE = 2.0
-"""Seconds for a worker to exit by itself."""
+"""Seconds for a worker to exit without being killed."""
 _TICK = 0.25
 
 
@@ -33,11 +33,11 @@ class LocalPool:
     """Environments in up to ``workers`` processes of this machine.
 
     Args:
-        workers: Most processes that take leases; one is started when all others have something to do.
+        workers: Maximum number of processes; one is started when all others are busy.
         modules: Modules that register environments, imported in every worker.
-        limits: Bounds on each worker.
-        min_workers: How many stay when there is nothing to do.
-        idle_seconds: After how long without a lease the others stop.
+        limits: Limits on each worker.
+        min_workers: Number of workers that stay when idle.
+        idle_seconds: Seconds without a lease after which the others stop.
     """
 
     def __init__(
@@ -50,22 +50,22 @@ class LocalPool:
         idle_seconds: float = 60.0,
     ) -> None:
         if workers < 1:
-            raise UsageError(f"A pool needs at least 1 worker, not {workers}.")
+            raise UsageError(f"workers must be at least 1, got {workers}.")
         if not 0 <= min_workers <= workers:
-            raise UsageError(f"min_workers must be between 0 and workers ({workers}), not {min_workers}.")
+            raise UsageError(f"min_workers must be between 0 and workers ({workers}), got {min_workers}.")
         self._most = workers
         self._least = min_workers
         self._idle_seconds = idle_seconds
         self._modules = list(modules)
         self._limits = limits or WorkerLimits()
         self._tick_seconds = min(_TICK, self._limits.reset_seconds / 4, self._limits.step_seconds / 4)
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, WorkerHandle] = {}
         self._leases = itertools.count(1)
         self._numbers = itertools.count(1)
         self._ended: Counter[str] = Counter()
         self._episodes = 0
-        self._keeper: KeeperLink | None = None
-        self._old_keepers: list[KeeperLink] = []
+        self._forkserver: ForkServerClient | None = None
+        self._old_forkservers: list[ForkServerClient] = []
         self._waiting: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._clock = 0.0
@@ -75,7 +75,7 @@ class LocalPool:
     # Leases.
 
     async def open(self, spec: EpisodeSpec) -> LocalSession:
-        """A lease in the worker that has the fewest; waits where the limits leave no room."""
+        """Open a lease in the least loaded worker; wait while the limits leave no capacity."""
         while True:
             if self._closed:
                 raise UsageError("The pool is closed.")
@@ -95,44 +95,44 @@ class LocalPool:
                 raise
         return session
 
-    def _place(self) -> Worker | None:
+    def _place(self) -> WorkerHandle | None:
         taking = [worker for worker in self._workers.values() if worker.takes_leases(self._limits.leases)]
         best = min(taking, key=lambda worker: worker.in_use, default=None)
         if best is None or best.in_use:
             staying = sum(worker.takes_leases(None) for worker in self._workers.values())
-            # Those that are leaving make room for others, but not without end.
+            # Leaving workers do not count, but their number is bounded.
             if staying < self._most and len(self._workers) < 2 * self._most:
                 return self._launch()
         return best
 
-    def _launch(self) -> Worker:
-        if self._keeper is None:
-            self._keeper = KeeperLink(self._on_report)
+    def _launch(self) -> WorkerHandle:
+        if self._forkserver is None:
+            self._forkserver = ForkServerClient(self._on_report)
             self._ticked = time.monotonic()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick_seconds, self._tick)
         limits = self._limits
         weigh = limits.hard_memory_mb is not None
         hello = Hello(list(sys.path), self._modules, limits.reset_seconds, limits.step_seconds, weigh)
-        worker = Worker(next(self._numbers), hello, self._on_end, self._clock)
+        worker = WorkerHandle(next(self._numbers), hello, self._on_end, self._clock)
         self._workers[worker.number] = worker
-        worker.launch(self._keeper)
+        worker.launch(self._forkserver)
         return worker
 
-    def _on_end(self, worker: Worker) -> None:
+    def _on_end(self, worker: WorkerHandle) -> None:
         """A lease of the worker has ended."""
         if worker.leaving is not None and not worker.sessions:
-            worker.hang_up()
+            worker.disconnect()
         self._wake()
 
-    def _drain(self, worker: Worker, why: str) -> None:
-        """No more leases for this worker, and its end once it has none."""
+    def _drain(self, worker: WorkerHandle, why: str) -> None:
+        """Give this worker no more leases and stop it after its last one."""
         worker.leaving = why
         if not worker.sessions:
-            worker.hang_up()
+            worker.disconnect()
 
     async def _change(self) -> None:
-        """Wait until a lease has ended or a worker is gone."""
+        """Wait until a lease has ended or a worker has exited."""
         change = asyncio.get_running_loop().create_future()
         self._waiting.append(change)
         try:
@@ -147,11 +147,11 @@ class LocalPool:
             if not change.done():
                 change.set_result(None)
 
-    # Workers come and go.
+    # Reports of the fork server.
 
     def _on_report(self, report: Started | Gone | None) -> None:
         if report is None:
-            self._lose_keeper()
+            self._lose_forkserver()
             return
         worker = self._workers.get(report.number)
         if worker is None:
@@ -159,28 +159,28 @@ class LocalPool:
         if isinstance(report, Started):
             worker.started(report.pid)
         else:
-            self._bury(worker, worker.verdict or death(report.code), report.output)
+            self._reap(worker, worker.failure or exit_failure(report.code), report.output)
 
-    def _bury(self, worker: Worker, verdict: Verdict, output: str) -> None:
+    def _reap(self, worker: WorkerHandle, failure: WorkerFailure, output: str) -> None:
         del self._workers[worker.number]
         self._episodes += worker.opened
-        expected = worker.hung_up is not None and worker.verdict is None
-        self._ended[worker.leaving if expected and worker.leaving else verdict.reason] += 1
-        worker.bury(verdict, output)
+        expected = worker.closed_at is not None and worker.failure is None
+        self._ended[worker.leaving if expected and worker.leaving else failure.reason] += 1
+        worker.reap(failure, output)
         self._wake()
 
-    def _lose_keeper(self) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            self._old_keepers.append(keeper)
+    def _lose_forkserver(self) -> None:
+        forkserver, self._forkserver = self._forkserver, None
+        if forkserver is not None:
+            self._old_forkservers.append(forkserver)
         for worker in list(self._workers.values()):
-            self._bury(worker, Verdict("died", "the worker was lost with its keeper process"), "")
+            self._reap(worker, WorkerFailure("died", "the worker was lost with its fork server"), "")
 
-    # Looking after them.
+    # Health checks.
 
     def _tick(self) -> None:
         now = time.monotonic()
-        # While this process was blocked or stopped nobody could answer it: such time does not count.
+        # Time during which this process was blocked or suspended does not count.
         self._clock += min(now - self._ticked, 2 * self._tick_seconds)
         self._ticked = now
         for worker in list(self._workers.values()):
@@ -188,21 +188,21 @@ class LocalPool:
             self._look_at(worker)
         self._timer = asyncio.get_running_loop().call_later(self._tick_seconds, self._tick)
 
-    def _look_at(self, worker: Worker) -> None:
-        if worker.hung_up is not None:
-            if self._clock - worker.hung_up > _GRACE:
-                self._kill(worker, worker.verdict)
-        elif worker.verdict is None:
-            verdict = judge(worker, self._limits)
-            if verdict is not None:
-                self._kill(worker, verdict)
+    def _look_at(self, worker: WorkerHandle) -> None:
+        if worker.closed_at is not None:
+            if self._clock - worker.closed_at > _GRACE:
+                self._kill(worker, worker.failure)
+        elif worker.failure is None:
+            failure = find_failure(worker, self._limits)
+            if failure is not None:
+                self._kill(worker, failure)
             elif worker.leaving is None:
                 self._look_for_leave(worker)
-        if worker.condemned is not None and self._clock - worker.condemned > _GRACE:
-            # Not even a kill ends it: whoever waits for it waits no more.
-            self._bury(worker, worker.verdict or death(-9), "")
+        if worker.killed_at is not None and self._clock - worker.killed_at > _GRACE:
+            # It survives SIGKILL (uninterruptible sleep): stop waiting for it.
+            self._reap(worker, worker.failure or exit_failure(-9), "")
 
-    def _look_for_leave(self, worker: Worker) -> None:
+    def _look_for_leave(self, worker: WorkerHandle) -> None:
         soft = self._limits.soft_memory_mb
         if soft is not None and worker.memory_mb() > soft:
             self._drain(worker, "memory")
@@ -211,22 +211,22 @@ class LocalPool:
             if staying > self._least:
                 self._drain(worker, "idle")
 
-    def _kill(self, worker: Worker, verdict: Verdict | None) -> None:
-        if worker.condemned is None and self._keeper is not None:
-            worker.verdict, worker.condemned = verdict, self._clock
-            self._keeper.kill(worker.number)
+    def _kill(self, worker: WorkerHandle, failure: WorkerFailure | None) -> None:
+        if worker.killed_at is None and self._forkserver is not None:
+            worker.failure, worker.killed_at = failure, self._clock
+            self._forkserver.kill(worker.number)
 
-    # The end.
+    # Shutdown.
 
     async def close(self) -> None:
-        """Stop every worker and wait until each is gone, for a bounded time."""
+        """Stop every worker and wait for their exit, for a bounded time."""
         self._closed = True
         self._wake()
         for worker in self._workers.values():
             worker.leaving = "closed"
             worker.dismiss()
         try:
-            # What does not end by itself is killed by `_tick` after its grace, and by the keeper at last.
+            # Workers that do not exit are killed by `_tick` after `_GRACE`, and finally by the fork server.
             async with asyncio.timeout(2 * _GRACE):
                 while self._workers:
                     await self._change()
@@ -235,14 +235,17 @@ class LocalPool:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            keepers = [*self._old_keepers, *([self._keeper] if self._keeper is not None else [])]
-            self._old_keepers, self._keeper = [], None
+            forkservers = [
+                *self._old_forkservers,
+                *([self._forkserver] if self._forkserver is not None else []),
+            ]
+            self._old_forkservers, self._forkserver = [], None
             for worker in list(self._workers.values()):
-                self._bury(worker, Verdict("closed", "the pool was closed"), "")
-            await asyncio.gather(*(keeper.close() for keeper in keepers))
+                self._reap(worker, WorkerFailure("closed", "the pool was closed"), "")
+            await asyncio.gather(*(forkserver.close() for forkserver in forkservers))
 
     def stats(self) -> PoolStats:
-        """The workers there are, and what became of earlier ones."""
+        """Return statistics of current and past workers."""
         workers = self._workers.values()
         return PoolStats(
             workers=tuple(

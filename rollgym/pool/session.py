@@ -1,18 +1,18 @@
-"""One lease in a worker process, as the scheduler sees it."""
+"""Session: one lease in a worker process."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Literal
 
-from rollgym.errors import RollgymError, UsageError
-from rollgym.pool import LeaseLost, Reset, Step
-from rollgym.pool.wire import Act, Begin, End, encode
-from rollgym.records import clean_text
-from rollgym.types import EpisodeSpec
+from rollgym.core.errors import RollgymError, UsageError
+from rollgym.core.serialization import clean_text
+from rollgym.core.types import EpisodeSpec
+from rollgym.pool.base import LeaseLost, Reset, Step
+from rollgym.pool.protocol import Act, Begin, End, encode
 
 if TYPE_CHECKING:
-    from rollgym.pool.link import Worker
+    from rollgym.pool.worker_handle import WorkerHandle
 
 Op = Literal["reset", "step", "close"]
 
@@ -27,13 +27,13 @@ class LocalSession:
         "_spec",
         "_waiter",
         "_worker",
-        "asked",
+        "asked_at",
         "grown_mb",
         "healthy",
         "op",
     )
 
-    def __init__(self, worker: Worker, lease: int, spec: EpisodeSpec) -> None:
+    def __init__(self, worker: WorkerHandle, lease: int, spec: EpisodeSpec) -> None:
         self._worker = worker
         self._lease = lease
         self._spec = spec
@@ -42,11 +42,11 @@ class LocalSession:
         self._waiter: asyncio.Future[Any] | None = None
         self.healthy = True
         self.grown_mb = 0.0
-        """By how much the worker grew during the episode's calls, where it weighs them."""
+        """Memory growth of the worker during the episode's calls in MB, where measured."""
         self.op: Op = "reset"
-        """The last call that was made."""
-        self.asked: float | None = None
-        """When the call that is not answered yet was made, on the worker's clock."""
+        """Last call."""
+        self.asked_at: float | None = None
+        """Time of the pending call on the worker's clock; ``None`` if there is none."""
 
     @property
     def episode(self) -> str:
@@ -66,47 +66,47 @@ class LocalSession:
         return result
 
     async def close(self) -> None:
-        """Give the environment back."""
+        """Return the environment to the pool."""
         if self._open:
             self._open = False
             self._worker.in_use -= 1
-            if self.asked is None:  # else a cancelled call still runs, and closing waits for it
+            if self.asked_at is None:  # otherwise a cancelled call still runs, and closing waits for it
                 self.op = "close"
             if self._lost is None:
-                self.asked = self._worker.clock
-                self._worker.say(encode(End(self._lease, self.healthy)))
+                self.asked_at = self._worker.clock
+                self._worker.post(encode(End(self._lease, self.healthy)))
 
     async def _ask(self, message: bytes) -> Any:
         if self._lost is not None:
             raise self._lost
-        if not self._open or self.asked is not None:
-            raise UsageError("A session makes one call at a time, and none once it is closed.")
+        if not self._open or self.asked_at is not None:
+            raise UsageError("A session accepts one call at a time, and none after close().")
         worker = self._worker
         waiter = self._waiter = worker.loop.create_future()
-        self.asked = worker.clock
-        # Not healthy until the answer is there: also a cancelled call leaves the environment in the middle.
+        self.asked_at = worker.clock
+        # Not healthy until the answer arrives: a cancelled call also leaves the environment mid-episode.
         self.healthy = False
-        worker.say(message)
+        worker.post(message)
         try:
             result = await waiter
         finally:
             self._waiter = None
             if waiter.done() and not waiter.cancelled():
-                waiter.exception()  # seen, even where a cancellation came first
+                waiter.exception()  # mark as retrieved, even if a cancellation came first
         self.healthy = True
         return result
 
-    # What the worker's link calls.
+    # Called by the worker handle.
 
     def answer(self, result: Reset | Step | None) -> None:
-        """The answer is there; it goes to nobody where the call was cancelled."""
+        """Deliver the answer; dropped if the call was cancelled."""
         self._answered()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(result)
 
     def fail(self, error: RollgymError) -> None:
-        """The call failed."""
+        """Fail the pending call."""
         self._answered()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -114,11 +114,11 @@ class LocalSession:
 
     def _answered(self) -> None:
         if self._open:
-            self.asked = None
+            self.asked_at = None
         else:
             self.op = "close"
 
     def lose(self, error: LeaseLost) -> None:
-        """The worker is gone, and this call with it, and every further one."""
+        """Fail the pending call and every later one: the worker is lost."""
         self._lost = error
         self.fail(error)

@@ -1,4 +1,4 @@
-"""What a pool says of itself."""
+"""Statistics of a pool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorkerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """All workers, and what became of earlier ones."""
+    """Statistics of all workers, past ones included."""
 
     workers: tuple[WorkerStats, ...] = ()
     leases: int = 0
@@ -30,12 +30,12 @@ class PoolStats:
     started: int = 0
     """Worker processes so far."""
     ended: dict[str, int] = field(default_factory=dict)
-    """How many of them went, by reason: ``died``, ``deadline``, ``silent`` or ``memory`` where leases were
-    lost, ``episodes``, ``idle``, ``closed`` (or ``memory``) where none were."""
+    """Ended workers by reason: ``died``, ``deadline``, ``silent`` or ``memory`` if leases were lost;
+    ``episodes``, ``idle``, ``closed`` (or ``memory``) if none were."""
     episodes: int = 0
-    """Leases that have ended, those of lost workers included."""
+    """Leases that have ended, including those of lost workers."""
     waiting: int = 0
-    """Requests for a lease that wait for room."""
+    """Requests for a lease that wait for capacity."""
 
     @property
     def memory_mb(self) -> float:

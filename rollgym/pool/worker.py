@@ -1,8 +1,8 @@
-"""A worker process: hosts many environments and answers requests until its pool goes away.
+"""Worker process: hosts many environments and answers requests until its pool exits.
 
-A service thread reads requests and hands each to the thread of its environment (`rollgym.pool.lanes`), so
+A service thread reads requests and hands each to the thread of its environment (`rollgym.pool.threads`), so
 that calls to different environments overlap and those to one do not. The main thread is left to environments
-that need it. The keeper (`rollgym.pool.keeper`) forks workers and calls `work` in them.
+that need it. The fork server (`rollgym.pool.forkserver`) forks workers and calls `work` in them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from rollgym.deadline import start_call
-from rollgym.errors import EnvError, RollgymError, WorkerLost, one_line
-from rollgym.failures import failure_of
+from rollgym.core.deadline import start_call
+from rollgym.core.errors import EnvError, RollgymError, WorkerLost, one_line
+from rollgym.core.failures import failure_of
+from rollgym.core.registry import import_module, load_plugins
+from rollgym.core.types import Failure
 from rollgym.pool import linux
-from rollgym.pool.board import Board
-from rollgym.pool.host import Hosted, Shelf, kind_of
-from rollgym.pool.lanes import Lane, Lanes, Seat, Thread, die, thread_for
-from rollgym.pool.pulse import Pulse
-from rollgym.pool.wire import (
+from rollgym.pool.heartbeat import Heartbeat
+from rollgym.pool.hosted_env import HostedEnv, IdleEnvs, kind_of
+from rollgym.pool.protocol import (
     MAX_MESSAGE,
     Act,
     Acted,
@@ -42,27 +42,27 @@ from rollgym.pool.wire import (
     frame,
     take,
 )
-from rollgym.registry import import_module, load_plugins
-from rollgym.types import Failure
+from rollgym.pool.status_page import StatusPage
+from rollgym.pool.threads import EnvSlot, EnvThread, EnvThreads, Thread, die, thread_for
 
-_HOLD = 0.001
-"""How long an answer may wait for others to travel with."""
-_MAX_WORDS = 100_000
-"""Characters of an error's message and traceback that travel."""
+_MAX_HOLD = 0.001
+"""Seconds for which an answer may be held back to be sent together with others."""
+_MAX_ERROR_CHARS = 100_000
+"""Maximum characters of an error's message and traceback that are sent."""
 _CLOSING = 1.5
-"""Seconds for all environments to close when the pool goes away."""
+"""Seconds for all environments to close when the pool exits."""
 
 
-class Server:
-    """Answers the requests of one pool. Its methods run in the service thread unless they say otherwise."""
+class WorkerServer:
+    """Answers the requests of one pool. Methods run in the service thread unless documented otherwise."""
 
-    def __init__(self, connection: socket.socket, board: Board, hello: Hello) -> None:
-        self.lanes = Lanes(board)
-        self.post = Post(connection)
+    def __init__(self, connection: socket.socket, status: StatusPage, hello: Hello) -> None:
+        self.env_threads = EnvThreads(status)
+        self.post = Outbox(connection)
         self._connection = connection
-        self._board = board
-        self._seats: dict[int, Seat] = {}
-        self._shelf: Shelf[Seat] = Shelf()
+        self._status = status
+        self._env_slots: dict[int, EnvSlot] = {}
+        self._idle_envs: IdleEnvs[EnvSlot] = IdleEnvs()
         self._threads: dict[bytes, Thread] = {}
         self._weigh = hello.weigh
         self._seconds = {Begin: hello.reset_seconds, Act: hello.step_seconds}
@@ -90,171 +90,179 @@ class Server:
             self._end(request)
             return
         assert isinstance(request, (Begin, Act))
-        seat = self._seats.get(request.lease) or self._sit(request)
-        lane = self._lane_for(seat, request)
-        if lane is None:
-            self._call_here(seat, request)
+        env_slot = self._env_slots.get(request.lease) or self._claim_slot(request)
+        env_thread = self._env_thread_for(env_slot, request)
+        if env_thread is None:
+            self._call_inline(env_slot, request)
         else:
-            seat.busy = True
-            lane.post(partial(self._call_there, lane, seat, request))
+            env_slot.busy = True
+            env_thread.post(partial(self._call_in_thread, env_thread, env_slot, request))
 
-    def _sit(self, request: Begin | Act) -> Seat:
+    def _claim_slot(self, request: Begin | Act) -> EnvSlot:
         assert isinstance(request, Begin), "a lease begins with its spec"
         kind = kind_of(request.spec)
-        seat = self._shelf.take(kind) or Seat(kind, self._threads.get(kind))
-        self._seats[request.lease] = seat
-        return seat
+        env_slot = self._idle_envs.take(kind) or EnvSlot(kind, self._threads.get(kind))
+        self._env_slots[request.lease] = env_slot
+        return env_slot
 
-    def _lane_for(self, seat: Seat, request: Begin | Act) -> Lane | None:
-        """Where the call is made; ``None`` is here and now."""
-        if seat.thread == "any" and not seat.busy and seat.trust[type(request)].given():
+    def _env_thread_for(self, env_slot: EnvSlot, request: Begin | Act) -> EnvThread | None:
+        """Return the thread that makes the call; ``None`` means inline in the service thread."""
+        if (
+            env_slot.thread == "any"
+            and not env_slot.busy
+            and env_slot.inline_budget[type(request)].allows_inline()
+        ):
             return None
-        if seat.lane is None:
-            seat.lane = self.lanes.main if seat.thread == "main" else self.lanes.new()
-        return seat.lane
+        if env_slot.env_thread is None:
+            env_slot.env_thread = (
+                self.env_threads.main if env_slot.thread == "main" else self.env_threads.new()
+            )
+        return env_slot.env_thread
 
-    def _call_here(self, seat: Seat, request: Begin | Act) -> None:
+    def _call_inline(self, env_slot: EnvSlot, request: Begin | Act) -> None:
         began = time.perf_counter()
-        self.post.add(self._call(self.lanes.service, seat, request))
+        self.post.add(self._call(self.env_threads.service, env_slot, request))
         now = time.perf_counter()
-        seat.trust[type(request)].took(now - began)
-        if now - self._read > _HOLD:
+        env_slot.inline_budget[type(request)].record(now - began)
+        if now - self._read > _MAX_HOLD:
             self.post.flush()
             self._read = now
 
-    def _call_there(self, lane: Lane, seat: Seat, request: Begin | Act) -> None:
-        """In the lane's thread."""
-        if seat.thread is None:
-            self._look_at_class(lane, seat, request)
-        if seat.lane is not lane and seat.lane is not None:  # moved to the main one
-            seat.lane.post(partial(self._call_there, seat.lane, seat, request))
+    def _call_in_thread(self, env_thread: EnvThread, env_slot: EnvSlot, request: Begin | Act) -> None:
+        """Runs in the environment's thread."""
+        if env_slot.thread is None:
+            self._read_thread_setting(env_thread, env_slot, request)
+        if env_slot.env_thread is not env_thread and env_slot.env_thread is not None:  # moved to the main one
+            env_slot.env_thread.post(partial(self._call_in_thread, env_slot.env_thread, env_slot, request))
             return
-        answer = self._call(lane, seat, request)
-        seat.busy = False
+        answer = self._call(env_thread, env_slot, request)
+        env_slot.busy = False
         self.post.send(answer)
 
-    def _look_at_class(self, lane: Lane, seat: Seat, request: Begin | Act) -> None:
-        """In the lane's thread, since it may have to import the class."""
+    def _read_thread_setting(self, env_thread: EnvThread, env_slot: EnvSlot, request: Begin | Act) -> None:
+        """Runs in the environment's thread, since it may have to import the class."""
         assert isinstance(request, Begin)
-        lane.call = seat, request
-        self._board.enter(lane.slot, request.lease)
+        env_thread.call = env_slot, request
+        self._status.enter(env_thread.slot, request.lease)
         try:
-            seat.thread = thread_for(request.spec)
+            env_slot.thread = thread_for(request.spec)
         except BaseException:
-            seat.thread = "own"  # making the environment will fail too, and say why
-        self._board.leave(lane.slot)
-        self._threads[seat.kind] = seat.thread
-        if seat.thread == "main":
-            seat.lane = self.lanes.main
+            env_slot.thread = "own"  # making the environment fails too, with the reason
+        self._status.leave(env_thread.slot)
+        self._threads[env_slot.kind] = env_slot.thread
+        if env_slot.thread == "main":
+            env_slot.env_thread = self.env_threads.main
 
-    def _call(self, lane: Lane, seat: Seat, request: Begin | Act) -> bytes:
-        """Make a call to an environment, in whichever thread; whatever goes wrong is an answer."""
-        lane.call = seat, request
-        before = linux.most_mb() if self._weigh else 0.0
-        self._board.enter(lane.slot, request.lease, before)
+    def _call(self, env_thread: EnvThread, env_slot: EnvSlot, request: Begin | Act) -> bytes:
+        """Call an environment in the current thread and encode the result or the error."""
+        env_thread.call = env_slot, request
+        before = linux.peak_mb() if self._weigh else 0.0
+        self._status.enter(env_thread.slot, request.lease, before)
         start_call(self._seconds[type(request)])
         try:
-            done = _perform(seat, request)
+            done = _perform(env_slot, request)
             if self._weigh:
-                done.grown_mb = linux.most_mb() - before
+                done.grown_mb = linux.peak_mb() - before
             answer = encode(done)
             if len(answer) > MAX_MESSAGE:
-                raise EnvError(f"the environment said {len(answer)} bytes at once, more than {MAX_MESSAGE}")
+                raise EnvError(
+                    f"the environment returned {len(answer)} bytes in one call; the limit is {MAX_MESSAGE}"
+                )
         except BaseException as error:
             answer = encode(Failed(request.lease, _as_failure(error), isinstance(error, WorkerLost)))
         if self._forked:
-            os._exit(0)  # a child that came back from the environment's code: only one may answer
-        self._board.leave(lane.slot)
+            os._exit(0)  # a child forked by the environment's code: only the parent may answer
+        self._status.leave(env_thread.slot)
         return answer
 
     def _end(self, request: End) -> None:
-        seat = self._seats.pop(request.lease, None)
-        if seat is None:
-            self.post.add(encode(Ended(request.lease)))  # given up before it began
+        env_slot = self._env_slots.pop(request.lease, None)
+        if env_slot is None:
+            self.post.add(encode(Ended(request.lease)))  # cancelled before it began
         elif request.healthy:
             self.post.add(encode(Ended(request.lease)))
-            unwanted = self._shelf.put(seat)
+            unwanted = self._idle_envs.put(env_slot)
             if unwanted is not None:
-                self._throw_away(unwanted, 0)
+                self._discard(unwanted, 0)
         else:
-            self._throw_away(seat, request.lease)
+            self._discard(env_slot, request.lease)
 
-    def _throw_away(self, seat: Seat, lease: int) -> None:
-        """Close an environment where it was called, after whatever is still running in it."""
-        if seat.lane is None:
-            self._close(self.lanes.service, seat, lease)
+    def _discard(self, env_slot: EnvSlot, lease: int) -> None:
+        """Close an environment in its own thread, after calls that are still running."""
+        if env_slot.env_thread is None:
+            self._close(self.env_threads.service, env_slot, lease)
         else:
-            seat.lane.post(partial(self._close, seat.lane, seat, lease))
+            env_slot.env_thread.post(partial(self._close, env_slot.env_thread, env_slot, lease))
 
-    def _close(self, lane: Lane, seat: Seat, lease: int) -> None:
-        """In the lane's thread."""
-        if seat.lane is not lane and seat.lane is not None:  # moved to the main one
-            seat.lane.post(partial(self._close, seat.lane, seat, lease))
+    def _close(self, env_thread: EnvThread, env_slot: EnvSlot, lease: int) -> None:
+        """Runs in the environment's thread."""
+        if env_slot.env_thread is not env_thread and env_slot.env_thread is not None:  # moved to the main one
+            env_slot.env_thread.post(partial(self._close, env_slot.env_thread, env_slot, lease))
             return
-        if seat.hosted is not None:
-            lane.call = seat, None
-            self._board.enter(lane.slot, lease)
+        if env_slot.hosted is not None:
+            env_thread.call = env_slot, None
+            self._status.enter(env_thread.slot, lease)
             with contextlib.suppress(BaseException):
-                seat.hosted.close()
-            self._board.leave(lane.slot)
+                env_slot.hosted.close()
+            self._status.leave(env_thread.slot)
         if lease:
             self.post.send(encode(Ended(lease)))
-        self.lanes.end(lane)
+        self.env_threads.end(env_thread)
 
     def _close_all(self) -> None:
-        # Whatever hangs now does so for a bounded time.
+        # Bounds the time that a hanging environment can delay the exit.
         threading.Timer(_CLOSING, os._exit, [0]).start()
-        for seat in (*self._seats.values(), *self._shelf.clear()):
-            self._throw_away(seat, 0)
-        self.lanes.end_all()
+        for env_slot in (*self._env_slots.values(), *self._idle_envs.clear()):
+            self._discard(env_slot, 0)
+        self.env_threads.end_all()
 
     def _in_child(self) -> None:
-        """In a process an environment forked: nothing of the worker's is its business."""
+        """In a process that an environment forked: detach from the worker's connection and status page."""
         self._forked = True
-        self._board.forget()
+        self._status.forget()
         os.close(self._connection.fileno())
 
 
-class Post:
-    """Sends answers, as many at once as are ready. Any thread may use it."""
+class Outbox:
+    """Sends answers, batching all that are ready. Thread-safe."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._outbox: list[bytes] = []
         self.add = self._outbox.append
-        """Leave an answer for the next `flush`."""
+        """Queue an answer for the next `flush`."""
         self._sending = threading.Lock()
 
     def send(self, answer: bytes) -> None:
-        """Send an answer, and what else is there."""
+        """Send an answer and everything queued."""
         self._outbox.append(answer)
         self.flush()
 
     def flush(self) -> None:
-        """Send what is there. Where somebody is sending already, that one sends this too."""
+        """Send everything queued. A thread that is already sending also sends what is queued meanwhile."""
         while self._outbox and self._sending.acquire(blocking=False):
             try:
                 if self._outbox:
                     self._connection.sendall(frame(take(self._outbox)))
             except ConnectionError:
-                self._outbox.clear()  # the pool is gone; the service thread finds out too
+                self._outbox.clear()  # the pool exited; the service thread notices too
             except OSError:
                 die()  # an environment closed our socket
             finally:
                 self._sending.release()
 
 
-def _perform(seat: Seat, request: Begin | Act) -> Began | Acted:
+def _perform(env_slot: EnvSlot, request: Begin | Act) -> Began | Acted:
     if isinstance(request, Begin):
-        seat.episode = request.spec.episode_id
-        if seat.thread not in ("own", "any", "main"):
-            raise EnvError(f"pool_thread is {seat.thread!r}; it must be 'own', 'any' or 'main'")
-        if seat.hosted is None:
-            seat.hosted = Hosted(request.spec)
-        return Began(request.lease, seat.hosted.begin(request.spec))
-    if seat.hosted is None:
+        env_slot.episode = request.spec.episode_id
+        if env_slot.thread not in ("own", "any", "main"):
+            raise EnvError(f"pool_thread is {env_slot.thread!r}; it must be 'own', 'any' or 'main'")
+        if env_slot.hosted is None:
+            env_slot.hosted = HostedEnv(request.spec)
+        return Began(request.lease, env_slot.hosted.begin(request.spec))
+    if env_slot.hosted is None:
         raise EnvError("the environment was never made")
-    return Acted(request.lease, seat.hosted.step(request.action))
+    return Acted(request.lease, env_slot.hosted.step(request.action))
 
 
 def _as_failure(error: BaseException) -> Failure:
@@ -263,14 +271,16 @@ def _as_failure(error: BaseException) -> Failure:
         named.__cause__ = error
         error = named
     failure = failure_of(error)
-    return replace(failure, message=failure.message[:_MAX_WORDS], traceback=failure.traceback[-_MAX_WORDS:])
+    return replace(
+        failure, message=failure.message[:_MAX_ERROR_CHARS], traceback=failure.traceback[-_MAX_ERROR_CHARS:]
+    )
 
 
 def start(hello: Hello) -> Ready:
-    """Get ready to make environments: the pool's module path, and modules that register some."""
+    """Set the pool's module path and import the modules that register environments."""
     sys.path[:] = hello.path
     try:
-        load_plugins()  # here, since it is not made for several threads
+        load_plugins()  # here, since it is not thread-safe
         for module in hello.modules:
             import_module(module)
     except RollgymError as error:
@@ -278,19 +288,19 @@ def start(hello: Hello) -> Ready:
     return Ready(None)
 
 
-def work(connection: socket.socket, board: Board) -> None:
-    """Be a worker on this connection. Returns when the pool has closed it."""
+def work(connection: socket.socket, status: StatusPage) -> None:
+    """Serve requests on this connection until the pool closes it."""
     unpacker = Unpacker()
-    pulse = Pulse(board)
-    pulse.start()
+    heartbeat = Heartbeat(status)
+    heartbeat.start()
     hello = _first_request(connection, unpacker)
     if not isinstance(hello, Hello):
         return
-    server = Server(connection, board, hello)
+    server = WorkerServer(connection, status, hello)
     server.post.send(encode(start(hello)))
-    pulse.watch(server.lanes, hello)
+    heartbeat.watch(server.env_threads, hello)
     threading.Thread(target=server.serve, args=(unpacker,), name="service", daemon=True).start()
-    server.lanes.main.run()
+    server.env_threads.main.run()
 
 
 def _first_request(connection: socket.socket, unpacker: Unpacker) -> Request | None:

@@ -8,42 +8,42 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from rollgym.errors import RewardError, UsageError, boundary
-from rollgym.given import held, is_held
-from rollgym.pool import EnvPool, EnvSession, LeaseLost
+from rollgym.core.errors import RewardError, UsageError, boundary
+from rollgym.core.local_objects import get_local, is_local
+from rollgym.core.serialization import encode_episode
+from rollgym.core.trust import find_origin
+from rollgym.core.types import Episode, EpisodeSpec
+from rollgym.pool.base import EnvPool, EnvSession, LeaseLost
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.limits import WorkerLimits
 from rollgym.pool.local import LocalPool
-from rollgym.pool.wire import MAX_MESSAGE
-from rollgym.records import encode_episode
-from rollgym.rewards.given import function_name, reward_target
-from rollgym.rewards.hosted import ENV_ID, LOCAL_ENV_ID
+from rollgym.pool.protocol import MAX_MESSAGE
+from rollgym.rewards.function_ref import function_name, reward_target
+from rollgym.rewards.reward_env import ENV_ID, LOCAL_ENV_ID
 from rollgym.rewards.scoring import Score, read_score
-from rollgym.trust import find_origin
-from rollgym.types import Episode, EpisodeSpec
 
 _IMPORT_SECONDS = 120.0
 _SILENT_SECONDS = 30.0
 _ATTEMPTS = 3
-"""How often an episode is scored anew when its worker was lost through no fault of its own."""
+"""Attempts to score an episode whose worker was lost without its fault."""
 
 
 class FunctionScorer:
     """Scores with ``f(episode) -> float | dict``, where ``target`` is ``module:f``.
 
-    Each call has a worker process to itself; one that takes longer than ``timeout`` is killed with it. Calls
-    that wait for a worker do not count as taking long.
+    Each call runs alone in a worker process, which is killed when the call exceeds ``timeout``. Time spent
+    waiting for a worker does not count.
 
     Args:
-        target: The function, which gets an `Episode` and gives what `read_score` reads. A function that no
-            other process can import (a lambda, one of a notebook) is called in a thread of this process: one
-            that takes longer than ``timeout`` is a failure, but may still run on.
-        workers: How many processes (1 where nothing is said).
+        target: The function, which takes an `Episode` and returns what `read_score` accepts. A function that
+            other processes cannot import (a lambda, one from a notebook) is called in a thread of this
+            process: exceeding ``timeout`` is a failure, but the call may keep running.
+        workers: Number of processes (default 1).
         timeout: Seconds for one call, the import of the module not included.
         memory_mb: Resident memory beyond which a worker is killed.
-        pool: Call it in the workers of this pool instead, which stays open. There the pool's own limits say
-            when a worker is killed; what takes longer than ``timeout`` is a failure, but may still run on.
-        name: What the reward is called in records; the function's name where nothing is said.
+        pool: Use the workers of this pool, which stays open. Its limits decide when a worker is killed;
+            exceeding ``timeout`` is a failure, but the call may keep running.
+        name: Name of the reward in records (default: the function's name).
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class FunctionScorer:
     ) -> None:
         target = reward_target(target)
         check_target(target)
-        local = is_held(target)
+        local = is_local(target)
         if not 0 < timeout < math.inf:
             raise UsageError(f"The timeout of a reward must be positive and finite, not {timeout}.")
         if pool is not None and (workers is not None or memory_mb is not None):
-            raise UsageError("A pool that is given has its own workers and limits: give one or the other.")
+            raise UsageError("pool excludes workers and memory_mb: a given pool has its own.")
         if local and (workers, memory_mb, pool) != (None, None, None):
             raise UsageError(
                 f"The reward function {target} is not defined at the top of a module that worker processes "
@@ -86,10 +86,10 @@ class FunctionScorer:
         )
 
     async def score(self, episode: Episode) -> Score:
-        """Call the function; a `RewardError` says what went wrong in its worker."""
+        """Call the function in a worker; raise a `RewardError` where that fails."""
         line = encode_episode(episode)
         if len(line) > MAX_MESSAGE // 2:
-            raise RewardError(f"the episode has {len(line)} bytes, more than a worker is sent")
+            raise RewardError(f"the episode has {len(line)} bytes, more than a worker accepts")
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await self._call(episode.spec.episode_id, line.decode())
@@ -99,9 +99,9 @@ class FunctionScorer:
         raise AssertionError("the last attempt raises")
 
     async def close(self) -> None:
-        """Stop the workers, unless the pool was given."""
+        """Stop the workers, unless they belong to a given pool."""
         await self._own.close()
-        if is_held(self.target) and self._given is not None:
+        if is_local(self.target) and self._given is not None:
             await self._given.close()
 
     async def _call(self, episode_id: str, line: str) -> Score:
@@ -111,18 +111,18 @@ class FunctionScorer:
         session = await (self._given or self._own).open(spec)
         try:
             await session.reset()
-            return await self._ask(session, line)
+            return await self._step(session, line)
         finally:
             await session.close()
 
-    async def _ask(self, session: EnvSession, line: str) -> Score:
-        # Our own pool kills what is late; here time is taken only where that is somebody else's business.
+    async def _step(self, session: EnvSession, line: str) -> Score:
+        # The scorer's own pool enforces the timeout; only for another pool it must be enforced here.
         try:
             async with asyncio.timeout(None if self._given is None else self.timeout):
                 step = await session.step(line)
         except TimeoutError:
             raise RewardError(f"{self.target} took longer than {self.timeout:g} s") from None
-        with boundary(RewardError, f"{self.target} gave a bad score"):
+        with boundary(RewardError, f"{self.target} returned an invalid score"):
             return read_score(step.info["score"])
 
     def _explained(self, lost: LeaseLost) -> RewardError:
@@ -133,16 +133,16 @@ class FunctionScorer:
 
 
 def check_target(target: object) -> None:
-    """Refuse a target that workers could not import; the module itself is not imported here."""
-    if isinstance(target, str) and is_held(target):
-        held(target, "reward function")
+    """Raise a `UsageError` for a target that workers cannot import, without importing its module."""
+    if isinstance(target, str) and is_local(target):
+        get_local(target, "reward function")
         return
     module, _, name = target.partition(":") if isinstance(target, str) else ("", "", "")
     if not module or not name:
         raise UsageError(f"A reward function is named as module:function, not {target!r}.")
     if module == "__main__":
         raise UsageError(
-            f"The reward function {target} cannot be imported by a worker: put it into a module of its own."
+            f"The reward function {target} cannot be imported by a worker: move it to a separate module."
         )
     try:
         find_origin(module, f"The reward function {target}:")
@@ -150,4 +150,4 @@ def check_target(target: object) -> None:
     except (ImportError, ValueError):
         found = False
     if not found:
-        raise UsageError(f"The reward function {target}: there is no module {module!r} on the Python path.")
+        raise UsageError(f"The reward function {target}: module {module!r} was not found on the Python path.")

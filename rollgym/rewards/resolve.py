@@ -1,7 +1,7 @@
 """Check the targets of rewards before a run starts: imports, addresses, keys, judge models.
 
 This imports the modules that the settings name, so it is for settings that the user trains with; validating
-settings imports nothing (see `rollgym.trust`).
+settings imports nothing (see `rollgym.core.trust`).
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import inspect
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from rollgym.errors import RollgymError, UsageError, one_line
-from rollgym.rewards.address import Headers, check_url, is_loopback
+from rollgym.core.errors import RollgymError, UsageError, one_line
+from rollgym.rewards.auth import Headers, check_url
 from rollgym.rewards.settings import RewardSettings, check_names, make_scorer
+from rollgym.utils.urls import is_loopback
 
 CONNECT_SECONDS = 5.0
-"""How long the one attempt to connect to a service may take."""
+"""Seconds for the one attempt to connect to a service."""
 
 
 def resolve_rewards(rewards: Sequence[RewardSettings]) -> None:
-    """Resolve every target of ``rewards``; `UsageError` with the key of the first that cannot be used.
+    """Check every target of ``rewards``; raise a `UsageError` with the key of the first invalid one.
 
-    A function is imported, a service is connected to once, the variables of its headers are read, and the
-    folder and tokenizer of a judge are looked at. No model is loaded and no episode is sent.
+    Imports functions, connects to services once, reads the variables of their headers, and reads the folder
+    and tokenizer of judges. No model is loaded and no episode is sent.
     """
     check_names(rewards)
     for number, reward in enumerate(rewards):
@@ -38,10 +39,10 @@ def resolve_rewards(rewards: Sequence[RewardSettings]) -> None:
 
 
 def check_reachable(url: str, what: str) -> None:
-    """Connect to a service once; `UsageError` where nothing listens. ``what`` names the service to start."""
+    """Connect to a service once; raise a `UsageError` where nothing listens. ``what`` names the service."""
     import httpx
 
-    # No header is sent: this asks only whether something listens there, and any answer says so.
+    # No header is sent: any response shows that something listens there.
     try:
         with httpx.Client(timeout=CONNECT_SECONDS, trust_env=not is_loopback(url)) as client:
             client.head(url)
@@ -57,15 +58,15 @@ def check_reachable(url: str, what: str) -> None:
 
 def _resolve_function(reward: RewardSettings) -> None:
     from rollgym.rewards.function import check_target
-    from rollgym.rewards.hosted import find_function
+    from rollgym.rewards.reward_env import find_function
 
     target = reward.target or ""
     check_target(target)
-    found = find_function(target)
+    function = find_function(target)
     try:
-        inspect.signature(found).bind(None)
+        inspect.signature(function).bind(None)
     except ValueError:
-        return  # a function written in C may not say what it takes
+        return  # a function written in C may have no signature
     except TypeError as error:
         raise UsageError(
             f"{target} cannot be called with one Episode ({one_line(error)}): a reward function takes the "
@@ -80,7 +81,7 @@ def _resolve_service(reward: RewardSettings) -> None:
 
 
 def _resolve_judge(reward: RewardSettings) -> None:
-    from rollgym.pretrained import check_model
+    from rollgym.models.zoo import check_model
     from rollgym.rewards.judge import check_judge
 
     check_judge(**{name: value for name, value in reward.given.items() if name != "model"})

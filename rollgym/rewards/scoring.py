@@ -1,4 +1,4 @@
-"""The `Scorer` protocol, the `Score` it gives an episode, and how one is read from plain values."""
+"""The `Scorer` protocol, the `Score` of an episode, and its conversion from plain values."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollgym.errors import RewardError
-from rollgym.records import clean_text
-from rollgym.types import Episode
+from rollgym.core.errors import RewardError
+from rollgym.core.serialization import clean_text
+from rollgym.core.types import Episode
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a scorer says of an episode."""
+    """The score of one episode."""
 
     reward: float
     """Added to the last turn's reward."""
     success: bool | None = None
-    """Whether the task is achieved; ``None`` leaves what the environment said."""
+    """True if the task succeeded; ``None`` keeps the environment's value."""
     parts: dict[str, float] = field(default_factory=dict)
-    """What the reward is made of, for the record."""
+    """Components of the reward, for the record."""
     note: str = ""
-    """A word for the record."""
+    """A comment for the record."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reward", _number("reward", self.reward))
@@ -36,30 +36,30 @@ class Score:
 
 
 class Scorer(Protocol):
-    """Scores finished episodes, many at once. ``name`` and ``close()`` are used where there are any."""
+    """Scores finished episodes, many at once. ``name`` and ``close()`` are optional."""
 
     async def score(self, episode: Episode) -> Score:
-        """The episode's score. Whatever it raises is an outcome of the episode; a cancelled call stops."""
+        """Return the episode's score. An exception fails the episode; a cancelled call must stop."""
 
 
 def read_score(answer: Any, *, strict: bool = True) -> Score:
-    """A score out of a number, or out of ``{"reward": x, "success": …, "parts": …, "note": …}``.
+    """Make a score from a number or ``{"reward": x, "success": …, "parts": …, "note": …}``.
 
-    Anything else is a `RewardError`; so is a key that nobody reads, where ``strict``.
+    Anything else raises a `RewardError`, as do unknown keys with ``strict``.
     """
     if isinstance(answer, Score):
         return answer
     fields = dict(answer) if isinstance(answer, Mapping) else {"reward": answer}
     if "reward" not in fields:
-        raise RewardError("it gave no 'reward'")
+        raise RewardError("'reward' is missing")
     known = {name: fields.pop(name) for name in ("reward", "success", "parts", "note") if name in fields}
     if strict and fields:
-        unread = ", ".join(sorted(map(repr, fields)))
-        raise RewardError(f"it gave {unread}, which nobody reads: give reward, success, parts and note")
+        unknown = ", ".join(sorted(map(repr, fields)))
+        raise RewardError(f"unknown keys {unknown}: use reward, success, parts and note")
     try:
         return Score(**known)
     except (TypeError, ValueError) as error:
-        raise RewardError(f"it gave a bad score: {error}") from None
+        raise RewardError(f"invalid score: {error}") from None
 
 
 def _number(what: str, value: Any) -> float:
@@ -77,12 +77,12 @@ def _number(what: str, value: Any) -> float:
 def _verdict(value: Any) -> bool | None:
     if value is None or isinstance(value, bool | np.bool_):
         return None if value is None else bool(value)
-    raise TypeError(f"success must be true, false or nothing, not {_shown(value)}")
+    raise TypeError(f"success must be true, false or null, not {_shown(value)}")
 
 
 def _parts(value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"parts must be numbers by name, not {_shown(value)}")
+        raise TypeError(f"parts must map names to numbers, not {_shown(value)}")
     return {clean_text(str(name)): _number(f"part {name!r}", part) for name, part in value.items()}
 
 
@@ -94,5 +94,5 @@ def _note(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     if value is None:
-        return "nothing"
+        return "null"
     return f"a {type(value).__name__}"

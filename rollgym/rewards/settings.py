@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollgym.chat import Tokenizer, load_tokenizer
-from rollgym.engines import Engine
-from rollgym.errors import UnknownName, UsageError
-from rollgym.pretrained import model_folder
-from rollgym.rewards.given import function_name, reward_target
+from rollgym.core.errors import UnknownName, UsageError
+from rollgym.engines.base import Engine
+from rollgym.models.zoo import model_folder
+from rollgym.rewards.composite import ENVIRONMENT, CompositeScorer
+from rollgym.rewards.function_ref import function_name, reward_target
 from rollgym.rewards.scoring import Scorer
-from rollgym.rewards.weighted import ENVIRONMENT, Weighted
 
 Kind = Literal["function", "http", "judge"]
 
@@ -23,58 +23,58 @@ _READ: dict[str, tuple[str, ...]] = {
     "http": ("url", "header_env", "retries", "concurrency", "allow_plain_http"),
     "judge": ("model", "template", "pattern", "lowest", "highest", "max_tokens", "temperature", "longest"),
 }
-"""The settings of each kind, besides those that all have."""
+"""The settings of each kind, besides the common ones."""
 _NEEDED = {"function": "target", "http": "url"}
 _COMMON = ("kind", "name", "weight", "timeout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardSettings:
-    """One reward. What is ``None`` is left to its kind; a setting its kind does not read is refused."""
+    """One reward. ``None`` means the default of its kind; settings of another kind are rejected."""
 
     kind: Kind
-    """``function`` in worker processes, an ``http`` service, or a ``judge``, which is a language model."""
+    """``function`` (in worker processes), ``http`` (a web service) or ``judge`` (a language model)."""
     name: str = ""
-    """What it is called in records. Default: the function's name, or the kind."""
+    """Name in records. Default: the function's name, or the kind."""
     weight: float = 1.0
-    """What its score is multiplied by; 0 records it only."""
+    """Factor of its score; 0 only records it."""
     timeout: float = 60.0
     """Seconds for one score."""
 
     target: str | None = None
     """function: ``module:function``; from Python also the function itself."""
     workers: int | None = None
-    """function: how many processes."""
+    """function: number of worker processes (default 1)."""
     memory_mb: float | None = None
-    """function: resident memory beyond which a worker is killed."""
+    """function: resident memory in MB beyond which a worker is killed."""
 
     url: str | None = None
-    """http: where episodes are posted."""
+    """http: address that episodes are posted to."""
     header_env: Mapping[str, str] | None = None
-    """http: names of environment variables that hold the values of headers, by header."""
+    """http: header name to the environment variable that holds its value."""
     retries: int | None = None
-    """http: attempts after the first."""
+    """http: attempts after the first (default 3)."""
     concurrency: int | None = None
-    """http: episodes at once."""
+    """http: episodes at once (default 16)."""
     allow_plain_http: bool | None = None
-    """http: send episodes unencrypted over a network."""
+    """http: allow unencrypted http over a network."""
 
     model: str | None = None
-    """judge: a folder in Hugging Face format, or an id of the Hugging Face Hub."""
+    """judge: a folder in Hugging Face format, or a Hugging Face Hub id."""
     template: str | None = None
-    """judge: the question, with ``{transcript}`` for the episode."""
+    """judge: the prompt, with ``{transcript}`` for the episode."""
     pattern: str | None = None
     """judge: a regular expression for the number in the reply."""
     lowest: float | None = None
-    """judge: a smaller number counts as this."""
+    """judge: lower bound; smaller scores are clipped (default 0)."""
     highest: float | None = None
-    """judge: a greater number counts as this."""
+    """judge: upper bound; greater scores are clipped (default 10)."""
     max_tokens: int | None = None
-    """judge: the longest reply."""
+    """judge: tokens of a reply (default 256)."""
     temperature: float | None = None
-    """judge: how freely it is drawn."""
+    """judge: sampling temperature (default 0)."""
     longest: int | None = None
-    """judge: characters of an episode beyond which the middle is left out."""
+    """judge: characters of a transcript; of a longer one the middle is left out."""
 
     def __post_init__(self) -> None:
         target: Any = self.target
@@ -86,34 +86,34 @@ class RewardSettings:
             is_read = field.name in _COMMON or field.name in _READ[self.kind]
             if not is_read and getattr(self, field.name) is not None:
                 raise UsageError(
-                    f"A reward of the kind {self.kind!r} does not read {field.name}; "
-                    f"it reads {', '.join((*_COMMON[1:], *_READ[self.kind]))}."
+                    f"kind={self.kind} has no setting {field.name}; "
+                    f"its settings are {', '.join((*_COMMON[1:], *_READ[self.kind]))}."
                 )
         needed = _NEEDED.get(self.kind)
         if needed is not None and not getattr(self, needed):
-            raise UsageError(f"A reward of the kind {self.kind!r} needs {needed}.")
+            raise UsageError(f"kind={self.kind} requires {needed}.")
         if not math.isfinite(self.weight):
             raise UsageError(f"The weight of a reward must be finite, not {self.weight}.")
         if not 0 < self.timeout < math.inf:
             raise UsageError(f"The timeout of a reward must be positive and finite, not {self.timeout}.")
         if self.name == ENVIRONMENT:
-            raise UsageError(f"{ENVIRONMENT!r} is the environment's own reward: choose another name.")
+            raise UsageError(f"{ENVIRONMENT!r} is the name of the environment's reward: choose another name.")
 
     @property
     def called(self) -> str:
-        """Its name in records."""
+        """The name in records."""
         return self.name or function_name(self.target or "") or self.kind
 
     @property
     def given(self) -> dict[str, Any]:
-        """The settings of its kind that were given."""
+        """The settings of its kind that are not ``None``."""
         values = {name: getattr(self, name) for name in _READ[self.kind]}
         return {name: value for name, value in values.items() if value is not None}
 
 
 def check_names(rewards: Sequence[RewardSettings]) -> None:
-    """Refuse rewards that records could not tell apart."""
-    names = [one.called for one in rewards]
+    """Raise a `UsageError` where two rewards have the same name."""
+    names = [reward.called for reward in rewards]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"Two rewards are called {name!r}: give each a different name.")
@@ -125,25 +125,25 @@ def make_scorer(
     keep_environment: bool = True,
     engine: Engine | None = None,
     tokenizer: Tokenizer | None = None,
-) -> Weighted:
-    """The scorer for one reward or several. Close it when the run is over.
+) -> CompositeScorer:
+    """Make the scorer of one or several rewards; the caller closes it.
 
-    A judge without a ``model`` asks ``engine``, whose tokenizer must then be given too and which stays open.
+    A judge without a ``model`` uses ``engine``, which stays open and whose ``tokenizer`` must be given too.
     """
     listed = [settings] if isinstance(settings, RewardSettings) else list(settings)
     check_names(listed)
-    made = {one.called: (_make(one, engine, tokenizer), one.weight) for one in listed}
-    return Weighted(made, keep_environment=keep_environment)
+    made = {reward.called: (_make(reward, engine, tokenizer), reward.weight) for reward in listed}
+    return CompositeScorer(made, keep_environment=keep_environment)
 
 
-def _make(one: RewardSettings, engine: Engine | None, tokenizer: Tokenizer | None) -> Scorer:
-    # Imported here: whoever scores with a function needs no HTTP client, and nobody needs torch for it.
-    options = {**one.given, "timeout": one.timeout, "name": one.called}
-    if one.kind == "function":
+def _make(reward: RewardSettings, engine: Engine | None, tokenizer: Tokenizer | None) -> Scorer:
+    # Imported here: a function reward must not import an HTTP client, nor torch.
+    options = {**reward.given, "timeout": reward.timeout, "name": reward.called}
+    if reward.kind == "function":
         from rollgym.rewards.function import FunctionScorer
 
         return FunctionScorer(**options)
-    if one.kind == "http":
+    if reward.kind == "http":
         from rollgym.rewards.http import HttpScorer
 
         return HttpScorer(**options)
@@ -155,12 +155,12 @@ def _make(one: RewardSettings, engine: Engine | None, tokenizer: Tokenizer | Non
         return JudgeScorer(lambda: _open_engine(folder), load_tokenizer(folder), **options)
     if engine is None or tokenizer is None:
         raise UsageError(
-            f"The judge {one.called!r} needs a model (a folder), or an engine and its tokenizer."
+            f"The judge {reward.called!r} requires model (a folder), or an engine and its tokenizer."
         )
     return JudgeScorer(engine, tokenizer, **options)
 
 
 def _open_engine(folder: Path) -> Engine:
-    from rollgym.engines.torch import TorchEngine
+    from rollgym.engines.embedded.engine import EmbeddedEngine
 
-    return TorchEngine(folder)
+    return EmbeddedEngine(folder)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rollgym.types import Episode
+from rollgym.core.types import Episode
 
 
 def transcript(episode: Episode, longest: int | None = None) -> str:
-    """What was said, turn by turn; above ``longest`` characters the middle is left out."""
+    """Return the transcript of an episode; above ``longest`` characters the middle is left out."""
     lines = [f"Instructions:\n{episode.instructions.strip()}"] if episode.instructions.strip() else []
     for number, turn in enumerate(episode.turns, 1):
         reply = turn.action if turn.response is None else turn.response

@@ -1,1 +1,1 @@
-"""Running code that nobody trusts, behind walls that say what they are."""
+"""Sandboxes for untrusted code, with explicit isolation levels."""

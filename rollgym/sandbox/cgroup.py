@@ -1,4 +1,4 @@
-"""Memory and processes of a whole sandbox, held by the kernel: cgroups of version 1 or 2."""
+"""Cgroups (v1 and v2) that limit memory and processes of a sandbox."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from rollgym.sandbox.types import Limits
 
 SPARE_MB = 80
-"""For the worker itself and /dev/shm."""
+"""Bytes for the worker itself and /dev/shm."""
 SPARE_PROCESSES = 8
 _numbers = itertools.count()
 
 
 class Cgroup:
-    """One folder of version 2, or one for memory and one for processes of version 1."""
+    """A cgroup: one v2 folder, or one v1 folder each for memory and pids."""
 
     def __init__(self, folders: dict[str, Path]) -> None:
         self._folders = folders
@@ -28,7 +28,7 @@ class Cgroup:
 
     @classmethod
     def make(cls, limits: Limits) -> Cgroup | None:
-        """A new one below our own, or ``None`` where that is not allowed."""
+        """Create a child cgroup; ``None`` if that is not permitted."""
         name = f"rollgym-{os.getpid()}-{next(_numbers)}"
         for places in _places():
             _forget_the_dead(places.values())
@@ -43,7 +43,7 @@ class Cgroup:
         return None
 
     def adapt(self, limits: Limits) -> None:
-        """Set the limits, unless they are set already."""
+        """Set the limits if they differ."""
         if limits == self._limits:
             return
         size = (limits.memory_mb + 2 * limits.disk_mb + SPARE_MB) << 20
@@ -59,13 +59,13 @@ class Cgroup:
         self._limits = limits
 
     def add(self, pids: Iterable[int]) -> None:
-        """Move processes in; what they start later is in it too."""
+        """Move processes into the cgroup; their later children inherit it."""
         for pid in pids:
             for folder in self._folders.values():
                 _set(folder / "cgroup.procs", pid)
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel killed for memory since the last question."""
+        """Whether the kernel OOM-killed since the last call."""
         folder = self._folders.get("unified") or self._folders["memory"]
         file = folder / ("memory.events" if "unified" in self._folders else "memory.oom_control")
         words = dict(line.split() for line in file.read_text().splitlines())
@@ -73,7 +73,7 @@ class Cgroup:
         return self._kills > before
 
     def close(self) -> None:
-        """Kill what is left in it and remove it."""
+        """Kill remaining processes and remove the cgroup."""
         for folder in self._folders.values():
             for _ in range(200):
                 with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def _set(file: Path, value: int) -> None:
 
 
 def _places() -> list[dict[str, Path]]:
-    """Where a cgroup could be made: below our own, and for version 2 beside it."""
+    """Return candidate parents: our own cgroup, and for v2 its siblings."""
     try:
         own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     except OSError:
@@ -123,7 +123,7 @@ def _controls(folder: Path) -> bool:
 
 
 def _mounts() -> dict[str, Path]:
-    """Where each controller of version 1 is mounted, and version 2 under the empty name."""
+    """Return mount points by v1 controller; v2 under the empty name."""
     found: dict[str, Path] = {}
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, folder, kind, options, *_ = line.split()
@@ -135,7 +135,7 @@ def _mounts() -> dict[str, Path]:
 
 
 def _forget_the_dead(places: Iterable[Path]) -> None:
-    """Remove what processes left that were killed before they could."""
+    """Remove cgroups left by killed processes."""
     for place in places:
         for folder in place.glob("rollgym-*"):
             owner = folder.name.split("-")[1]

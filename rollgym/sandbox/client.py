@@ -1,4 +1,4 @@
-"""The host's side of a sandbox: sends orders to the worker inside, and believes no answer unchecked."""
+"""Host side of a sandbox: sends orders to the worker and validates every answer."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any, Protocol, get_args
 
-from rollgym.errors import RunError, UsageError, WorkerLost
+from rollgym.core.errors import RunError, UsageError, WorkerLost
 from rollgym.sandbox import protocol
 from rollgym.sandbox.types import Ended, Level, Limits, Ran, State
 
 STATES: dict[str, State] = {state: state for state in get_args(State)}
 GRACE_SECONDS = 15.0
-"""How much longer than its limit an execution may take before the worker counts as dead."""
+"""Seconds beyond its limit after which an execution's worker counts as dead."""
 START_SECONDS = 30.0
-PARTS = ("protocol", "worker_walls", "worker_limits", "worker_files", "worker_child", "worker_watch")
+PARTS = ("protocol", "worker_confinement", "worker_limits", "worker_files", "worker_child", "worker_watch")
 SOURCES = (*PARTS, "worker_session", "worker")
-"""The files the worker is made of, in the order they need each other."""
+"""Source files of the worker in dependency order."""
 PYTHON_FLAGS = ("-s", "-S", "-c")
-"""Not ``-I``: that would ignore PYTHONHASHSEED, and sets would have another order in every sandbox."""
+"""Not ``-I``: it ignores PYTHONHASHSEED, which makes set order differ between sandboxes."""
 BOOT = """\
 import sys
 sys.path[:] = [path for path in sys.path if path]
@@ -43,45 +43,44 @@ for name, source in json.loads(take(int.from_bytes(take(4), "big"))):
     exec(compile(source, full, "exec"), module.__dict__)
 room.worker.main()
 """
-"""What the interpreter inside is started with (``python *PYTHON_FLAGS BOOT``): it takes the worker's source
-from its input."""
+"""Boot code (``python *PYTHON_FLAGS BOOT``) that reads the worker's source from standard input."""
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUTF8": "1",
-    # Each arena and each thread of a library would count against the address space.
+    # Each malloc arena and library thread counts against the address space.
     "MALLOC_ARENA_MAX": "2",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""All that untrusted code finds in its environment, but HOME (and TMPDIR)."""
+"""Environment variables of untrusted code, besides HOME and TMPDIR."""
 
 
 class Channel(Protocol):
-    """A way to the worker: bytes there and back. Each method raises `WorkerLost` where it breaks."""
+    """Byte channel to the worker. Methods raise `WorkerLost` when it breaks."""
 
     def write(self, data: bytes | memoryview, deadline: float) -> None:
-        """Send all of it before ``time.monotonic()`` reaches the deadline."""
+        """Send all data before ``time.monotonic()`` reaches the deadline."""
 
     def read_into(self, view: memoryview, deadline: float) -> None:
         """Fill a buffer before the deadline."""
 
     def close(self) -> None:
-        """End everything at the other end. May be called twice."""
+        """End all processes at the other end. Idempotent."""
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel killed for memory since the last question."""
+        """Whether the kernel OOM-killed since the last call."""
 
     def adapt(self, limits: Limits) -> None:
-        """Fit what is outside the worker (a cgroup) to the limits of the next execution."""
+        """Apply the limits of the next execution to the cgroup."""
 
 
 def worker_config(limits: Limits, **more: Any) -> dict[str, Any]:
-    """The configuration frame of a worker. Each backend says what differs.
+    """Return the configuration frame of a worker; each backend passes what differs.
 
-    ``walls``: whether the seccomp filter is put on the ``worker``, on each ``child`` (with Landlock: ``read``
+    ``confinement``: the seccomp filter is put on the ``worker``, on each ``child`` (with Landlock: ``read``
     and ``write`` are the paths; of those read, only ``opened`` and what is below can be, and the names in
     ``listed``) or on ``none``; ``hidden``: paths that must not be readable inside; ``filter``: it, in hex;
     ``machine``: what it is for; ``work``: the folder for executions and session; ``scratch``: other folders
@@ -90,7 +89,7 @@ def worker_config(limits: Limits, **more: Any) -> dict[str, Any]:
     itself must give up being root.
     """
     config = {
-        "walls": "worker",
+        "confinement": "worker",
         "filter": "",
         "machine": "",
         "read": [],
@@ -112,21 +111,21 @@ def worker_config(limits: Limits, **more: Any) -> dict[str, Any]:
 
 
 def wire_limits(limits: Limits) -> dict[str, Any]:
-    """Limits as the worker reads them."""
+    """Encode limits for the worker."""
     fields = {name: getattr(limits, name) for name in limits.__dataclass_fields__ if name != "cpu_seconds"}
     return fields | {"cpu": math.ceil(limits.cpu_seconds or math.ceil(limits.seconds) + 1)}
 
 
 def hello(channel: Channel) -> None:
-    """Wait until the interpreter inside is up. Nothing untrusted runs before `start`."""
+    """Wait for the interpreter inside. Nothing untrusted runs before `start`."""
     said = bytearray(len(protocol.HELLO))
     channel.read_into(memoryview(said), time.monotonic() + START_SECONDS)
     if said != protocol.HELLO:
-        raise WorkerLost(f"The sandbox began with {bytes(said)!r}, not as it should.")
+        raise WorkerLost(f"Unexpected first bytes from the sandbox: {bytes(said)!r}.")
 
 
 def start(channel: Channel, config: dict[str, Any]) -> dict[str, Any]:
-    """Give the worker its source and configuration; return what it says of itself."""
+    """Send the worker its source and configuration; return its self-description."""
     folder = resources.files("rollgym.sandbox")
     sources = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in SOURCES]
     blob = json.dumps(sources).encode()
@@ -134,12 +133,12 @@ def start(channel: Channel, config: dict[str, Any]) -> dict[str, Any]:
     channel.write(len(blob).to_bytes(4, "big") + blob + protocol.prefix(config, 0), deadline)
     header, _ = protocol.receive(lambda view: channel.read_into(view, deadline))
     if "error" in header:
-        raise RunError(f"The sandbox could not be set up: {header['error']}")
+        raise RunError(f"Cannot set up the sandbox: {header['error']}")
     return header
 
 
 class WorkerSandbox:
-    """A sandbox whose worker is already started. Every backend is one of these behind its own walls."""
+    """A sandbox with a started worker; every backend returns one."""
 
     def __init__(
         self,
@@ -163,7 +162,7 @@ class WorkerSandbox:
         files: Mapping[str, bytes] | None = None,
         limits: Limits | None = None,
     ) -> Ran:
-        """Run a program in a process and a working folder of its own, and forget both."""
+        """Run a program in a fresh process and working folder."""
         source, given = _bytes(code), _bytes(stdin)
         named = [(file_name(name), content) for name, content in (files or {}).items()]
         request: dict[str, Any] = {"op": "exec", "code": len(source), "stdin": len(given)}
@@ -171,31 +170,31 @@ class WorkerSandbox:
         return self._ran(request, limits, source, given, *(content for _, content in named))
 
     def run(self, code: str, *, limits: Limits | None = None) -> Ran:
-        """Run code in the session: names and files last until `reset`."""
+        """Run code in the session: names and files persist until `reset`."""
         return self._ran({"op": "run"}, limits, _bytes(code))
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a file into the session's working folder."""
+        """Write a file to the session's working folder."""
         header, _ = self._call({"op": "write", "name": file_name(name)}, [content])
         if "error" in header:
-            raise OSError(f"{name} could not be written in the sandbox: {header['error']}")
+            raise OSError(f"{name} cannot be written in the sandbox: {header['error']}")
 
     def read(self, name: str) -> bytes:
-        """A file from the session's working folder; `FileNotFoundError` where there is none."""
+        """Read a file of the session's working folder; `FileNotFoundError` if missing."""
         header, body = self._call({"op": "read", "name": file_name(name)}, [])
         if header.get("missing"):
-            raise FileNotFoundError(f"There is no file {name} in the session ({header['error']}).")
+            raise FileNotFoundError(f"File {name} not found in the session ({header['error']}).")
         if "error" in header:
-            raise OSError(f"{name} could not be read in the sandbox: {header['error']}")
+            raise OSError(f"{name} cannot be read in the sandbox: {header['error']}")
         return bytes(body)
 
     def reset(self) -> None:
-        """Forget the session: processes, state and files."""
+        """Discard the session: processes, state and files."""
         header, _ = self._call({"op": "reset"}, [])
         self._check(header)
 
     def close(self) -> None:
-        """End everything that is left of it. May be called twice."""
+        """End all processes. Idempotent."""
         self._closed = True
         self._channel.close()
 
@@ -235,7 +234,7 @@ class WorkerSandbox:
             head = protocol.prefix(request, sum(map(len, parts)))
         except protocol.FrameError as error:
             most = protocol.MAX_BODY >> 20
-            raise UsageError(f"Code, input and files together may have {most} MB: {error}.") from None
+            raise UsageError(f"Code, input and files together are limited to {most} MB: {error}.") from None
         deadline = time.monotonic() + seconds + GRACE_SECONDS
         try:
             for part in (head, *parts):
@@ -257,11 +256,11 @@ class WorkerSandbox:
 
 
 def file_name(name: str) -> str:
-    """The name of a file below a working folder, or an error: relative, inside, and not empty."""
+    """Validate a file name: relative, inside the working folder, not empty."""
     parts = name.split("/")
     if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise UsageError(
-            f"{name!r} is no name for a file in a sandbox; expected a relative path such as data/a.txt."
+            f"{name!r} is not a valid sandbox file name; expected a relative path such as data/a.txt."
         )
     return name
 
@@ -271,7 +270,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _text(sizes: list[int], body: memoryview, keep: int) -> tuple[str, bool]:
-    """Output as text of so many characters: the head, the tail, and what was left out between them."""
+    """Return output as text of limited length: head, tail and a note on what was omitted."""
     head, tail, total = sizes
     first, last = bytes(body[:head]), bytes(body[head : head + tail])
     if head + tail == total:

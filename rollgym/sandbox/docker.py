@@ -1,11 +1,11 @@
-"""A locked-down container for each sandbox: for machines with a Docker engine, and for macOS and Windows."""
+"""Docker backend: a locked-down container per sandbox; also for macOS and Windows."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from rollgym.errors import RunError, WorkerLost
+from rollgym.core.errors import RunError, WorkerLost
 from rollgym.sandbox import client, docker_engine, seccomp
 from rollgym.sandbox.client import BOOT, PYTHON_FLAGS, WorkerSandbox
 from rollgym.sandbox.docker_channel import Attached, first_tasks, memory_bytes
@@ -13,25 +13,25 @@ from rollgym.sandbox.interpreter import NOBODY
 from rollgym.sandbox.types import Level, Limits, SandboxSettings
 
 RUNTIME_VARIABLE = "ROLLGYM_DOCKER_RUNTIME"
-"""Names another runtime of the engine, such as ``runsc`` (gVisor)."""
+"""Environment variable that selects another engine runtime, such as ``runsc`` (gVisor)."""
 SHARED_MB = 16
 LEAST_OPEN_FILES = 1024
 MOST_FILES = 25_000
-"""In one file system: above what the worker allows, so that it can say what was wrong."""
+"""Inodes per file system: above the worker's limit, so that the worker reports the error."""
 NO_MEMORY_LIMIT = (
-    "This Docker engine cannot limit memory: it is watched twenty times a second, so a fast program can "
-    "exceed it for a moment, and what the kernel holds for pipes and sockets is not counted."
+    "This Docker engine cannot limit memory: it is sampled 20 times per second, so a fast program can "
+    "exceed it briefly, and kernel buffers of pipes and sockets are not counted."
 )
 
 
 def host_config(
     limits: Limits, *, runtime: str | None = None, volumes: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """The walls of a container; ``volumes`` are folders the image would like to write to, and may not."""
+    """Host configuration of a container; ``volumes`` of the image are mounted read-only."""
     size = memory_bytes(limits)
     files = max(limits.open_files, LEAST_OPEN_FILES)
     room = f"rw,nosuid,nodev,size={limits.disk_mb}m,nr_inodes={MOST_FILES}"
-    # Message queues outlive their maker, so a program could leave word for the next one there.
+    # Message queues outlive their creator: a program could pass data to the next one.
     nothing = dict.fromkeys((*volumes, "/dev/mqueue"), "ro,nosuid,nodev,noexec,size=4k")
     return {
         "network_mode": "none",
@@ -54,10 +54,10 @@ def host_config(
         ],
         "ipc_mode": "private",
         "log_config": {"Type": "none", "Config": {}},
-        # The host's name servers are nobody's business inside.
+        # Hides the host's name servers.
         "dns": ["127.0.0.1"],
         "dns_search": ["."],
-        # Its input ends with our process, then it ends, then it is gone.
+        # Its stdin closes with our process; then it exits and is removed.
         "auto_remove": True,
         "runtime": runtime,
     }
@@ -68,10 +68,10 @@ def _ulimit(name: str, value: int) -> dict[str, Any]:
 
 
 def open_docker(settings: SandboxSettings, *, runtime: str | None = None) -> WorkerSandbox:
-    """Start a sandbox in a container of its own.
+    """Start a sandbox in a new container.
 
-    ``runtime`` (by default what ROLLGYM_DOCKER_RUNTIME says) is the engine's runtime, such as ``runsc``.
-    `RunError` or `UsageError` say why it cannot be.
+    ``runtime`` (default: ROLLGYM_DOCKER_RUNTIME) is the engine's runtime, such as ``runsc``.
+    Raises `RunError` or `UsageError` with the reason if it cannot start.
     """
     runtime = runtime or os.environ.get(RUNTIME_VARIABLE) or None
     api = docker_engine.connect()
@@ -86,9 +86,9 @@ def open_docker(settings: SandboxSettings, *, runtime: str | None = None) -> Wor
     except docker_engine.failures() as error:
         raise RunError(f"the Docker engine failed: {docker_engine.explain(error)}") from None
     except WorkerLost as error:
-        raise RunError(f"a container could not be used: {error}") from None
+        raise RunError(f"the container cannot be used: {error}") from None
     finally:
-        # Where all went well, the channel has taken over a connection of its own.
+        # On success the channel has its own connection.
         api.close()
 
 
@@ -139,7 +139,7 @@ def _attach(api: Any, image: dict[str, Any], settings: SandboxSettings, runtime:
             environment=client.ENVIRONMENT,
             stdin_open=True,
             labels=docker_engine.labels(),
-            # What the image or the user's own settings would add.
+            # Settings that the image or the user's client configuration would add.
             healthcheck={"test": ["NONE"]},
             use_config_proxy=False,
             host_config=api.create_host_config(

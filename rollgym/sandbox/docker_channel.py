@@ -1,4 +1,4 @@
-"""Bytes to a worker in a container and back, through the engine's attach stream."""
+"""Byte channel to a worker in a container through the engine's attach stream."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ import struct
 import time
 from typing import Any
 
-from rollgym.errors import WorkerLost
+from rollgym.core.errors import WorkerLost
 from rollgym.sandbox import docker_engine
 from rollgym.sandbox.cgroup import SPARE_MB
 from rollgym.sandbox.types import Limits
 
 FRAME = struct.Struct(">BxxxI")
-"""Before each piece of output the engine says of which stream it is, and how long."""
+"""Frame header of the attach stream: stream number and length."""
 STDOUT = 1
 SPARE_TASKS = 4
-"""For the worker, the head of a session, the one that waits, and one that is just ending."""
+"""Processes besides the code's: worker, session head, waiter and one that is ending."""
 LEAST_TASKS = 24
-"""What the engine's own helper needs in a container until it has become the worker."""
+"""Processes that the engine's helper needs until it becomes the worker."""
 KEEP_ERRORS = 2000
 OOM_WAIT_SECONDS = 0.5
-"""How late the engine may tell that the kernel killed for memory."""
+"""Seconds to wait for the engine to report an OOM kill."""
 
 
 def memory_bytes(limits: Limits) -> int:
-    """What a container may hold: the code's memory, its files (which are memory), and the worker."""
+    """Memory limit of a container: code, files (tmpfs) and worker."""
     return (limits.memory_mb + 2 * limits.disk_mb + SPARE_MB) << 20
 
 
 def first_tasks(limits: Limits) -> int:
-    """How many processes and threads a container may have when it starts."""
+    """Process and thread limit of a container at start."""
     return max(LEAST_TASKS, limits.processes + SPARE_TASKS)
 
 
 class Attached:
-    """A channel to the worker in one container, which it removes in the end."""
+    """Channel to the worker of a container; removes the container on close."""
 
     def __init__(self, api: Any, container: str, limits: Limits) -> None:
         self._api, self._container = api, container
         self._given = memory_bytes(limits), first_tasks(limits)
         self._left = 0
-        """What is still to come of the piece of output that is being read."""
+        """Remaining bytes of the current output frame."""
         self._errors = b""
         self._closed = False
         self._kills = 0
@@ -62,9 +62,9 @@ class Attached:
             try:
                 rest = rest[self._socket.send(rest) :]
             except TimeoutError:
-                raise self._lost("said nothing in time") from None
+                raise self._lost("did not answer in time") from None
             except OSError:
-                raise self._lost("died, or the engine did") from None
+                raise self._lost("or the engine died") from None
 
     def read_into(self, view: memoryview, deadline: float) -> None:
         """Fill a buffer from the worker's output before the deadline."""
@@ -77,7 +77,7 @@ class Attached:
             view = view[size:]
 
     def _next_piece(self, deadline: float) -> int:
-        """The length of the next piece of standard output; errors that come before it are kept."""
+        """Return the length of the next stdout frame; stderr before it is stored."""
         header = bytearray(FRAME.size)
         self._fill(memoryview(header), deadline)
         stream, size = FRAME.unpack(header)
@@ -99,17 +99,17 @@ class Attached:
         try:
             size = int(self._socket.recv_into(view))
         except TimeoutError:
-            raise self._lost("said nothing in time") from None
+            raise self._lost("did not answer in time") from None
         except OSError:
             size = 0
         if not size:
-            raise self._lost("died, or the engine did")
+            raise self._lost("or the engine died")
         return size
 
     def _patience(self, deadline: float) -> None:
         if self._closed:
             raise WorkerLost("The container of a sandbox is closed.")
-        # 0 would mean not to wait at all, with another error.
+        # 0 would mean non-blocking, with a different error.
         self._socket.settimeout(max(0.001, deadline - time.monotonic()))
 
     def _lost(self, why: str) -> WorkerLost:
@@ -118,7 +118,7 @@ class Attached:
         return WorkerLost(f"The worker of a sandbox in a container {why}{': ' + words if words else ''}.")
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel killed for memory since the last question."""
+        """Whether the kernel OOM-killed since the last call."""
         filters = {"container": self._container, "event": "oom"}
         until = time.time() + OOM_WAIT_SECONDS
         with contextlib.suppress(*docker_engine.failures()):
@@ -128,12 +128,12 @@ class Attached:
         return False
 
     def adapt(self, limits: Limits) -> None:
-        """Fit the container to the limits of the next execution; the engine is asked only for a change."""
+        """Apply the limits of the next execution if they changed."""
         size, tasks = wanted = memory_bytes(limits), limits.processes + SPARE_TASKS
         if self._closed or wanted == self._given:
             return
         new = {"Memory": size, "MemorySwap": size, "PidsLimit": tasks}
-        # The package's own method knows no PidsLimit.
+        # The package's method does not support PidsLimit.
         url = f"{self._api.base_url}/v{self._api.api_version}/containers/{self._container}/update"
         try:
             answer = self._api.post(url, json=new, timeout=self._api.timeout)
@@ -144,7 +144,7 @@ class Attached:
         self._given = wanted
 
     def close(self) -> None:
-        """Remove the container and all in it."""
+        """Remove the container."""
         if self._closed:
             return
         self._closed = True

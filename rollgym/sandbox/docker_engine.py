@@ -1,4 +1,4 @@
-"""The Docker engine: finding it, what it can do, and clearing away what dead processes left in it."""
+"""Docker engine: connection, capabilities and removal of orphaned containers."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rollgym.errors import MissingExtra, RunError, UsageError
+from rollgym.core.errors import MissingExtra, RunError, UsageError
 
 DEFAULT_IMAGE = "rollgym-sandbox"
 LABEL = "rollgym.sandbox"
 HOST_LABEL, OWNER_LABEL = f"{LABEL}.host", f"{LABEL}.owner"
 HOW_TO_GET = (
-    "start one (apt install docker.io and run dockerd, or Docker Desktop), or say in DOCKER_HOST where it is"
+    "start one (apt install docker.io and run dockerd, or Docker Desktop), or set DOCKER_HOST to its address"
 )
 BUILD = "rollgym sandbox build-image"
 USUAL = "unix:///var/run/docker.sock"
 KNOCK_SECONDS = 5.0
 REMOVAL_SECONDS = 10.0
 _unremoved: set[str] = set()
-"""Containers of this process that an engine which did not answer still has."""
+"""Containers of this process whose removal failed."""
 
 
 def library() -> Any:
-    """The docker package, which is an optional part."""
+    """Import the optional docker package."""
     try:
         return importlib.import_module("docker")
     except ImportError:
@@ -39,7 +39,7 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def connected() -> Iterator[Any]:
-    """The engine's API for the length of a ``with`` block."""
+    """Provide the engine's API within a ``with`` block."""
     api = connect()
     try:
         yield api
@@ -48,7 +48,7 @@ def connected() -> Iterator[Any]:
 
 
 def connect() -> Any:
-    """The API of the engine that DOCKER_HOST names, else of this machine's; `RunError` where none answers."""
+    """Connect to the engine of DOCKER_HOST or this machine; `RunError` if none answers."""
     docker = library()
     where = os.environ.get("DOCKER_HOST") or ("its pipe" if sys.platform == "win32" else USUAL)
     try:
@@ -56,7 +56,7 @@ def connect() -> Any:
         return docker.from_env().api
     except PermissionError:
         raise RunError(
-            f"this user may not speak to the Docker engine at {where}: join the group docker (it has the "
+            f"this user may not access the Docker engine at {where}: join the group docker (it has the "
             "rights of root), or use a rootless engine"
         ) from None
     except (docker.errors.DockerException, OSError):
@@ -64,7 +64,7 @@ def connect() -> Any:
 
 
 def knock(where: str) -> None:
-    """Raise what keeps us from a socket of this machine: the docker package would hide it, and leak one."""
+    """Raise the error of connecting to the local socket, which the docker package hides."""
     if where.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as door:
             door.settimeout(KNOCK_SECONDS)
@@ -72,28 +72,28 @@ def knock(where: str) -> None:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What the docker package raises where an engine refuses or is gone."""
+    """Return the exceptions that the docker package raises for a failed engine."""
     # Errors of its HTTP library are OSErrors.
     return (library().errors.DockerException, OSError)
 
 
 def explain(error: Exception) -> str:
-    """What the engine said, without the address it was asked at."""
+    """Return the engine's error message without its address."""
     return " ".join(str(getattr(error, "explanation", None) or error).split())
 
 
 def find_image(api: Any, name: str) -> dict[str, Any]:
-    """What the engine knows of an image; it is never fetched from elsewhere."""
+    """Inspect an image; images are never pulled."""
     try:
         found: dict[str, Any] = api.inspect_image(name)
         return found
     except library().errors.ImageNotFound:
         how = BUILD if name == DEFAULT_IMAGE else f"docker pull {name}, or take no image and {BUILD}"
-        raise UsageError(f"The Docker engine has no image {name}. What helps: {how}.") from None
+        raise UsageError(f"The Docker engine has no image {name}. Fix: {how}.") from None
 
 
 def check_runtime(info: dict[str, Any], runtime: str | None) -> None:
-    """Refuse a runtime that the engine does not have."""
+    """Raise if the engine lacks the runtime."""
     known = sorted(info.get("Runtimes") or {})
     if runtime is not None and runtime not in known:
         raise UsageError(
@@ -103,7 +103,7 @@ def check_runtime(info: dict[str, Any], runtime: str | None) -> None:
 
 
 def host_id() -> str:
-    """This boot of this machine and this world of processes: only here a process number means something."""
+    """Identify this boot and PID namespace, in which a pid is valid."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -112,7 +112,7 @@ def host_id() -> str:
 
 
 def owner_id(pid: int) -> str | None:
-    """A process that cannot be taken for a later one of the same number; ``None`` where there is none."""
+    """Return a pid with its start time; ``None`` if there is no such process."""
     if Path("/proc/self/stat").exists():
         try:
             started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -129,12 +129,12 @@ def owner_id(pid: int) -> str | None:
 
 
 def labels() -> dict[str, str]:
-    """What a container of this process is marked with."""
+    """Return the labels of this process's containers."""
     return {LABEL: "1", HOST_LABEL: host_id(), OWNER_LABEL: owner_id(os.getpid()) or ""}
 
 
 def reap(api: Any) -> list[str]:
-    """Remove containers whose owner on this machine is dead; return which."""
+    """Remove containers whose owner on this machine has exited; return their ids."""
     gone = []
     for found in api.containers(all=True, filters={"label": f"{HOST_LABEL}={host_id()}"}):
         owner = found["Labels"].get(OWNER_LABEL, "")
@@ -147,7 +147,7 @@ def reap(api: Any) -> list[str]:
 
 
 def remove(api: Any, container: str) -> None:
-    """Kill and remove a container; where the engine cannot now, the next `reap` tries again."""
+    """Kill and remove a container; on failure the next `reap` retries."""
     errors = library().errors
     deadline = time.monotonic() + REMOVAL_SECONDS
     _unremoved.add(container)
@@ -157,7 +157,7 @@ def remove(api: Any, container: str) -> None:
                 try:
                     api.remove_container(container, force=True, v=True)
                 except errors.APIError as error:
-                    # It may be on its way out already: its worker ended, or another process reaps it too.
+                    # It may already be exiting, or another process reaps it too.
                     if error.status_code != 409:
                         raise
                     time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""An image for the docker backend made of a Python of this machine, without any registry."""
+"""Builds an image for the docker backend from a local Python, without a registry."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import IO
 
-from rollgym.errors import RunError, UsageError
+from rollgym.core.errors import RunError, UsageError
 from rollgym.sandbox import docker_engine
 from rollgym.sandbox.hidden import OURS
 
 SKIPPED = {"test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
 PROGRAMS = ("/bin/sh",)
-"""What goes in beside Python: ``os.system`` needs it."""
+"""Files besides Python that the image contains (``os.system`` needs a shell)."""
 FOLDERS = ("dev", "etc", "proc", "sys", "usr/bin", "usr/lib", "usr/local/bin", "work")
 HIDDEN = ("/tmp/", "/work/", "/dev/", "/proc/", "/sys/")
-"""What a container has its own of: nothing the image has there could be seen."""
+"""Folders that a container mounts itself: image content there is hidden."""
 TEXTS = {
     "etc/passwd": "root:x:0:0::/:/bin/sh\nsandbox:x:65534:65534::/work:/bin/sh\n",
     "etc/group": "root:x:0:\nsandbox:x:65534:\n",
@@ -40,17 +40,17 @@ print(json.dumps([sys._base_executable or sys.executable, sorted(paths), sys.ver
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """An image that was made."""
+    """A built image."""
 
     tag: str
     python: str
-    """Its version."""
+    """Python version."""
     files: int
     megabytes: float
 
 
 def build_image(tag: str = docker_engine.DEFAULT_IMAGE, python: str | None = None) -> Built:
-    """Make an image of a Python of this machine (by default the one that runs this) and tell the engine."""
+    """Build an image from a local Python (default: the running one) and load it into the engine."""
     repository, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
     with docker_engine.connected() as api, tempfile.TemporaryFile() as file:
         built, count = write_tar(file, python or sys.executable)
@@ -60,20 +60,20 @@ def build_image(tag: str = docker_engine.DEFAULT_IMAGE, python: str | None = Non
         try:
             said = api.import_image_from_data(file, repository, version, changes)
         except docker_engine.failures() as error:
-            raise RunError(f"The engine took no image: {docker_engine.explain(error)}") from None
+            raise RunError(f"The engine did not accept the image: {docker_engine.explain(error)}") from None
         if '"error"' in said:
-            raise RunError(f"The engine took no image: {said.strip()}")
+            raise RunError(f"The engine did not accept the image: {said.strip()}")
     return Built(tag=tag, python=built, files=count, megabytes=size / 1e6)
 
 
 def write_tar(file: IO[bytes], python: str) -> tuple[str, int]:
-    """Write all that a Python needs as a tar; return its version, and how many files that is."""
+    """Write a Python installation as a tar; return its version and number of files."""
     program, folders, version, cache = _ask(python)
     program = os.path.realpath(program)
     files = {program, *PROGRAMS, *_library(folders, cache)}
     if hidden := next((path for path in (program, *folders) if path.startswith(HIDDEN)), None):
         raise UsageError(
-            f"{hidden} could not be seen in a container, which has its own {hidden.split('/')[1]}."
+            f"{hidden} would be hidden in a container, which mounts its own {hidden.split('/')[1]}."
         )
     files |= _shared_libraries(path for path in files if path in (program, *PROGRAMS) or ".so" in path)
     with tarfile.open(fileobj=file, mode="w") as tar:
@@ -95,19 +95,19 @@ def write_tar(file: IO[bytes], python: str) -> tuple[str, int]:
 def _ask(python: str) -> tuple[str, list[str], str, str]:
     if not sys.platform.startswith("linux"):
         raise UsageError(
-            "An image can be made only from a Python for Linux; here, take one that has python3: "
+            "An image can be built only from a Python for Linux; use an existing image with python3: "
             "docker pull python:3.12-slim, and image='python:3.12-slim' in the settings."
         )
     try:
         done = subprocess.run([python, "-I", "-S", "-c", ASK], capture_output=True, text=True, check=True)
         program, folders, version, cache = json.loads(done.stdout)
     except (OSError, subprocess.CalledProcessError, ValueError) as error:
-        raise UsageError(f"{python} is no Python that can be started: {error}") from None
+        raise UsageError(f"{python} is not a Python that can be started: {error}") from None
     return program, folders, version, cache
 
 
 def _library(folders: list[str], cache: str) -> Iterable[str]:
-    """The standard library, compiled files included: a read-only image could not keep new ones."""
+    """Return the standard library with compiled files, since the image is read-only."""
     for top in folders:
         for folder, below, names in os.walk(top):
             below[:] = [name for name in below if name not in SKIPPED and not name.startswith("config-")]
@@ -121,7 +121,7 @@ def _library(folders: list[str], cache: str) -> Iterable[str]:
 
 
 def _shared_libraries(programs: Iterable[str]) -> set[str]:
-    """What the dynamic linker would load for these files, and the linker."""
+    """Return the shared libraries of these files and the dynamic linker."""
     done = subprocess.run(["ldd", *sorted(programs)], capture_output=True, text=True, check=False)
     found = set(re.findall(r"(?:=> |^\s+)(/\S+) \(0x", done.stdout, re.MULTILINE))
     if missing := sorted(set(re.findall(r"lib(?:c|m|pthread|python)\S* => not found", done.stdout))):
@@ -131,7 +131,7 @@ def _shared_libraries(programs: Iterable[str]) -> set[str]:
 
 
 class _Writer:
-    """Puts files of this machine into a tar, readable for all and owned by root."""
+    """Adds local files to a tar, world-readable and owned by root."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar, self._seen = tar, set[str]()
@@ -147,7 +147,7 @@ class _Writer:
             self._add(name, tarfile.SYMTYPE, 0o777, target)
 
     def file(self, path: str) -> None:
-        # Folders may be links of this machine (/lib), the file itself too (libx.so.1): neither is one inside.
+        # Folders (/lib) and files (libx.so.1) may be links here; inside they are regular.
         place = os.path.realpath(os.path.dirname(path))
         name = os.path.join(place, os.path.basename(path)).lstrip("/")
         if name in self._seen:
@@ -155,7 +155,7 @@ class _Writer:
         self.folder(os.path.dirname(name))
         with open(path, "rb") as content:
             state = os.fstat(content.fileno())
-            # The time matters: compiled files name that of their source.
+            # Keep the mtime: compiled files record that of their source.
             mode = 0o755 if state.st_mode & 0o111 else 0o644
             self._add(name, tarfile.REGTYPE, mode, content=content, size=state.st_size, time=state.st_mtime)
 

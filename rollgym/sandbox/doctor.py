@@ -1,4 +1,4 @@
-"""Trying every sandbox for real, and saying what is missing and how to get it."""
+"""Tries every sandbox backend and reports what is missing and how to fix it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from rollgym.errors import RollgymError, RunError
-from rollgym.extras import install_command
+from rollgym.core.errors import RollgymError, RunError
+from rollgym.core.extras import install_command
+from rollgym.sandbox.factory import LEVELS, OPENERS
 from rollgym.sandbox.landlock import LEAST_ABI
 from rollgym.sandbox.namespaces import HOW_TO_ALLOW, HOW_TO_GET, find_bwrap
-from rollgym.sandbox.open import LEVELS, OPENERS
 from rollgym.sandbox.types import Level, Limits, SandboxSettings
 
 PROBE = "print(6 * 7)"
@@ -18,24 +18,24 @@ PROBE = "print(6 * 7)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What became of one backend here."""
+    """Result of trying one backend."""
 
     backend: str
     level: Level
     works: bool
     seconds: float
-    """What the trial took."""
+    """Seconds of the trial."""
     reason: str = ""
     """Why it does not work."""
     fix: str = ""
-    """What would help."""
+    """How to fix it."""
     weaknesses: tuple[str, ...] = ()
     python: str = ""
-    """Which Python runs inside."""
+    """Python that runs inside."""
 
 
 def doctor() -> list[Finding]:
-    """Open each backend, run a line of code in it, and close it; strongest first, as they are chosen."""
+    """Try each backend with a line of code, strongest first."""
     return [examine(name) for name in OPENERS]
 
 

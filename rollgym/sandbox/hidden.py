@@ -1,4 +1,4 @@
-"""What untrusted code must not see of this machine's Python: rollgym, and packages that were not asked for.
+"""Paths hidden from untrusted code: rollgym itself and packages that were not requested.
 
 Reference solutions, experts and judges of environments are files of rollgym. It may be installed anywhere
 that the interpreter inside can read: its own prefix, a virtual environment, an editable source tree, a folder
@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 OURS = re.compile(r"(?:__editable__)?[._]*rollgym(?:[-._].*)?", re.IGNORECASE)
-"""Names in a folder of packages: the package, its metadata, links and finders of an editable install."""
+"""Names of rollgym in a package folder: package, metadata, links and finders of an editable install."""
 SITES = ("lib*/py*", "local/lib*/py*", "*/lib*/py*", "local/*/lib*/py*", "share/*/lib*/py*")
 OTHERS = ("envs", "pkgs", "conda-bld", "src", "local/src")
-"""Folders of a prefix in which other installations and sources lie."""
+"""Folders of a prefix that hold other installations and sources."""
 SOURCE_MARKS = ("pyproject.toml", "setup.py", ".git")
 
 
@@ -31,7 +31,7 @@ def below(path: str, folder: str) -> bool:
 
 
 def hidden(roots: Iterable[str], *, packages: bool, needed: Iterable[str] = ()) -> tuple[str, ...]:
-    """Real paths below these folders that must not be seen inside.
+    """Return the real paths below these folders that must be hidden inside.
 
     Args:
         roots: The folders that the inside can read.
@@ -53,11 +53,9 @@ def hidden(roots: Iterable[str], *, packages: bool, needed: Iterable[str] = ()) 
 
 @lru_cache(1)
 def own_paths() -> frozenset[str]:
-    """Where the rollgym of this process lies: its package and metadata, or the source tree around it."""
-    import rollgym
-
+    """Return the paths of the running rollgym: package and metadata, or the source tree."""
     found: set[str] = set()
-    for folder in map(os.path.abspath, rollgym.__path__):
+    for folder in map(os.path.abspath, sys.modules["rollgym"].__path__):
         while not os.path.exists(folder):  # inside a zip file
             folder = os.path.dirname(folder)
         parts = [folder, *(os.path.join(folder, part) for part in ("envs", "agents", "trainer"))]
@@ -81,7 +79,7 @@ def _ours_in(folder: str) -> Iterator[str]:
 
 @lru_cache(8)
 def _package_folders(roots: tuple[str, ...]) -> tuple[str, ...]:
-    """The folders of installed packages below these, of any Python."""
+    """Return the package folders below these roots, for any Python."""
     found = {os.path.realpath(path) for path in (*sys.path, *site.getsitepackages()) if path}
     found.add(os.path.realpath(site.getusersitepackages()))
     for root in roots:
@@ -95,7 +93,7 @@ def _package_folders(roots: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _around(path: str, keep: set[str]) -> Iterator[str]:
-    """The path, or where it holds something that is needed, all else in it."""
+    """Return the path, or all its other content if it contains something needed."""
     if path in keep:
         return
     if not any(below(one, path) for one in keep):
@@ -110,7 +108,7 @@ def _around(path: str, keep: set[str]) -> Iterator[str]:
 
 
 def inside(paths: Iterable[str], mounts: Iterable[str]) -> tuple[str, ...]:
-    """Where real paths are seen, when these folders are mounted under their own, perhaps linked, names."""
+    """Map real paths to the names under which mounted folders show them."""
     found = set()
     for mount in mounts:
         real = os.path.realpath(mount)
@@ -119,9 +117,9 @@ def inside(paths: Iterable[str], mounts: Iterable[str]) -> tuple[str, ...]:
 
 
 def split(roots: Iterable[str], out: Iterable[str]) -> tuple[list[str], list[str]]:
-    """What may be read so that all of the roots can be but what is left out; and what may only be listed.
+    """Return the paths to allow so that only the excluded parts stay hidden, and paths to list only.
 
-    For walls that can open a folder with all below it, but cannot close a part of it again.
+    For Landlock, which can allow a whole folder but not exclude a part of it.
     """
     read: list[str] = []
     listed: list[str] = []
@@ -137,7 +135,7 @@ def split(roots: Iterable[str], out: Iterable[str]) -> tuple[list[str], list[str
         listed.append(path)
         try:
             with os.scandir(path) as entries:
-                # What a link points to is there under its own name, or was never readable.
+                # Link targets are covered under their own name, or were never readable.
                 waiting += [entry.path for entry in entries if not entry.is_symlink()]
         except OSError:
             continue

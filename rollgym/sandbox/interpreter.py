@@ -1,4 +1,4 @@
-"""Which Python runs inside: ours if the user id inside can read it, else the system's."""
+"""Selects the Python inside: ours if the sandbox user can read it, otherwise the system's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from rollgym.errors import RunError
+from rollgym.core.errors import RunError
 from rollgym.sandbox import hidden
 from rollgym.sandbox.client import BOOT, PYTHON_FLAGS
 
@@ -23,30 +23,30 @@ NOBODY = 65534
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python for the inside."""
+    """A Python to run inside."""
 
     path: str
     folders: tuple[str, ...]
-    """What it needs to read, outside /usr."""
+    """Paths outside /usr that it reads."""
     why: str
-    """Which it is, in words."""
+    """Description."""
     needed: tuple[str, ...] = ()
-    """What it cannot start without, wherever that is."""
+    """Paths required for its start."""
 
     def command(self, preload: tuple[str, ...] = ()) -> list[str]:
-        """The command that boots a worker; modules to preload may lie in its site-packages."""
+        """Return the command that boots a worker; preloaded modules may be in its site-packages."""
         return [self.path, *(flag for flag in PYTHON_FLAGS if not (preload and flag == "-S")), BOOT]
 
     def hidden(self, roots: Iterable[str], preload: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """What must not be seen of these folders: see `rollgym.sandbox.hidden`."""
+        """Return the hidden paths of these folders (see `rollgym.sandbox.hidden`)."""
         return hidden.hidden(roots, packages=bool(preload), needed=self.needed)
 
 
 def spare_uid() -> int | None:
-    """A user id that nobody has, for a sandbox started by root; ``None`` where we are not root.
+    """Return an unused user id for a sandbox started by root; ``None`` without root.
 
-    One for each sandbox, so that processes, signals and limits of two never meet. Where only few ids are
-    mapped (root of a container), all share ``nobody``.
+    Each sandbox has its own id, so that processes, signals and limits never overlap. Where few ids are
+    mapped (root in a container), all share the user ``nobody``.
     """
     if os.getuid():
         return None
@@ -68,7 +68,7 @@ def _mapped(uid: int) -> bool:
 
 
 def find_python(preload: tuple[str, ...] = ()) -> Interpreter:
-    """A Python that the user id inside can read."""
+    """Find a Python that the user id inside can read."""
     # With modules to preload, the virtual environment counts, not the Python it was made from.
     own = sys.executable if preload else os.path.realpath(sys.executable)
     prefixes = {sys.base_prefix, *([sys.prefix] if preload else [])}
@@ -84,7 +84,7 @@ def find_python(preload: tuple[str, ...] = ()) -> Interpreter:
             "/usr/bin/python3", (), why, ("/usr/bin/python3", *glob.glob("/usr/lib/python3.*"))
         )
     raise RunError(
-        f"No Python can be used inside a sandbox: {own} cannot be read by an unprivileged user, and there "
+        f"No usable Python for the sandbox: {own} cannot be read by an unprivileged user, and there "
         "is no /usr/bin/python3. Install Python for all users (apt install python3), or do not run as root."
     )
 

@@ -1,51 +1,49 @@
-"""Where namespaces are refused (inside most containers): Landlock, seccomp and limits around each process."""
+"""Landlock backend, for hosts without namespaces (most containers): Landlock, seccomp and limits."""
 
 from __future__ import annotations
 
 import os
 import platform
 
-from rollgym.errors import RunError
+from rollgym.core.errors import RunError
 from rollgym.sandbox import client, seccomp
 from rollgym.sandbox.cgroup import Cgroup
 from rollgym.sandbox.client import ENVIRONMENT, WorkerSandbox
-from rollgym.sandbox.folder import PipesWithFolder, make_folder
 from rollgym.sandbox.hidden import split
 from rollgym.sandbox.interpreter import NOBODY, Interpreter, find_python, spare_uid
 from rollgym.sandbox.launch import boot
 from rollgym.sandbox.namespaces import NO_CGROUP
 from rollgym.sandbox.types import Level, SandboxSettings
-from rollgym.sandbox.worker_walls import landlock_abi
+from rollgym.sandbox.workdir import PipesWithFolder, make_folder
+from rollgym.sandbox.worker_confinement import landlock_abi
 
 LEAST_ABI = 3
-"""The first that guards truncation: before, any file could be emptied."""
+"""First ABI version that restricts truncation."""
 SIGNALS_ABI = 6
-"""The first that keeps signals inside."""
+"""First ABI version that scopes signals."""
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives", "/dev/urandom")
 DEVICES = ("/dev/null",)
 WEAKNESSES = (
     "The code shares the host's namespaces: it can tell whether a file exists, but not read it.",
-    "Its files lie on the host's disk: their total size is looked at only twenty times a second.",
-    "Changing modes, owners and times of files, sockets with a name, and /proc are refused altogether.",
+    "Its files lie on the host's disk: their total size is checked only 20 times per second.",
+    "Changing modes, owners and times of files, sockets with a name, and /proc are denied.",
 )
 OTHERS_OF_USER = (
     "It runs under the user id of this process, so processes are limited together with that user's others."
 )
-NO_SIGNALS = (
-    "This kernel's Landlock cannot keep signals inside, so all signals are refused, also to own processes."
-)
+NO_SIGNALS = "This kernel's Landlock cannot scope signals, so all signals are denied, even to own processes."
 
 
 def open_landlock(settings: SandboxSettings) -> WorkerSandbox:
-    """Start a sandbox behind Landlock; `RunError` says why it cannot be."""
+    """Start a Landlock sandbox; `RunError` gives the reason if it cannot."""
     abi = landlock_abi()
     if abi < LEAST_ABI:
-        found = f"version {abi} is too old" if abi else "this kernel has none, or it is switched off"
+        found = f"version {abi} is too old" if abi else "this kernel has none, or it is disabled"
         raise RunError(f"Landlock of version {LEAST_ABI} or later (Linux 6.2) is needed; {found}")
     python = find_python(settings.preload)
     uid = spare_uid()
     cgroup = Cgroup.make(settings.limits)
-    # Under a user id of its own there is nobody else to signal.
+    # With its own user id there is no other process to signal.
     no_signals = abi < SIGNALS_ABI and uid is None
     profile = seccomp.Profile(shared_host=True, no_signals=no_signals, no_shared_memory=cgroup is None)
     folder = make_folder(uid)
@@ -57,7 +55,7 @@ def open_landlock(settings: SandboxSettings) -> WorkerSandbox:
     )
     config = client.worker_config(
         settings.limits,
-        walls="child",
+        confinement="child",
         filter=seccomp.program(profile).hex(),
         machine=platform.machine(),
         read=roots,

@@ -1,4 +1,4 @@
-"""Starting a worker as a process of this machine, and the pipes to it."""
+"""Starts a worker as a local process and connects pipes to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rollgym.errors import RunError, WorkerLost
+from rollgym.core.errors import RunError, WorkerLost
 from rollgym.sandbox import client, protocol
 from rollgym.sandbox.cgroup import Cgroup
 from rollgym.sandbox.types import Limits
@@ -24,11 +24,10 @@ _lock = threading.Lock()
 
 
 def _launcher() -> ThreadPoolExecutor:
-    """One thread of this process that lasts as long as it.
+    """Return a thread of this process that lives as long as the process.
 
-    Who dies with its parent dies with the thread that started it: started by a thread of the caller's, a
-    sandbox would be gone when that thread ends. The number of the process is the key because a fork has no
-    such thread.
+    PDEATHSIG follows the thread that started the child: a sandbox started in a caller's thread would die
+    with that thread. Keyed by pid because a fork does not inherit the thread.
     """
     with _lock:
         me = os.getpid()
@@ -46,7 +45,7 @@ def _popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 def boot(channel: Pipes, config: dict[str, Any], python: str) -> None:
-    """Bring up the worker behind a channel, or close it and say why that failed."""
+    """Start the worker behind a channel; on failure close it and raise."""
     try:
         client.hello(channel)
         channel.confine()
@@ -60,7 +59,7 @@ def boot(channel: Pipes, config: dict[str, Any], python: str) -> None:
 
 
 class Pipes:
-    """A channel to a worker that is a process of this machine."""
+    """Channel to a worker that is a local process."""
 
     def __init__(
         self,
@@ -87,16 +86,16 @@ class Pipes:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started."""
+        """Process id."""
         return self._process.pid
 
     def confine(self) -> None:
-        """Move all its processes into the cgroup, if there is one. Nothing untrusted may run yet."""
+        """Move its processes into the cgroup, if any. Called before untrusted code runs."""
         if self._cgroup:
             self._cgroup.add([self.pid, *descendants(self.pid)])
 
     def write(self, data: bytes | memoryview, deadline: float) -> None:
-        """Send all of it before the deadline."""
+        """Send all data before the deadline."""
         rest = memoryview(data)
         while rest:
             self._wait(self._sink, select.POLLOUT, deadline)
@@ -120,7 +119,7 @@ class Pipes:
         poll = select.poll()
         poll.register(descriptor, event)
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise self._lost("said nothing in time")
+            raise self._lost("did not answer in time")
 
     def _lost(self, why: str) -> WorkerLost:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -130,7 +129,7 @@ class Pipes:
         return WorkerLost(f"The worker of a sandbox {why}{': ' + words if words else ''}.")
 
     def complaint(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """Return the end of its standard error."""
         text = b""
         with contextlib.suppress(OSError):
             while part := os.read(self._errors, 1 << 16):
@@ -138,20 +137,20 @@ class Pipes:
         return text.decode("utf-8", "replace").strip().rpartition("\n")[2]
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel killed for memory since the last question."""
+        """Whether the kernel OOM-killed since the last call."""
         return bool(self._cgroup and self._cgroup.out_of_memory())
 
     def adapt(self, limits: Limits) -> None:
-        """Fit the cgroup to the limits of the next execution."""
+        """Apply the limits of the next execution to the cgroup."""
         if self._cgroup:
             self._cgroup.adapt(limits)
 
     def close(self) -> None:
-        """End the worker and all below it."""
+        """End the worker and its descendants."""
         if self._closed:
             return
         self._closed = True
-        # A worker that is well ends all it started when its input ends; process 1 takes all with it anyway.
+        # A healthy worker ends its children when stdin closes; the end of pid 1 kills them anyway.
         with contextlib.suppress(OSError):
             assert self._process.stdin
             self._process.stdin.close()

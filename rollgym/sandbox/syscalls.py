@@ -1,6 +1,6 @@
-"""System calls that untrusted code may not make: name, number on x86_64, number on aarch64. Data only.
+"""System calls denied to untrusted code: name, number on x86_64, number on aarch64. Data only.
 
-All numbers below `FIRST_UNKNOWN` were looked at; a call that is not named here is allowed. Those from there
+All numbers below `FIRST_UNKNOWN` were reviewed; a call that is not named here is allowed. Those from there
 on, and those between the two blocks of numbers in use (`GAP`), do not exist for the code.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 FIRST_UNKNOWN = 463
 """The first number that does not exist inside: calls from here on came after Linux 6.12. Before this is
-raised, each new call is looked at and refused or not."""
+raised, each new call must be reviewed."""
 GAP: tuple[tuple[int, int], tuple[int, int]] = ((335, 424), (295, 424))
 """Of each machine: numbers that no call had when this was written, the first and the one after the last."""
 
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
-    # Looking into, or acting on, other processes.
+    # Inspection or control of other processes.
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -30,7 +30,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "sched_setscheduler": (144, 119),
     "sched_setaffinity": (203, 122),
     "sched_setattr": (314, 274),
-    # Doors into the kernel with a history.
+    # Kernel interfaces with a history of vulnerabilities.
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -101,7 +101,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
-    # By their number, those of others.
+    # Objects of other processes, by id.
     "shmat": (30, 196),
     "shmctl": (31, 195),
     "msgsnd": (69, 189),
@@ -117,7 +117,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
 }
-"""Refused everywhere."""
+"""Denied everywhere."""
 
 SHARED: dict[str, tuple[int | None, int | None]] = {
     # Landlock does not look at these, and the file or process may be the host's.
@@ -146,7 +146,7 @@ SHARED: dict[str, tuple[int | None, int | None]] = {
     "sendmsg": (46, 211),
     "sendmmsg": (307, 269),
 }
-"""Refused where the code shares the host's files, processes and sockets."""
+"""Denied where the code shares the host's files, processes and sockets."""
 
 SIGNALS: dict[str, tuple[int | None, int | None]] = {
     "kill": (62, 129),
@@ -156,7 +156,7 @@ SIGNALS: dict[str, tuple[int | None, int | None]] = {
     "rt_tgsigqueueinfo": (297, 240),
     "pidfd_send_signal": (424, 424),
 }
-"""Refused where nothing else keeps signals inside."""
+"""Denied where nothing else scopes signals."""
 
 CHECKED: dict[str, tuple[int, int]] = {
     "clone": (56, 220),
@@ -170,4 +170,4 @@ CHECKED: dict[str, tuple[int, int]] = {
     "rt_sigaction": (13, 134),
     "fallocate": (285, 47),
 }
-"""Allowed or not by their arguments."""
+"""Filtered by their arguments."""

@@ -1,4 +1,4 @@
-"""What a sandbox is: how it is asked, what it answers, and how strong its walls are."""
+"""Sandbox protocol, settings, limits, results and isolation levels."""
 
 from __future__ import annotations
 
@@ -7,120 +7,120 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Literal, Protocol
 
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
 
 
 class Level(IntEnum):
-    """How strong the walls around untrusted code are."""
+    """Isolation level of a sandbox."""
 
     NONE = 0
-    """A plain process: no walls at all."""
+    """A plain process without isolation."""
     LANDLOCK = 1
-    """Files, sockets and dangerous system calls are refused, but processes share the host's namespaces."""
+    """Files, sockets and dangerous system calls are denied; the host's namespaces are shared."""
     NAMESPACES = 2
-    """The code sees a world of its own: files, processes, network, users."""
+    """Separate namespaces: files, processes, network, users."""
 
 
 class Ended(StrEnum):
     """How an execution ended."""
 
     EXIT = "exit"
-    """By itself; the exit code says how."""
+    """Normally; see the exit code."""
     TIMEOUT = "timeout"
     CPU = "cpu_limit"
     OUTPUT = "output_limit"
     MEMORY = "memory_limit"
     LOST = "lost"
-    """The process vanished: something killed it, or it left without a word."""
+    """The process vanished: killed, or exited without a report."""
 
 
 State = Literal["fresh", "committed", "rolled_back", "lost"]
-"""What became of a session's state: there was none; the turn counts; it is as before the turn; it is gone."""
+"""Session state after a turn: none existed; turn applied; rolled back to before the turn; lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one execution may use."""
+    """Limits of one execution."""
 
     seconds: float = 10.0
-    """Wall-clock time."""
+    """Wall-clock seconds."""
     cpu_seconds: float | None = None
-    """Processor time; by default the wall-clock limit, rounded up, and one second."""
+    """CPU seconds; default: the wall-clock limit rounded up plus one second."""
     memory_mb: int = 512
-    """All processes together."""
+    """Memory of all processes together in MB."""
     processes: int = 32
     open_files: int = 256
     file_mb: int = 64
-    """The largest file that may be written."""
+    """Maximum size of a written file in MB."""
     disk_mb: int = 64
-    """All that may be written to the working folder."""
+    """Maximum total size of the working folder in MB."""
     output_chars: int = 16_000
-    """Characters of stdout and of stderr that are kept: the head and the tail, a note between them."""
+    """Characters of stdout and stderr that are kept (head and tail with a note between)."""
     output_mb: int = 16
-    """An execution that writes more is killed."""
+    """Maximum output in MB; an execution that writes more is killed."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
-                raise UsageError(f"The limit {name} must be above 0, not {value!r}.")
+                raise UsageError(f"The limit {name} must be above 0, got {value!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What an execution did."""
+    """Result of an execution."""
 
     stdout: str
     stderr: str
     exit_code: int | None
-    """``None`` where it was killed or lost."""
+    """``None`` if it was killed or lost."""
     ended: Ended
     seconds: float
     truncated: bool = False
-    """Whether any output was cut out."""
+    """Whether output was truncated."""
     state: State = "fresh"
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself with exit code 0."""
+        """Whether it exited normally with code 0."""
         return self.ended is Ended.EXIT and self.exit_code == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
-    """Which sandbox to open, and how."""
+    """Settings of a sandbox."""
 
     backend: Literal["auto", "namespaces", "landlock", "docker", "none"] = "auto"
     """``auto``: the strongest that works here without a daemon: namespaces, else landlock."""
     minimum: Level = Level.NAMESPACES
-    """Weaker walls are refused."""
+    """Minimum isolation level."""
     allow_unsafe: bool = False
     """Whether ``none`` may be used: code then runs with the rights of this process."""
     limits: Limits = field(default_factory=Limits)
     preload: tuple[str, ...] = ()
-    """Modules imported once in the worker, so that each execution has them at no cost."""
+    """Modules imported once in the worker, available to each execution at no cost."""
     image: str | None = None
-    """For ``docker``: the image; by default the one that `rollgym sandbox build-image` makes."""
+    """Image of the ``docker`` backend; default: the one built by `rollgym sandbox build-image`."""
 
 
 class Sandbox(Protocol):
-    """One sandbox: a fresh execution at a time, and one session whose state lasts.
+    """A sandbox: fresh executions, one at a time, and one persistent session.
 
-    Not for several threads at once. Every method may raise `rollgym.errors.WorkerLost` where the sandbox
-    itself died; it can only be closed then.
+    Not thread-safe. Every method may raise `rollgym.core.errors.WorkerLost` when the sandbox has died; then
+    only `close` is allowed.
     """
 
     @property
     def backend(self) -> str:
-        """Its name."""
+        """Name of the backend."""
 
     @property
     def level(self) -> Level:
-        """Its walls."""
+        """Isolation level."""
 
     @property
     def weaknesses(self) -> tuple[str, ...]:
-        """What these walls do not hold here, one sentence each."""
+        """Limitations on this machine, one sentence each."""
 
     def exec(
         self,
@@ -130,19 +130,19 @@ class Sandbox(Protocol):
         files: Mapping[str, bytes] | None = None,
         limits: Limits | None = None,
     ) -> Ran:
-        """Run a program in a process and a working folder of its own, and forget both."""
+        """Run a program in a fresh process and working folder."""
 
     def run(self, code: str, *, limits: Limits | None = None) -> Ran:
-        """Run code in the session: names and files last until `reset`."""
+        """Run code in the session: names and files persist until `reset`."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a file into the session's working folder."""
+        """Write a file to the session's working folder."""
 
     def read(self, name: str) -> bytes:
-        """A file from the session's working folder; `FileNotFoundError` where there is none."""
+        """Read a file of the session's working folder; `FileNotFoundError` if missing."""
 
     def reset(self) -> None:
-        """Forget the session: processes, state and files."""
+        """Discard the session: processes, state and files."""
 
     def close(self) -> None:
-        """End everything that is left of it. May be called twice."""
+        """End all processes. Idempotent."""

@@ -1,8 +1,8 @@
-"""The worker: a lasting process inside the walls that forks for every execution and survives what it does.
+"""Worker: a persistent process inside the sandbox that forks for every execution.
 
 The host sends it its own source (see `rollgym.sandbox.client`), so it needs no file inside, and its
-configuration in one frame. What the forks run is untrusted: they hold none of its descriptors, and nothing
-they say is believed unchecked.
+configuration in one frame. The forks run untrusted code: they hold none of its descriptors, and their
+output is validated.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import signal
 import sys
 from typing import Any
 
-from rollgym.sandbox import protocol, worker_child, worker_files, worker_limits, worker_walls
+from rollgym.sandbox import protocol, worker_child, worker_files, worker_limits
+from rollgym.sandbox import worker_confinement as worker_walls
 from rollgym.sandbox.worker_session import Session
 from rollgym.sandbox.worker_watch import HostGone, Watch, pipe
 
 LOOKED_AT = 50
-"""Files of a hidden folder that are tried to be read."""
+"""Number of files of a hidden folder that are probed."""
 OURS = 3
-"""Processes that are not the code's: the worker, the head of the session, and the one that waits."""
+"""Processes besides the code's: worker, session head and waiter."""
 
 
 class Worker:
-    """Reads orders, forks, answers."""
+    """Reads orders, forks executions and answers."""
 
     def __init__(self, source: int, sink: int) -> None:
         self.source, self.sink = source, sink
@@ -37,7 +38,7 @@ class Worker:
         self._home = ""
 
     def start(self, config: dict[str, Any]) -> None:
-        """Raise the walls and say so; where that fails, say why and end."""
+        """Apply the confinement and report it; on failure report the reason and exit."""
         try:
             _set_up(config)
             self.config, self._home = config, os.path.join(config["work"], "session")
@@ -48,7 +49,7 @@ class Worker:
         self.send({"python": platform.python_version(), "uid": os.getuid(), "pid": os.getpid()}, [])
 
     def fill(self, view: memoryview) -> None:
-        """Fill a buffer from the host."""
+        """Fill a buffer with data from the host."""
         while view:
             size = os.readv(self.source, [view])
             if not size:
@@ -62,13 +63,13 @@ class Worker:
                 part = part[os.write(self.sink, part) :]
 
     def serve(self) -> None:
-        """Answer until the host is gone; then end all that is left."""
+        """Answer until the host disconnects; then end all processes."""
         try:
             while True:
                 self._answer(*protocol.receive(self.fill))
         finally:
             worker_limits.sweep()
-            if not self.config["scratch"]:  # A folder of the host's, which may have been killed.
+            if not self.config["scratch"]:  # A folder on the host, which may have been killed.
                 worker_files.empty(self.config["work"])
                 with contextlib.suppress(OSError):
                     os.rmdir(self.config["work"])
@@ -100,16 +101,16 @@ class Worker:
                 watch.wipe()
 
     def _exec(self, request: dict[str, Any], body: bytearray, watches: list[Watch]) -> Any:
-        # The session is stopped, so it can neither touch nor see this execution.
+        # The session is stopped, so it cannot access this execution.
         scratch: dict[str, list[str]] = {}
         try:
-            # A name that nobody can take beforehand.
+            # An unpredictable name.
             folder = request["folder"] = os.path.join(self.config["work"], f"run-{os.urandom(8).hex()}")
             os.mkdir(folder, 0o700)
             scratch = {path: os.listdir(path) for path in self.config["scratch"]}
             return self._execute(request, body, watches)
         finally:
-            # The code owns all these folders, and may have moved, closed or replaced any of them.
+            # The code owns these folders and may have moved, closed or replaced them.
             worker_files.empty(self.config["work"], ["session"])
             worker_files.renew(self._home)
             for path, names in scratch.items():
@@ -127,7 +128,7 @@ class Worker:
             broken, status = self._until_exit(pid, watch)
             self._park()
             if not broken and not _any(ready):
-                raise OSError("the walls of an execution could not be raised")
+                raise OSError("the confinement of an execution failed")
             return watch.reply(*_ending(broken, status), "fresh")
         finally:
             for ends in pipes:
@@ -137,7 +138,7 @@ class Worker:
     def _until_exit(self, pid: int, watch: Watch) -> tuple[str | None, int]:
         try:
             handle: tuple[int, ...] = (os.pidfd_open(pid),)
-        except OSError:  # Not everywhere: then every tick asks.
+        except OSError:  # Unsupported on some systems: then every tick polls.
             handle = ()
         try:
             while True:
@@ -158,7 +159,7 @@ class Worker:
         watch = self._watch(request, self.session.out, self.session.err, self._home)
         watches.append(watch)
         ended, code, state = self.session.turn(body, watch)
-        # Between turns nothing of the session runs: no limit would be watched.
+        # Between turns the session must not run: no limits are checked.
         if state == "lost" or not self._park():
             worker_limits.sweep()
             ended, code, state = ("lost" if ended == "exit" else ended), None, "lost"
@@ -168,7 +169,7 @@ class Worker:
         return reply
 
     def _park(self) -> bool:
-        """Stop the head of the session and end all else; whether there is one."""
+        """Stop the session head and end all other processes; return whether there is a head."""
         if self.session is None:
             worker_limits.sweep()
             return False
@@ -177,7 +178,7 @@ class Worker:
     def _watch(
         self, request: dict[str, Any], out: int, err: int, folder: str, ready: int | None = None
     ) -> Watch:
-        # Before an execution there is only the session, which is stopped, with children that ended.
+        # Before an execution only the stopped session exists, with exited children.
         below = [self.session.head, *worker_limits.descendants(self.session.head)] if self.session else []
         before = worker_limits.cpu_total(below)
         return Watch(self.source, self.config, request["limits"], before, out, err, folder, ready)
@@ -218,8 +219,8 @@ def _ending(broken: str | None, status: int) -> tuple[str, int | None]:
 
 
 def _set_up(config: dict[str, Any]) -> None:
-    """Put this process in order, raise the walls, and leave nothing of ours for untrusted code to find."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would let anyone interrupt process 1.
+    """Set up this process, apply the confinement and remove everything untrusted code must not find."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # With Python's handler any process could interrupt pid 1.
     os.umask(0o022)
     if uid := config.get("uid"):
         os.setgroups([])
@@ -231,21 +232,21 @@ def _set_up(config: dict[str, Any]) -> None:
     if not config["init"]:
         worker_walls.prctl(worker_walls.PR_SET_CHILD_SUBREAPER, 1)
     _preload(config["preload"])
-    # Rules with many parts are made once: an execution only puts them on.
+    # Large rule sets are built once and applied per execution.
     config["rules"] = None
-    if config["walls"] == "child" and config["listed"]:
+    if config["confinement"] == "child" and config["listed"]:
         rules = config["opened"], [config["work"], *config["write"]], config["listed"]
         config["rules"] = worker_walls.make_rules(*rules)[0]
     worker_walls.prctl(worker_walls.PR_SET_NO_NEW_PRIVS, 1)
     worker_walls.prctl(worker_walls.PR_SET_DUMPABLE, 0)
     tasks = {"own": OURS, "shared": worker_limits.tasks_of_user(), "none": -1}[config["processes"]]
     config["base"] = {"address_space": worker_limits.address_space(), "tasks": tasks}
-    if config["walls"] != "none" and config["machine"] != platform.machine():
+    if config["confinement"] != "none" and config["machine"] != platform.machine():
         raise OSError(f"the filter is for {config['machine']}, this is {platform.machine()}")
-    if config["walls"] == "worker":
+    if config["confinement"] == "worker":
         worker_walls.install_filter(bytes.fromhex(config["filter"]))
         _check_hidden(config)
-    elif config["walls"] == "child":
+    elif config["confinement"] == "child":
         _try_walls(config)
     for name in [name for name in sys.modules if name.split(".")[0] == "rollgym"]:
         del sys.modules[name]
@@ -254,7 +255,7 @@ def _set_up(config: dict[str, Any]) -> None:
 
 
 def _try_walls(config: dict[str, Any]) -> None:
-    """Raise the walls of an execution once, in a process that then ends."""
+    """Test the confinement of an execution in a short-lived process."""
     pid = os.fork()
     if not pid:
         try:
@@ -269,15 +270,15 @@ def _try_walls(config: dict[str, Any]) -> None:
     if code == 2:
         raise Visible("rollgym can be read inside, and with it the solutions of its tasks")
     if code:
-        raise OSError("the walls of an execution cannot be raised")
+        raise OSError("the confinement of an execution cannot be applied")
 
 
 class Visible(Exception):
-    """Something is seen inside that must not be."""
+    """A hidden path is readable inside."""
 
 
 class _NotHere:
-    """Refuses to import rollgym: what is in the memory of the worker, each execution inherits."""
+    """Denies importing rollgym: each execution inherits the worker's memory."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.partition(".")[0] == "rollgym":
@@ -295,7 +296,7 @@ def _preload(names: list[str]) -> None:
 
 
 def _check_hidden(config: dict[str, Any]) -> None:
-    """See for ourselves that nothing of rollgym can be read, whether the host knows of it or not."""
+    """Verify that no rollgym file is readable, even unknown ones."""
     folders = {*sys.path, "/usr/lib/python3/dist-packages"}
     for prefix in {sys.prefix, sys.base_prefix, "/usr", "/usr/local"}:
         folders |= set(glob.glob(f"{glob.escape(prefix)}/lib*/py*/*-packages"))
@@ -305,7 +306,7 @@ def _check_hidden(config: dict[str, Any]) -> None:
 
 
 def _readable(path: str) -> bool:
-    """Whether a file can be read, or one of the first in a folder: walls hide all of it or nothing."""
+    """Whether a file, or one of the first files of a folder, is readable."""
     files = [path] if not os.path.isdir(path) else []
     for folder, _, names in os.walk(path):
         files += [os.path.join(folder, name) for name in names]
@@ -322,7 +323,7 @@ def _readable(path: str) -> bool:
 
 
 def main() -> None:
-    """Take the control channel out of everyone's reach, then serve."""
+    """Move the control channel out of reach of the code, then serve."""
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)

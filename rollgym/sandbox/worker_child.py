@@ -1,8 +1,8 @@
-"""The processes that run untrusted code: they put themselves in order, run it, and leave. Runs inside."""
+"""Processes that run untrusted code: set up, run, exit. Runs inside."""
 
 from __future__ import annotations
 
-# The module around it makes an enum of every number, which costs each execution a tenth.
+# The wrapper module builds enums, which costs 10 % of each execution.
 import _signal  # type: ignore[import-not-found]
 import atexit
 import contextlib
@@ -17,14 +17,15 @@ import traceback
 import types
 from typing import Any, NoReturn
 
-from rollgym.sandbox import worker_files, worker_limits, worker_walls
+from rollgym.sandbox import worker_confinement as worker_walls
+from rollgym.sandbox import worker_files, worker_limits
 
 PIPE = 1 << 16
 
 
 def raise_walls(config: dict[str, Any], folder: str) -> None:
-    """The walls of one process, where the worker itself has none: it must see /proc."""
-    if config["walls"] == "child":
+    """Confine one process, where the worker is not confined because it reads /proc."""
+    if config["confinement"] == "child":
         worker_walls.restrict(config["read"], [folder, *config["write"]])
         if config["rules"] is not None:
             worker_walls.enforce(config["rules"])
@@ -33,7 +34,7 @@ def raise_walls(config: dict[str, Any], folder: str) -> None:
 
 
 def prepare(config: dict[str, Any], folder: str, out: int, err: int, keep: tuple[int, ...] = ()) -> None:
-    """Take this process out of the worker's hands: its own output, folder and walls, no other descriptor."""
+    """Detach this process from the worker: own output, folder and confinement, no other descriptors."""
     try:
         os.setsid()
         os.dup2(out, 1)
@@ -68,7 +69,7 @@ def prepare(config: dict[str, Any], folder: str, out: int, err: int, keep: tuple
 
 
 def _offer_to_the_kernel() -> None:
-    """When memory runs out, it should take this process, not the worker."""
+    """Make the OOM killer prefer this process over the worker."""
     with contextlib.suppress(OSError):
         file = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(file, b"1000")
@@ -76,14 +77,14 @@ def _offer_to_the_kernel() -> None:
 
 
 def _reseed() -> None:
-    """``random`` draws a new seed after a fork by itself, numpy does not."""
+    """Reseed numpy after a fork; ``random`` reseeds itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
 
 
 def main_module() -> types.ModuleType:
-    """A new ``__main__``, as a program of its own has."""
+    """Create a new ``__main__`` module."""
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = module
@@ -91,7 +92,7 @@ def main_module() -> types.ModuleType:
 
 
 def run(code: str, name: str, module: types.ModuleType) -> int:
-    """Run code as Python does; return what its exit code would be."""
+    """Run code as Python does and return its exit code."""
     linecache.cache[name] = (len(code), None, code.splitlines(True), name)
     try:
         exec(compile(code, name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
@@ -108,7 +109,7 @@ def run(code: str, name: str, module: types.ModuleType) -> int:
 
 
 def flush() -> None:
-    """Write out what is buffered, whatever the code did to the streams."""
+    """Flush the streams, even if the code replaced or closed them."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -119,7 +120,7 @@ def flush() -> None:
 def program(
     config: dict[str, Any], request: dict[str, Any], body: bytearray, out: int, err: int, ready: int
 ) -> NoReturn:
-    """One fresh program, from its files and its input to its exit code."""
+    """Run one program: files, input, code, exit code."""
     code = 1
     try:
         folder = request["folder"]
@@ -146,10 +147,9 @@ def program(
 
 
 def _feed(given: memoryview) -> None:
-    """Make these bytes the standard input; what a pipe cannot hold goes through a file without a name.
+    """Provide these bytes as standard input; data that exceeds the pipe goes to an unnamed file.
 
-    How much it can hold is not known beforehand: the kernel gives a user whose pipes are many smaller ones,
-    and another sandbox of that user may hold them.
+    The pipe capacity is not known beforehand: the kernel reduces it for users with many pipes.
     """
     source, sink = os.pipe()
     os.set_blocking(sink, False)
@@ -169,9 +169,9 @@ def _feed(given: memoryview) -> None:
 
 
 def session(config: dict[str, Any], folder: str, out: int, err: int, orders: int, status: int) -> NoReturn:
-    """Head of a session: for each turn a fork runs the code and becomes the new head; this one waits.
+    """Session head: for each turn a fork runs the code and becomes the new head while this one waits.
 
-    The worker kills it when the turn counts. When the fork dies instead, this is the state before the turn.
+    The worker kills the old head when the turn succeeds. If the fork dies, the old head keeps the state.
     """
     try:
         prepare(config, folder, out, err, (orders, status))
@@ -196,8 +196,8 @@ def session(config: dict[str, Any], folder: str, out: int, err: int, orders: int
 def _turn(
     config: dict[str, Any], order: dict[str, Any], source: str, module: types.ModuleType, status: int
 ) -> None:
-    """Run one turn in this process, which then is the head."""
-    # Or the kernel sends SIGHUP to a group of stopped processes when the last head, its parent, ends.
+    """Run one turn in this process, which then becomes the head."""
+    # Otherwise the kernel sends SIGHUP to the stopped group when its parent, the last head, exits.
     os.setsid()
     worker_limits.limit(order["limits"], config["base"], hard=False)
     code = run(source, f"<turn {order['turn']}>", module)
@@ -211,8 +211,8 @@ def _turn(
 
 
 def _show(config: dict[str, Any], whether: int) -> None:
-    """Let other executions look into this process through /proc, or not: never while it is not watched."""
-    # Only in a PID namespace: elsewhere the walls give no sight of /proc, and the worker must see its files.
+    """Set whether other executions may inspect this process through /proc."""
+    # Only in a PID namespace: elsewhere /proc is hidden, and the worker must read its files.
     if config["init"]:
         worker_walls.prctl(worker_walls.PR_SET_DUMPABLE, whether)
 

@@ -1,6 +1,6 @@
-"""Folders of executions and the session: made, read, written and emptied without following anyone's links.
+"""Folders of executions and the session: created, read, written and emptied without following links.
 
-Runs inside. Names come from the host as relative paths; what lies there was put by untrusted code.
+Runs inside. Names come from the host as relative paths; the content comes from untrusted code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_beneath(root: str, name: str, flags: int, make: bool = False) -> int:
-    """Open a regular file below a folder; a link anywhere on the way is an error."""
+    """Open a regular file below a folder; a link in the path is an error."""
     *folders, last = name.split("/")
     here = os.open(root, FOLDER)
     try:
@@ -32,7 +32,7 @@ def open_beneath(root: str, name: str, flags: int, make: bool = False) -> int:
         os.close(here)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise FileNotFoundError(f"{name} is no regular file")
+        raise FileNotFoundError(f"{name} is not a regular file")
     return file
 
 
@@ -42,7 +42,7 @@ def _make(folder: str, here: int) -> None:
 
 
 def write(root: str, name: str, content: bytes | bytearray | memoryview) -> None:
-    """Write a file below a folder, with the folders it needs."""
+    """Write a file below a folder and create its parents."""
     file = open_beneath(root, name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, make=True)
     try:
         rest = memoryview(content)
@@ -53,7 +53,7 @@ def write(root: str, name: str, content: bytes | bytearray | memoryview) -> None
 
 
 def read(root: str, name: str, most: int) -> bytearray:
-    """A file below a folder."""
+    """Read a file below a folder."""
     file = open_beneath(root, name, os.O_RDONLY)
     try:
         size = os.fstat(file).st_size
@@ -67,9 +67,9 @@ def read(root: str, name: str, most: int) -> bytearray:
 
 
 def empty(folder: str, keep: Collection[str] = ()) -> None:
-    """Delete all in a folder but the names kept, however deep it is, in bounded depth and descriptors.
+    """Delete the content of a folder except the names kept, with bounded recursion and descriptors.
 
-    A folder inside is first moved to the top under a new name, so that no path and no recursion grows.
+    Subfolders are first moved to the top under a new name, so that paths and recursion stay short.
     """
     try:
         _unlock(folder)
@@ -115,14 +115,14 @@ def _remove(top: int, name: str, count: int) -> int:
 
 
 def _unlock(folder: str) -> None:
-    """Give a folder that was closed its rights back."""
+    """Restore the permissions of a folder."""
     mode = stat.S_IMODE(os.lstat(folder).st_mode)
     if mode & 0o700 != 0o700 and stat.S_ISDIR(os.lstat(folder).st_mode):
         os.chmod(folder, 0o1777 if folder in ("/tmp", "/dev/shm", "/work") else 0o700)
 
 
 def renew(folder: str) -> None:
-    """Make sure that a folder is there, is a folder, and can be used."""
+    """Ensure that a path is a usable folder."""
     try:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             os.unlink(folder)
@@ -134,7 +134,7 @@ def renew(folder: str) -> None:
 
 
 def usage(folder: str, most_files: int) -> tuple[int, int]:
-    """Bytes and files below a folder; stops counting beyond so many files."""
+    """Count bytes and files below a folder, up to a maximum of files."""
     size = files = 0
     ask = [folder]
     while ask and files <= most_files:
@@ -147,15 +147,15 @@ def usage(folder: str, most_files: int) -> tuple[int, int]:
                         ask.append(entry.path)
         except FileNotFoundError:
             continue
-        except OSError:  # Closed, or too deep to be named: whatever it hides, nobody needs that.
+        except OSError:  # Unreadable or too deep for a path: its content is not needed.
             return size, most_files + 1
     return size, files
 
 
 def unlinked(folder: str, each: int) -> int | None:
-    """Bytes of files without a name that processes below this one hold; none where one hides what it holds.
+    """Return bytes of unnamed files held by descendants; none if a process hides its files.
 
-    A file that is only mapped cannot be asked for its size: it counts ``each``.
+    A file that is only mapped has no readable size: it counts ``each``.
     """
     blocks: dict[tuple[int, int], int] = {}
     mapped: set[int] = set()
@@ -165,7 +165,7 @@ def unlinked(folder: str, each: int) -> int | None:
                 blocks |= _open_files(task)
                 mapped |= set(_mapped_files(task, folder))
             except PermissionError:
-                # One that is just ending has no memory, and shows nothing either.
+                # An exiting process has no memory and shows nothing.
                 if worker_limits.address_space(pid):
                     return None
             except OSError:
@@ -175,7 +175,7 @@ def unlinked(folder: str, each: int) -> int | None:
 
 
 def _open_files(task: str) -> dict[tuple[int, int], int]:
-    """Of open regular files without a name: device and number, and how many blocks they have."""
+    """Return open unnamed regular files: device, inode and blocks."""
     found = {}
     for name in os.listdir(f"{task}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -186,7 +186,7 @@ def _open_files(task: str) -> dict[tuple[int, int], int]:
 
 
 def _mapped_files(task: str, folder: str) -> Iterator[int]:
-    """Numbers of mapped files of a folder that have no name any more."""
+    """Return inodes of mapped, deleted files of a folder."""
     with open(f"{task}/maps", "rb") as file:
         maps = file.read()
     if b" (deleted)" in maps:

@@ -1,4 +1,4 @@
-"""What processes use, what they may use, and how they end. Runs inside."""
+"""Resource usage, limits and termination of processes. Runs inside."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 TICKS = os.sysconf("SC_CLK_TCK")
 MB = 1 << 20
 STAT_FIELDS = 19
-"""Of ``/proc/PID/stat``, those that are looked at: state, CPU times, number of threads."""
+"""Fields of ``/proc/PID/stat`` that are read: state, CPU times, number of threads."""
 QUEUED_SIGNALS = 256
-"""The kernel counts those of one user together, and timers with them."""
+"""Signals pending per user; the kernel counts timers with them."""
 PARK_SECONDS = 5.0
-"""How long a process may take to stop."""
+"""Seconds for a process to stop."""
 ROUGH = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"HugetlbPages:")
 EXACT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:", b"Shared_Hugetlb:", b"Private_Hugetlb:")
 """Fields of ``status`` and of ``smaps_rollup`` that count."""
 
 
 def _slurp(path: str) -> bytes:
-    """A file of /proc: without the objects of `open`, whose cost every execution would feel."""
+    """Read a file of /proc with plain system calls, which are faster than `open`."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -33,7 +33,7 @@ def _slurp(path: str) -> bytes:
     try:
         while part := os.read(file, 1 << 16):
             parts.append(part)
-            if len(part) < 1 << 11:  # The kernel fills a page as far as lines fit: this is the end.
+            if len(part) < 1 << 11:  # The kernel fills a page with whole lines: this is the end.
                 break
     except OSError:
         return b""
@@ -43,19 +43,19 @@ def _slurp(path: str) -> bytes:
 
 
 def stat(pid: int) -> list[str]:
-    """The fields of ``/proc/PID/stat`` after the name, from the state on; none where it is gone."""
+    """Return the fields of ``/proc/PID/stat`` from the state on; empty if the process is gone."""
     return _slurp(f"/proc/{pid}/stat").rpartition(b")")[2].decode("ascii", "replace").split(None, STAT_FIELDS)
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+    """Whether the process exists and has not exited."""
     fields = stat(pid)
-    # One whose first thread has ended looks dead while others go on.
+    # A process whose first thread exited looks dead while others run.
     return bool(fields) and (fields[0] not in "ZX" or int(fields[17]) > 1)
 
 
 def threads(pid: int) -> list[str]:
-    """The folders in /proc of the threads of a process: each may have descriptors of its own."""
+    """Return the /proc folders of a process's threads, which may have separate descriptors."""
     try:
         return [f"/proc/{pid}/task/{task}" for task in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -63,7 +63,7 @@ def threads(pid: int) -> list[str]:
 
 
 def family() -> list[int]:
-    """All processes below this one."""
+    """Return all descendants of this process."""
     me = os.getpid()
     if me == 1:
         return [pid for name in os.listdir("/proc") if name.isdigit() and (pid := int(name)) != 1]
@@ -71,7 +71,7 @@ def family() -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one."""
+    """Return all descendants of a process."""
     found: list[int] = []
     ask = [pid]
     while ask:
@@ -90,7 +90,7 @@ def _children(pid: int) -> list[int]:
 
 
 def sweep(keep: Collection[int] = ()) -> None:
-    """End all processes below this one, but those kept; those too where they start others without end."""
+    """End all descendants except those kept; these too if they keep forking."""
     until = time.monotonic() + PARK_SECONDS
     while True:
         if time.monotonic() > until:
@@ -122,8 +122,8 @@ def _reap(how: int) -> None:
 def park(head: int) -> bool:
     """Stop the head of a session and end all other processes below this one.
 
-    It stays stopped: the filter refuses what could send it SIGCONT later (timers, descriptors), and all
-    others are dead. What their death sends it comes before the last look.
+    It stays stopped: the filter denies what could send SIGCONT later (timers, descriptors), and all
+    others are dead. Signals of their exit arrive before the last check.
 
     Returns:
         Whether it is stopped; else it was ended.
@@ -137,7 +137,7 @@ def park(head: int) -> bool:
         state = (stat(head) or ["X"])[0]
         if state == "T" and not rest:
             return True
-        # Without its first thread it is of no use either.
+        # Unusable without its first thread.
         if state in "ZX" or time.monotonic() > until:
             sweep()
             return False
@@ -148,37 +148,37 @@ def park(head: int) -> bool:
 
 
 def send(pid: int, number: int) -> None:
-    """Send a signal to a process that may be gone."""
+    """Send a signal to a process that may have exited."""
     with contextlib.suppress(OSError):
         os.kill(pid, number)
 
 
 def cpu_seconds(pids: Collection[int]) -> float:
-    """CPU time of these processes and the children they waited for."""
+    """Return the CPU time of these processes and their reaped children."""
     return sum(sum(int(field) for field in stat(pid)[11:15]) for pid in pids) / TICKS
 
 
 def cpu_total(pids: Collection[int]) -> float:
-    """CPU time of all that ever ran below this process: of these, which are there, and of those it reaped.
+    """Return the CPU time of all descendants, running (``these``) and reaped.
 
-    Nothing falls out: the filter lets no process ignore its children, so each is waited for or still there.
+    Complete: the filter denies ignoring SIGCHLD, so each child is reaped or still exists.
     """
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     return reaped.ru_utime + reaped.ru_stime + cpu_seconds(pids)
 
 
 def memory(pids: Collection[int], enough: int) -> int:
-    """Bytes that these processes hold; exact only where it matters, above ``enough``."""
+    """Return the memory of these processes in bytes; exact only above ``enough``."""
     rough = sum(_held(pid, "status", ROUGH) for pid in pids)
     if rough <= enough:
         return rough
-    # What forks share was counted for each of them. A process may hide its details: then all of it counts.
+    # Shared pages were counted per fork. If a process hides its details, all of it counts.
     return sum(_held(pid, "smaps_rollup", EXACT) or _held(pid, "status", ROUGH) for pid in pids)
 
 
 def _held(pid: int, file: str, names: tuple[bytes, ...]) -> int:
     found = _fields(f"/proc/{pid}/{file}", names)
-    if found is None:  # Its first thread has ended, and with it what the process shows.
+    if found is None:  # Its first thread exited, so /proc shows nothing.
         found = next(
             (size for task in threads(pid) if (size := _fields(f"{task}/{file}", names)) is not None), 0
         )
@@ -186,7 +186,7 @@ def _held(pid: int, file: str, names: tuple[bytes, ...]) -> int:
 
 
 def _fields(path: str, names: tuple[bytes, ...]) -> int | None:
-    """The sum of these fields, in bytes; none where there are none."""
+    """Return the sum of these fields in bytes; ``None`` if missing."""
     text = _slurp(path)
     places = [(text.find(b"\n" + name), len(name) + 1) for name in names]
     found = [int(text[at + size : at + size + 32].split(None, 1)[0]) << 10 for at, size in places if at >= 0]
@@ -194,12 +194,12 @@ def _fields(path: str, names: tuple[bytes, ...]) -> int | None:
 
 
 def address_space(pid: int | str = "self") -> int:
-    """Bytes of address space a process has now."""
+    """Return the address space of a process in bytes."""
     return int((_slurp(f"/proc/{pid}/statm").split() or [b"0"])[0]) * os.sysconf("SC_PAGESIZE")
 
 
 def tasks_of_user() -> int:
-    """Threads that run under this user id, in all: what RLIMIT_NPROC counts."""
+    """Return the number of threads of this user id, as counted by RLIMIT_NPROC."""
     me, count = os.getuid(), 0
     for name in os.listdir("/proc"):
         try:
@@ -211,7 +211,7 @@ def tasks_of_user() -> int:
 
 
 def limit(limits: dict[str, Any], base: dict[str, int], hard: bool = True) -> None:
-    """Put limits on this process; without ``hard`` they may be raised again, but not above the hard ones."""
+    """Set limits on this process; without ``hard`` they may be raised up to the hard limits."""
     memory_bytes = limits["memory_mb"] * MB
     _set(resource.RLIMIT_CORE, 0, hard)
     _set(resource.RLIMIT_SIGPENDING, QUEUED_SIGNALS, hard)
@@ -221,7 +221,7 @@ def limit(limits: dict[str, Any], base: dict[str, int], hard: bool = True) -> No
     _set(resource.RLIMIT_AS, base["address_space"] + memory_bytes + 64 * MB, hard)
     if base["tasks"] >= 0:
         _set(resource.RLIMIT_NPROC, base["tasks"] + limits["processes"], hard)
-    # Without a hard limit, a later turn may have its own; the watch in the worker holds anyway.
+    # Without a hard limit a later turn can set its own; the worker enforces limits anyway.
     _set(resource.RLIMIT_CPU, limits["cpu"], False)
 
 

@@ -1,4 +1,4 @@
-"""The session from the worker's side: its head, the pipes to it, and how much of what it says is believed."""
+"""Worker side of a session: its head process, pipes and validation of its reports."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rollgym.sandbox import worker_child, worker_limits
 from rollgym.sandbox.worker_watch import Watch, pipe
 
 BACK_SECONDS = 5.0
-"""How long a head may take to say that a turn was killed."""
+"""Seconds for a head to report a killed turn."""
 READY_SECONDS = 30.0
-"""How long the first head may take to raise its walls."""
+"""Seconds for the first head to apply its confinement."""
 
 
 class Session:
-    """The head of a session and the pipes to it."""
+    """Session head and pipes to it."""
 
     def __init__(self, config: dict[str, Any], folder: str) -> None:
         self._turn = 0
         self._back = False
-        """Whether the head has said that this turn's process died."""
+        """Whether the head reported the death of this turn's process."""
         self.out, out = pipe()
         self.err, err = pipe()
         orders, self._orders = os.pipe()
@@ -39,10 +39,10 @@ class Session:
         poll.register(self._status, select.POLLIN)
         if not poll.poll(READY_SECONDS * 1000) or "ready" not in self._said():
             self.close()
-            raise OSError("the walls of a session could not be raised")
+            raise OSError("the confinement of a session failed")
 
     def turn(self, code: bytearray, watch: Watch) -> tuple[str, int | None, str]:
-        """Run code; return how it ended, its exit code, and what became of the state."""
+        """Run code; return how it ended, its exit code and the state of the session."""
         self._turn += 1
         self._back = False
         order = json.dumps({"turn": self._turn, "code": len(code), "limits": watch.limits}).encode()
@@ -54,7 +54,7 @@ class Session:
             whole[:] = bytes(len(whole))
         pids = worker_limits.family()
         if ended == "exit" and head in pids:
-            # What it used since the last look counts too, and it must not use more meanwhile.
+            # Usage since the last check counts too, and must not grow meanwhile.
             worker_limits.send(head, signal.SIGSTOP)
             if broken := watch.broken(pids, (head,)):
                 ended, exit_code, head = broken, None, self.head
@@ -67,7 +67,7 @@ class Session:
         return ended, exit_code, state
 
     def _until_said(self, order: bytearray, watch: Watch) -> tuple[str, int | None, int | None]:
-        """How the turn ended, its exit code, and the process that should be the head now."""
+        """Return how the turn ended, its exit code and the new head process."""
         rest = memoryview(order)
         try:
             handle = os.pidfd_open(self.head)
@@ -83,7 +83,7 @@ class Session:
                     return "lost", None, None
                 broken, ready = watch.wait(self._status, handle)
                 if broken:
-                    # An order half read would be taken for the next one.
+                    # A partially read order would be mistaken for the next one.
                     return broken, None, None if rest else self.head
                 said = self._said() if self._status in ready else {}
                 if "pid" in said and "code" in said:
@@ -98,9 +98,9 @@ class Session:
             os.close(handle)
 
     def _gone_back(self) -> bool:
-        """End a turn that broke a limit; whether the head says so.
+        """End a turn that broke a limit; return whether the head reported it.
 
-        On a busy machine it may not even have begun with the turn: it must not do so later.
+        On a busy machine the turn may not have started yet: it must not start later.
         """
         poll, until = select.poll(), time.monotonic() + BACK_SECONDS
         poll.register(self._status, select.POLLIN)
@@ -110,7 +110,7 @@ class Session:
         return self._back
 
     def _said(self) -> dict[str, int]:
-        """What the status pipe says of this turn: whole numbers or nothing. Anyone inside may write to it."""
+        """Read the status of this turn: integers or nothing. Untrusted code may write to this pipe."""
         try:
             words = json.loads(os.read(self._status, 4096).splitlines()[-1])
             if words["turn"] == self._turn and all(type(value) is int for value in words.values()):

@@ -1,4 +1,4 @@
-"""One execution while it runs: its output, its time, its memory, its disk. Runs inside."""
+"""Monitors a running execution: output, time, memory, disk. Runs inside."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from rollgym.sandbox import worker_files, worker_limits
 
 MOST_FILES = 20_000
-"""More files than this are an attack on the kernel's memory."""
+"""Maximum number of files, which take kernel memory."""
 CHECK_SECONDS, SOON_SECONDS = 0.05, 0.01
-"""Between two looks at memory and time; sooner, where a quarter of the memory is in use."""
+"""Seconds between checks of memory and time; shorter above a quarter of the memory."""
 TICK_MS, LONG_TICK_MS = 2, 25
 _SCRATCH = bytearray(1 << 16)
 
 
 class HostGone(Exception):
-    """Nobody is at the other end."""
+    """The other end is closed."""
 
 
 class Tap:
-    """One stream of output: its first and last bytes are kept, the rest is counted."""
+    """An output stream: head and tail are kept, the rest is counted."""
 
     def __init__(self, descriptor: int, keep: int) -> None:
         self.descriptor, self.keep, self.total = descriptor, keep, 0
         self._head, self._tail = bytearray(keep), bytearray(keep)
 
     def drain(self) -> int:
-        """Take what is there, a megabyte at most; return how much it was."""
+        """Read available data, at most 1 MB; return its size."""
         scratch, taken = memoryview(_SCRATCH), 0
         for _ in range(16):
             try:
@@ -59,7 +59,7 @@ class Tap:
         self._tail[: len(piece) - room] = piece[room:]
 
     def parts(self) -> tuple[list[int], list[memoryview]]:
-        """How many bytes of head, of tail and in all; and the bytes."""
+        """Return sizes of head, tail and total, and the bytes."""
         head, tail = memoryview(self._head), memoryview(self._tail)
         if self.total <= self.keep:
             return [self.total, 0, self.total], [head[: self.total]]
@@ -70,23 +70,23 @@ class Tap:
         return [self.keep, self.keep, self.total], [head, tail[at:], tail[:at]]
 
     def wipe(self) -> None:
-        """Leave nothing in memory."""
+        """Overwrite the buffers."""
         for part in (self._head, self._tail):
             part[: self.total] = bytes(min(self.total, len(part)))
 
 
 def pipe() -> tuple[int, int]:
-    """A pipe that never keeps its reader waiting."""
+    """Create a pipe with a non-blocking reader."""
     source, sink = os.pipe()
     os.set_blocking(source, False)
     return source, sink
 
 
 class Watch:
-    """The time, memory, output and disk of one execution, while it runs."""
+    """Monitors time, memory, output and disk of one execution."""
 
     _disk_seen = 0.0
-    """When the disk was looked at, by this watch or the last."""
+    """Time of the last disk check."""
 
     def __init__(
         self,
@@ -105,20 +105,20 @@ class Watch:
         self.started = self._checked = time.monotonic()
         self._every = CHECK_SECONDS
         self.given = 0
-        """Bytes of input, which may lie in a file without a name that is not the code's."""
+        """Bytes of input, which may be in an unnamed file."""
         self._ready = ready
-        """Where the process writes a byte when untrusted code is about to begin; none where it has begun."""
+        """Pipe that receives a byte when untrusted code starts; none if it has started."""
         self._cpu_before = cpu_before
         self._tick = TICK_MS
         self._disk_due = 0.0
 
     @property
     def seconds(self) -> float:
-        """How long it has run."""
+        """Return elapsed seconds."""
         return time.monotonic() - self.started
 
     def wait(self, *descriptors: int) -> tuple[str | None, list[int]]:
-        """Wait for any of these, a little; return which limit is broken, if any, and which are ready."""
+        """Wait briefly for any of these; return the broken limit, if any, and the ready ones."""
         left = self.limits["seconds"] - self.seconds
         if left <= 0:
             return "timeout", []
@@ -131,12 +131,12 @@ class Watch:
         ]
         if self.host in ready:
             raise HostGone
-        # The faster it writes, the sooner we look again; a wake for each line would cost more than the code.
+        # Poll faster for faster writers; a wake-up per line would cost more than the code.
         flow = sum(tap.drain() for tap in self.taps)
         self._tick = TICK_MS if flow > 1 << 14 else min(self._tick * 2, LONG_TICK_MS)
         if sum(tap.total for tap in self.taps) > self.limits["output_mb"] * worker_limits.MB:
             return "output_limit", []
-        # Even where something is ready: who keeps a pipe ready must not escape the other limits.
+        # Even if a pipe is ready: constant output must not bypass other limits.
         broken = self._broken()
         return broken, [] if broken else ready
 
@@ -150,20 +150,20 @@ class Watch:
         if broken or now < self._disk_due:
             return broken
         full = self._fills_disk()
-        # Counting many files is slow; it must not take more than a tenth of the time.
+        # Counting many files is slow; bound it to 10 % of the time.
         self._disk_due = now + 10 * (time.monotonic() - now)
         return "output_limit" if full else None
 
     def broken(self, pids: list[int], stay: tuple[int, ...]) -> str | None:
-        """Which limit is broken, if any, at the end of a turn, of whose processes some stay."""
+        """Return the broken limit, if any, at the end of a turn whose processes may persist."""
         broken = self._uses_too_much(pids, stay)
-        # Of many turns that are shorter than the time between two looks, not each has one of its own.
+        # Turns shorter than the check interval share checks.
         if broken or (not self._disk_due and time.monotonic() - Watch._disk_seen < CHECK_SECONDS):
             return broken
         return "output_limit" if self._fills_disk() else None
 
     def _uses_too_much(self, pids: list[int], holders: Collection[int]) -> str | None:
-        """Whether the memory of ``holders`` or the CPU time of all is over its limit."""
+        """Return whether memory of ``holders`` or total CPU time exceeds its limit."""
         most = self.limits["memory_mb"] * worker_limits.MB
         used = worker_limits.memory(holders, most)
         if used > most:
@@ -175,7 +175,7 @@ class Watch:
 
     def _fills_disk(self) -> bool:
         Watch._disk_seen = time.monotonic()
-        if self.scratch:  # Sized file systems of their own: only the number of files is free.
+        if self.scratch:  # Sized tmpfs: only the number of files is unlimited.
             states = [os.statvfs(path) for path in (self.work, *self.scratch)]
             return any(state.f_files - state.f_ffree > MOST_FILES for state in states)
         most = self.limits["disk_mb"] * worker_limits.MB
@@ -188,12 +188,12 @@ class Watch:
         return hidden is None or size + hidden > most + self.given
 
     def wipe(self) -> None:
-        """Leave nothing in memory."""
+        """Overwrite the buffers."""
         for tap in self.taps:
             tap.wipe()
 
     def reply(self, ended: str, code: int | None, state: str) -> tuple[dict[str, Any], list[memoryview]]:
-        """The answer to the host, with the output that is still in the pipes."""
+        """Build the answer to the host, including output left in the pipes."""
         for tap in self.taps:
             tap.drain()
         (out, first), (err, second) = (tap.parts() for tap in self.taps)

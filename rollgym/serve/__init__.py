@@ -1,17 +1,17 @@
-"""An OpenAI-compatible endpoint that records: any program that talks to a model can be trained.
+"""An OpenAI-compatible endpoint that records episodes, so that any program that calls a model can be trained.
 
-A client's conversations come back as episodes, with the token ids that were sampled, their log-probs and the
-versions of the weights (docs/serve.md)::
+Conversations of clients become episodes, with the sampled token ids, their log-probs and the versions of the
+weights (docs/serve.md)::
 
     async with RecordingServer(engine, tokenizer) as server:
-        player = ProgramPlayer(server, ["python", "my_agent.py"])
-        episode = await player.play(spec)
+        agent = SubprocessAgent(server, ["python", "my_agent.py"])
+        episode = await agent.play(spec)
 
 Nothing here imports torch or transformers; starlette and uvicorn are imported when a server starts.
 """
 
 from rollgym.serve.options import ServeOptions
-from rollgym.serve.program import ProgramPlayer
 from rollgym.serve.server import RecordingServer
+from rollgym.serve.subprocess_agent import SubprocessAgent
 
-__all__ = ["ProgramPlayer", "RecordingServer", "ServeOptions"]
+__all__ = ["SubprocessAgent", "RecordingServer", "ServeOptions"]

@@ -1,54 +1,54 @@
-"""How the endpoint behaves, checked once, with a sentence for each mistake."""
+"""Options of the endpoint, checked once."""
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from dataclasses import dataclass
 
-from rollgym.errors import UsageError
-from rollgym.web import MAX_CONNECTIONS, REQUEST_SECONDS
+from rollgym.core.errors import UsageError
+from rollgym.utils.http_server import MAX_CONNECTIONS, REQUEST_SECONDS
+from rollgym.utils.urls import is_loopback_host
 
 UNKNOWN_ENV = "rollgym/Served-v0"
-"""What conversations are recorded as where nobody says what is being played."""
+"""Environment id of recorded conversations unless the server or a client sets one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Where the endpoint listens and what it allows."""
+    """Address and limits of the endpoint."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 takes a free one."""
+    """0 chooses a free port."""
     api_key: str | None = None
-    """What clients must show as a bearer token; needed on any address but this machine's own."""
+    """Bearer token that clients must send; required on every address but loopback."""
     model: str = "policy"
-    """The name that clients ask for."""
+    """Model name that clients request."""
     env_id: str = UNKNOWN_ENV
-    """What conversations are recorded as, unless they say otherwise."""
+    """Environment id of recorded conversations unless the client sets one."""
     split: str = "train"
     temperature: float | None = None
-    """In place of what clients ask for: many programs ask for 0, and nothing is learnt from that."""
+    """Overrides the temperature of requests: many programs ask for 0, from which nothing is learned."""
     fixed_sampling: bool = False
-    """Draw at ``temperature`` from all tokens, with seeds of each conversation's own, and ignore the
-    temperature, top_p, top_k, min_p and seed of requests. A training run needs it: the learner computes
-    log-probs of that distribution, and members of a group must be able to differ."""
+    """Sample at ``temperature`` from all tokens, with a separate seed per conversation, and ignore the
+    temperature, top_p, top_k, min_p and seed of requests. Training requires it: the learner computes
+    log-probs of that distribution, and the episodes of a group must be able to differ."""
     max_tokens: int | None = None
-    """Of one reply, at most. None leaves it to the client, and to the room in the context."""
+    """Limit of one reply in tokens. ``None``: only the client and the context limit it."""
     idle_seconds: float = 600.0
-    """A conversation in which nothing was said for so long has ended."""
+    """A conversation without a request for this many seconds is ended."""
     max_sessions: int = 1024
-    """Conversations open at once; more are refused with 429."""
+    """Open conversations at once; more are rejected with status 429."""
     max_requests: int = 256
-    """Requests under way at once; more are refused with 429."""
+    """Requests in flight at once; more are rejected with status 429."""
     max_body: int = 4_000_000
-    """Bytes of a request; more are refused with 413."""
+    """Bytes of a request body; larger ones are rejected with status 413."""
     request_seconds: float = REQUEST_SECONDS
-    """Time for a whole request to arrive; then its connection is closed."""
+    """Seconds for a whole request to arrive; after that its connection is closed."""
     max_connections: int = MAX_CONNECTIONS
-    """Connections open at once; further ones are closed."""
+    """Open connections at once; further ones are closed."""
     seed: int = 0
-    """Of everything that is drawn where a client gives no seed."""
+    """Seed of the sampling where a client gives none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -65,25 +65,20 @@ class ServeOptions:
         if self.temperature is not None and not 0 <= self.temperature < math.inf:
             raise UsageError(f"The temperature must be at least 0, not {self.temperature}.")
         if self.fixed_sampling and not self.temperature:
-            raise UsageError("fixed_sampling needs a temperature above 0, at which every reply is drawn.")
+            raise UsageError("fixed_sampling requires temperature above 0.")
         if self.seed < 0:
             raise UsageError(f"The seed must be at least 0, not {self.seed}.")
         if not self.model or not self.env_id:
-            raise UsageError("The model and the environment need a name.")
+            raise UsageError("model and env_id must not be empty.")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise UsageError("The API key must be plain printable characters.")
         if not self.api_key and not self.local:
             raise UsageError(
-                f"Whoever reaches {self.host or 'every address'} could use the model: name a variable that "
-                "holds a key for clients (--api-key-env NAME), or stay on 127.0.0.1."
+                f"Listening on {self.host or 'every address'} without an API key would let the whole network "
+                "use the model: pass --api-key-env NAME, or use host 127.0.0.1."
             )
 
     @property
     def local(self) -> bool:
-        """Whether only this machine can reach the endpoint."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        """True where only this machine can reach the endpoint."""
+        return is_loopback_host(self.host)

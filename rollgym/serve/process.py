@@ -1,4 +1,4 @@
-"""A program that runs beside us: what it said last, how it ended, and its end at our wish."""
+"""A subprocess: its last output, its exit code, and how to stop it with its children."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rollgym.errors import EnvError, one_line
+from rollgym.core.errors import EnvError, one_line
 
 TAIL = 16_384
-"""Bytes that are kept of what a program wrote last."""
+"""Bytes kept of the end of stdout and of stderr."""
 GRACE_SECONDS = 2.0
-"""How long a program may take to end when it is asked to."""
+"""Seconds between SIGTERM and SIGKILL."""
 
-LOOK_SECONDS = 0.02
-"""Between two looks whether a program has ended."""
+POLL_SECONDS = 0.02
+"""Interval at which the exit of a program is polled."""
 
 
 class Process:
-    """A program with everything that it starts: they end together."""
+    """A program in its own process group; stopping it stops its children too."""
 
     def __init__(self, inner: asyncio.subprocess.Process) -> None:
         self._inner = inner
@@ -34,9 +34,9 @@ class Process:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], told: bytes, env: Mapping[str, str], cwd: Path | None
+        cls, command: Sequence[str], stdin: bytes, env: Mapping[str, str], cwd: Path | None
     ) -> Process:
-        """Start it and tell it something on its standard input."""
+        """Start the program and write ``stdin`` to its standard input."""
         pipe = asyncio.subprocess.PIPE
         try:
             inner = await asyncio.create_subprocess_exec(
@@ -46,39 +46,39 @@ class Process:
             raise EnvError(f"The program {command[0]} cannot be started: {one_line(error)}") from error
         process = cls(inner)
         assert inner.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # one that does not listen
-            inner.stdin.write(told)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the program does not read it
+            inner.stdin.write(stdin)
             inner.stdin.close()
         return process
 
     async def finished(self) -> int:
-        """The exit code, once all that it wrote has been read."""
+        """Wait for the exit and the rest of the output; return the exit code."""
         code = await asyncio.shield(self.exit)
         await asyncio.wait(self._readers, timeout=GRACE_SECONDS)
         return code
 
     @property
     def last_line(self) -> str:
-        """What it wrote last on its standard output."""
+        """The last line of its standard output."""
         return _last_line(self._tails["out"])
 
     @property
-    def complaint(self) -> str:
-        """The last line of its errors."""
+    def last_error_line(self) -> str:
+        """The last line of its standard error, shortened."""
         return _last_line(self._tails["err"])[:300]
 
     @property
-    def errors(self) -> str:
-        """The end of what it wrote on its standard error."""
+    def stderr_tail(self) -> str:
+        """The end of its standard error."""
         return self._tails["err"].decode("utf-8", "replace")
 
     async def stop(self) -> None:
-        """End it and all that it started, gently at first."""
+        """Stop the program and its children: SIGTERM, then SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._inner.pid, number)
             if self.exit.done() and number is signal.SIGTERM:
-                continue  # only children of it may be left, whom nobody waits for
+                continue  # only children can be left, which need not be awaited
             await asyncio.wait([self.exit], timeout=GRACE_SECONDS)
         for reader in self._readers:
             reader.cancel()
@@ -88,14 +88,14 @@ class Process:
             transport.close()
 
     async def _read(self, name: str, pipe: asyncio.StreamReader) -> None:
-        while piece := await pipe.read(65_536):
-            self._tails[name] = (self._tails[name] + piece)[-TAIL:]
+        while chunk := await pipe.read(65_536):
+            self._tails[name] = (self._tails[name] + chunk)[-TAIL:]
 
 
 async def _exit_code(inner: asyncio.subprocess.Process) -> int:
     # Not wait(): that also waits for children of the program that hold its output open.
     while inner.returncode is None:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
     return inner.returncode
 
 

@@ -1,4 +1,4 @@
-"""What clients ask for, read strictly: a request is either understood whole or refused with a sentence."""
+"""Strict parsing of requests: a request is either understood as a whole or rejected with an error."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollgym.chat.facts import Message
-from rollgym.records import clean_text
+from rollgym.chat.template_probe import Message
+from rollgym.core.serialization import clean_text
 
 T = TypeVar("T")
 MAX_STOPS = 16
 MAX_PRIVATE = 1000
-"""Characters for private use in a request: finding one that does not occur takes long where most do."""
+"""Private-use characters in a request: with most of them taken, finding a free one as a mark is slow."""
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PRIVATE = re.compile("[\U000f0000-\U000ffffd]")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _GAP = "\n\n"
 
 
-class Refused(Exception):
-    """A request that is answered with an error: its status, a sentence, and a code for programs."""
+class ApiError(Exception):
+    """An error response: HTTP status, message, and a code for programs."""
 
-    def __init__(self, status: int, sentence: str, *, code: str | None = None, param: str | None = None):
-        super().__init__(sentence)
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None):
+        super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
@@ -39,7 +39,7 @@ class _Part(msgspec.Struct):
     text: str = ""
 
 
-class _Said(msgspec.Struct):
+class _MessageBody(msgspec.Struct):
     role: str
     content: str | list[_Part] | None = None
     tool_calls: Any = None
@@ -51,7 +51,7 @@ class _StreamOptions(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     model: str
-    messages: list[_Said]
+    messages: list[_MessageBody]
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -74,7 +74,7 @@ class _Body(msgspec.Struct):
 
 
 class RewardBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What a conversation was worth."""
+    """Body of a reward."""
 
     reward: float
     success: bool | None = None
@@ -82,7 +82,7 @@ class RewardBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EndBody(msgspec.Struct, forbid_unknown_fields=True):
-    """How a conversation ends."""
+    """Body of a request to end a session."""
 
     reward: float = 0.0
     success: bool | None = None
@@ -90,7 +90,7 @@ class EndBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OpenBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What a conversation is about."""
+    """Body of a request to open a session."""
 
     id: str | None = None
     env_id: str | None = None
@@ -108,22 +108,22 @@ class OpenBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One reply that a client wants."""
+    """A parsed chat-completion request."""
 
     model: str
     system: str
     messages: tuple[Message, ...]
-    """User and assistant by turns, the user's last; messages of one role in a row are joined."""
+    """User and assistant in alternation, ending with the user; adjacent messages of one role are joined."""
     keys: tuple[bytes, ...]
-    """For each assistant message: a digest of the conversation up to it."""
+    """For each assistant message, a digest of the conversation up to it."""
     sampling: dict[str, Any]
-    """Of temperature, top_p, top_k and min_p what was given."""
+    """Those of temperature, top_p, top_k and min_p that were given."""
     max_tokens: int | None
     stops: tuple[str, ...]
     seed: int | None
     stream: bool
     usage: bool
-    """Whether a stream ends with what it cost."""
+    """Whether a stream ends with the token usage."""
     logprobs: bool
 
     @property
@@ -132,77 +132,81 @@ class ChatRequest:
         return self.messages[-1]["content"]
 
     def key_after(self, reply: str) -> bytes:
-        """The digest of this conversation with a reply."""
-        said = Message(role="assistant", content=reply)
-        return _keys(self.system, (*self.messages, said))[-1]
+        """Return the digest of this conversation with a reply."""
+        message = Message(role="assistant", content=reply)
+        return _keys(self.system, (*self.messages, message))[-1]
 
 
 def read_chat(body: bytes) -> ChatRequest:
-    """A request for a chat completion."""
-    asked = read(body, _Body)
-    _refuse_unsupported(asked)
-    system, messages = _conversation(asked.messages)
-    given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    """Parse a chat-completion request.
+
+    Raises:
+        ApiError: The request is invalid or uses an unsupported feature.
+    """
+    request = read(body, _Body)
+    _reject_unsupported(request)
+    system, messages = _conversation(request.messages)
+    given = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     sampling = {name: value for name, value in given.items() if value is not None}
     _check_sampling(sampling)
-    max_tokens = asked.max_completion_tokens or asked.max_tokens
+    max_tokens = request.max_completion_tokens or request.max_tokens
     for name in ("max_tokens", "max_completion_tokens"):
-        value = getattr(asked, name)
+        value = getattr(request, name)
         _check(value is None or value >= 1, f"{name} must be at least 1, not {value}.", name)
-    stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     _check(len(stops) <= MAX_STOPS, f"stop takes at most {MAX_STOPS} texts, not {len(stops)}.", "stop")
     _check(all(stops), "stop holds an empty text.", "stop")
     return ChatRequest(
-        model=asked.model,
+        model=request.model,
         system=system,
         messages=messages,
         keys=_keys(system, messages),
         sampling=sampling,
         max_tokens=max_tokens,
         stops=stops,
-        seed=None if asked.seed is None else asked.seed % 2**64,
-        stream=bool(asked.stream),
-        usage=bool(asked.stream_options and asked.stream_options.include_usage),
-        logprobs=bool(asked.logprobs),
+        seed=None if request.seed is None else request.seed % 2**64,
+        stream=bool(request.stream),
+        usage=bool(request.stream_options and request.stream_options.include_usage),
+        logprobs=bool(request.logprobs),
     )
 
 
 def read(body: bytes, kind: type[T]) -> T:
-    """A body as a value of this kind; `Refused` says what is wrong with it."""
+    """Decode a JSON body into ``kind``; raise an `ApiError` where it does not match."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise Refused(400, f"The request cannot be read: {error}.", code="invalid_json") from None
+        raise ApiError(400, f"The request cannot be read: {error}.", code="invalid_json") from None
 
 
 def check_name(name: str) -> str:
-    """The name of a session, if it is one."""
+    """Return ``name`` if it is a valid session name."""
     if not SESSION_NAME.fullmatch(name):
-        raise Refused(400, "A session's name is 1 to 128 letters, digits, dots, dashes and underscores.")
+        raise ApiError(400, "A session name has 1 to 128 letters, digits, dots, dashes and underscores.")
     return name
 
 
-def _check(holds: bool, sentence: str, param: str) -> None:
+def _check(holds: bool, message: str, param: str) -> None:
     if not holds:
-        raise Refused(400, sentence, code="invalid_value", param=param)
+        raise ApiError(400, message, code="invalid_value", param=param)
 
 
-def _refuse_unsupported(asked: _Body) -> None:
-    _check(asked.n in (None, 1), f"n must be 1, not {asked.n}: ask again for another reply.", "n")
-    form = asked.response_format
+def _reject_unsupported(request: _Body) -> None:
+    _check(request.n in (None, 1), f"n must be 1, not {request.n}: send one request per reply.", "n")
+    form = request.response_format
     if isinstance(form, dict) and form.get("type") == "text":
         form = None
     unsupported = {
-        "tools": asked.tools,
-        "functions": asked.functions,
+        "tools": request.tools,
+        "functions": request.functions,
         "response_format": form,
-        "logit_bias": asked.logit_bias,
-        "top_logprobs": asked.top_logprobs,
-        "frequency_penalty": asked.frequency_penalty,
-        "presence_penalty": asked.presence_penalty,
+        "logit_bias": request.logit_bias,
+        "top_logprobs": request.top_logprobs,
+        "frequency_penalty": request.frequency_penalty,
+        "presence_penalty": request.presence_penalty,
     }
     for name, value in unsupported.items():
-        _check(not value, f"{name} is not supported here: leave it out.", name)
+        _check(not value, f"{name} is not supported: leave it out.", name)
 
 
 def _check_sampling(sampling: dict[str, Any]) -> None:
@@ -217,50 +221,52 @@ def _check_sampling(sampling: dict[str, Any]) -> None:
         _check(math.isfinite(value) and holds(value), f"{name} must be {rule}, not {value}.", name)
 
 
-def _conversation(said: list[_Said]) -> tuple[str, tuple[Message, ...]]:
-    """The system message, and the others by turns."""
+def _conversation(bodies: list[_MessageBody]) -> tuple[str, tuple[Message, ...]]:
+    """Return the system message, and the others in alternation."""
     system: list[str] = []
     messages: list[Message] = []
     private = 0
-    for number, one in enumerate(said):
+    for number, message in enumerate(bodies):
         where = f"messages[{number}]"
-        role, text = _ROLES.get(one.role), _text(one, where)
+        role, text = _ROLES.get(message.role), _text(message, where)
         private += len(_PRIVATE.findall(text)) if not text.isascii() else 0
-        _check(role is not None, f"{where} has the role {one.role!r}: use system, user or assistant.", where)
+        _check(role is not None, f"{where} has role {message.role!r}: use system, user or assistant.", where)
         if role == "system":
-            _check(not messages, f"{where} is a system message: those come first.", where)
+            _check(not messages, f"{where} is a system message after other messages: put it first.", where)
             system.append(text)
         elif messages and messages[-1]["role"] == role:
             messages[-1]["content"] += _GAP + text
         else:
             messages.append({"role": str(role), "content": text})
-    last = messages[-1]["role"] if messages else "nobody"
-    _check(last == "user", f"The last message must be the user's, but it is {last}'s.", "messages")
-    _check(private <= MAX_PRIVATE, "The messages hold too many characters for private use.", "messages")
+    last = messages[-1]["role"] if messages else None
+    _check(last == "user", f"The last message must have the role user, not {last}.", "messages")
+    _check(private <= MAX_PRIVATE, "The messages hold too many private-use characters.", "messages")
     return _GAP.join(system), tuple(messages)
 
 
-def _text(one: _Said, where: str) -> str:
-    _check(not one.tool_calls, f"{where} has tool calls, which are not supported here.", where)
-    if isinstance(one.content, list):
-        kinds = {part.type for part in one.content} - {"text"}
-        _check(not kinds, f"{where} holds {', '.join(map(repr, sorted(kinds)))}: only text is read.", where)
-        return clean_text("".join(part.text for part in one.content))
-    _check(one.content is not None, f"{where} has no content.", where)
-    return clean_text(one.content or "")
+def _text(message: _MessageBody, where: str) -> str:
+    _check(not message.tool_calls, f"{where} has tool calls, which are not supported.", where)
+    if isinstance(message.content, list):
+        kinds = {part.type for part in message.content} - {"text"}
+        _check(
+            not kinds, f"{where} holds {', '.join(map(repr, sorted(kinds)))}: only text is supported.", where
+        )
+        return clean_text("".join(part.text for part in message.content))
+    _check(message.content is not None, f"{where} has no content.", where)
+    return clean_text(message.content or "")
 
 
 def _keys(system: str, messages: tuple[Message, ...]) -> tuple[bytes, ...]:
-    """A digest after each assistant message. White space around it does not count: many programs trim it."""
-    digest, found = hashlib.sha256(_length(system)), []
+    """Return a digest after each assistant message; white space around it, often trimmed, is ignored."""
+    digest, keys = hashlib.sha256(_prefixed(system)), []
     for message in messages:
-        own = message["role"] == "assistant"
-        digest.update(_length(message["content"].strip() if own else message["content"]))
-        if own:
-            found.append(digest.digest())
-    return tuple(found)
+        is_reply = message["role"] == "assistant"
+        digest.update(_prefixed(message["content"].strip() if is_reply else message["content"]))
+        if is_reply:
+            keys.append(digest.digest())
+    return tuple(keys)
 
 
-def _length(text: str) -> bytes:
+def _prefixed(text: str) -> bytes:
     data = text.encode("utf-8", "surrogatepass")
     return len(data).to_bytes(8, "big") + data

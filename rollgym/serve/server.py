@@ -1,4 +1,4 @@
-"""The endpoint in a Python program: it listens, records, and hands finished conversations on."""
+"""The recording server: listens, records, and hands out finished conversations as episodes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import rollgym
 from rollgym.chat import ChatTemplate, Tokenizer
-from rollgym.engines import Engine
-from rollgym.errors import MissingExtra
+from rollgym.core.errors import MissingExtra
+from rollgym.core.types import SCHEMA_VERSION, Episode, EpisodeSpec, Outcome
+from rollgym.core.version import __version__
+from rollgym.engines.base import Engine
+from rollgym.io.run_dir import RunFolder
 from rollgym.serve.options import ServeOptions
-from rollgym.serve.session import Desk, Session
+from rollgym.serve.session import ServeContext, Session
 from rollgym.serve.sessions import Sessions
-from rollgym.store import RunFolder
-from rollgym.types import SCHEMA_VERSION, Episode, EpisodeSpec, Outcome
-from rollgym.web import listening, web_server
+from rollgym.utils.http_server import listening, web_server
 
 if TYPE_CHECKING:
     import uvicorn
@@ -32,14 +32,14 @@ class RecordingServer:
 
         async with RecordingServer(engine, tokenizer) as server:
             episodes = server.episodes()
-            ...  # programs talk to server.base_url
+            ...  # programs call server.base_url
             async for episode in episodes: ...
 
     Args:
-        engine: What draws the tokens; it stays open.
-        tokenizer: Of the model, or a `ChatTemplate` that is made already.
-        options: Where to listen and what to allow.
-        folder: Where finished episodes are written; closed with the server.
+        engine: Samples the replies; it stays open.
+        tokenizer: The model's tokenizer, or a `ChatTemplate`.
+        options: Address and limits.
+        folder: Run folder for finished episodes; closed with the server.
     """
 
     def __init__(
@@ -53,15 +53,17 @@ class RecordingServer:
         self.options = options or ServeOptions()
         self.folder = folder
         template = tokenizer if isinstance(tokenizer, ChatTemplate) else ChatTemplate(tokenizer)
-        # One thread: tokenising takes turns anyway, and tokenizers need not bear two callers.
+        # One thread: tokenizing is serial anyway, and tokenizers need not be thread-safe.
         self._thread = ThreadPoolExecutor(1, "rollgym-serve")
-        self._desk = Desk(engine=engine, template=template, options=self.options, in_thread=self._in_thread)
-        self.sessions = Sessions(self._desk, self._end)
+        self._context = ServeContext(
+            engine=engine, template=template, options=self.options, in_thread=self._in_thread
+        )
+        self.sessions = Sessions(self._context, self._end)
         if folder is not None:
             self.sessions.ended.update(episode.spec.episode_id for episode in folder.done)
             folder.done.clear()
         self._listeners: list[asyncio.Queue[Episode | None]] = []
-        self._tidying: set[asyncio.Task[None]] = set()
+        self._cleanups: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._web: uvicorn.Server | None = None
         self._address = ""
@@ -69,27 +71,27 @@ class RecordingServer:
 
     @property
     def url(self) -> str:
-        """Where the server is."""
+        """The server's address."""
         return self._address
 
     @property
     def base_url(self) -> str:
-        """What clients are given as OPENAI_BASE_URL."""
+        """The value of OPENAI_BASE_URL for clients."""
         return f"{self._address}/v1"
 
     def session_url(self, session: Session) -> str:
-        """Where a conversation is rewarded and ended; with ``/v1`` the base_url of its client."""
+        """Return the address of a session's routes; with ``/v1``, the base_url of its client."""
         return f"{self._address}/session/{session.name}"
 
     async def start(self) -> None:
-        """Listen. `UsageError` where that is not possible."""
+        """Start listening; raise a `UsageError` where that is not possible."""
         check_installed()
         from rollgym.serve.app import make_app
 
         listener = listening(self.options.host, self.options.port, backlog=512)
         try:
             self._web = web_server(
-                make_app(self._desk, self.sessions),
+                make_app(self._context, self.sessions),
                 grace=2,
                 signals=False,
                 request_seconds=self.options.request_seconds,
@@ -108,19 +110,19 @@ class RecordingServer:
             await asyncio.sleep(0.005)
 
     def begin(self, spec: EpisodeSpec, metadata: Mapping[str, Any] | None = None) -> Session:
-        """Open a conversation for an episode."""
+        """Open a session for an episode."""
         return self.sessions.begin(None, spec, metadata)
 
     def episodes(self) -> AsyncIterator[Episode]:
-        """Every episode that ends from now on, until the server is closed."""
+        """Iterate over the episodes that end from now on, until the server is closed."""
         queue: asyncio.Queue[Episode | None] = asyncio.Queue()
         if self.closed:
             queue.put_nowait(None)
         self._listeners.append(queue)
-        return self._hand_on(queue)
+        return self._stream(queue)
 
     def keep(self, episode: Episode) -> None:
-        """Write an episode and hand it on."""
+        """Write an episode and pass it to every `episodes` iterator."""
         if self.folder is not None:
             self.folder.append(episode)
             self.folder.done.clear()  # a server may run for weeks
@@ -128,23 +130,23 @@ class RecordingServer:
             queue.put_nowait(episode)
 
     def release(self, session: Session) -> None:
-        """Forget a conversation whose episode somebody else tells."""
+        """Drop a session whose episode is recorded elsewhere."""
         self.sessions.release(session)
-        self._tidy(session)
+        self._forget(session)
 
     async def close(self) -> None:
-        """End what is open as cancelled, write everything, stop listening. Closing twice is closing once."""
+        """End open sessions as cancelled, write everything, stop listening. Can be called again."""
         if self.closed:
             return
         self.closed = True
         for session in list(self.sessions.open.values()):
-            if not session.over:
+            if not session.ended:
                 self.sessions.finish(session, Outcome.CANCELLED)
         if self._web is not None:
             self._web.should_exit = True
             await self._tasks[0]
             self._tasks[1].cancel()
-        await asyncio.gather(*self._tidying, *self._tasks[1:], return_exceptions=True)
+        await asyncio.gather(*self._cleanups, *self._tasks[1:], return_exceptions=True)
         self._thread.shutdown()
         if self.folder is not None:
             self._finish_folder(self.folder)
@@ -166,18 +168,18 @@ class RecordingServer:
             await asyncio.sleep(min(1.0, self.options.idle_seconds / 4))
             self.sessions.finish_idle()
 
-    async def _hand_on(self, queue: asyncio.Queue[Episode | None]) -> AsyncIterator[Episode]:
+    async def _stream(self, queue: asyncio.Queue[Episode | None]) -> AsyncIterator[Episode]:
         while (episode := await queue.get()) is not None:
             yield episode
 
     def _end(self, session: Session, episode: Episode) -> None:
         self.keep(episode)
-        self._tidy(session)
+        self._forget(session)
 
-    def _tidy(self, session: Session) -> None:
-        task = asyncio.create_task(self._desk.engine.forget(session.name))
-        self._tidying.add(task)
-        task.add_done_callback(self._tidying.discard)
+    def _forget(self, session: Session) -> None:
+        task = asyncio.create_task(self._context.engine.forget(session.name))
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
 
     def _finish_folder(self, folder: RunFolder) -> None:
         counts = {outcome.value: count for outcome, count in self.sessions.outcomes.items()}
@@ -188,7 +190,7 @@ class RecordingServer:
 
 
 def manifest(model: str, options: ServeOptions) -> dict[str, Any]:
-    """What a run folder of recorded conversations says of itself."""
+    """Return the manifest of a run folder of recorded conversations."""
     return {
         "schema": SCHEMA_VERSION,
         "kind": "serve",
@@ -196,12 +198,12 @@ def manifest(model: str, options: ServeOptions) -> dict[str, Any]:
         "agent": {"name": "served", "options": {"model": model, "temperature": options.temperature}},
         "split": options.split,
         "seed": options.seed,
-        "versions": {"rollgym": rollgym.__version__, "python": platform.python_version()},
+        "versions": {"rollgym": __version__, "python": platform.python_version()},
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
 def check_installed() -> None:
-    """`MissingExtra` where the packages that listen are missing."""
+    """Raise `MissingExtra` where starlette or uvicorn is missing."""
     if find_spec("uvicorn") is None or find_spec("starlette") is None:
         raise MissingExtra("The recording endpoint", "serve")

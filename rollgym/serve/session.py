@@ -1,8 +1,8 @@
-"""One conversation while it goes on, and the episode that it becomes.
+"""One recorded session, and the episode that it becomes.
 
-A request that goes on where an earlier reply ended adds to that reply's ids; every other one is written anew.
-A turn extends the row of the turn before it only if it goes on from there: a retry, a rewritten history or a
-second conversation in the same session begin a row of their own.
+A request that continues an earlier reply extends that reply's ids; every other request is rendered from its
+messages. A turn extends the row of the previous turn only if it continues it: a retry, a rewritten history or
+a second conversation in the same session start a new row.
 """
 
 from __future__ import annotations
@@ -16,40 +16,39 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rollgym.chat import ChatTemplate
-from rollgym.engines import Engine, GenerateRequest, Generation, Sampling
-from rollgym.errors import AgentError
-from rollgym.seeding import derive_seed
-from rollgym.serve.draw import draw, find_stop
+from rollgym.chat import BranchingConversation, ChatTemplate
+from rollgym.core.errors import AgentError
+from rollgym.core.seeding import derive_seed
+from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn, Usage
+from rollgym.engines.base import Engine, GenerateRequest, Generation, Sampling
 from rollgym.serve.options import ServeOptions
-from rollgym.serve.requests import ChatRequest, Refused
-from rollgym.serve.talk import Talk
-from rollgym.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn, Usage
+from rollgym.serve.requests import ApiError, ChatRequest
+from rollgym.serve.stop_strings import find_stop, generate_until_stop
 
 _log = logging.getLogger(__name__)
-KEPT_TALKS = 64
-"""So many replies of a session can be gone on from with the ids that were sampled."""
+MAX_CONVERSATIONS = 64
+"""Number of most recent replies per session that a request can continue with the sampled ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
-    """What all sessions share."""
+class ServeContext:
+    """Engine, template and options that all sessions share."""
 
     engine: Engine
     template: ChatTemplate
     options: ServeOptions
     in_thread: Callable[..., Awaitable[Any]]
-    """Runs a function where tokenising holds up nobody."""
+    """Runs a function in the tokenizer thread, so that it does not block the event loop."""
     noticed: set[tuple[str, ...]] = field(default_factory=set)
-    """Sampling fields whose being ignored has been logged."""
+    """Sets of ignored sampling fields that have been logged."""
 
     def notice(self, ignored: tuple[str, ...]) -> None:
-        """Log, once, that requests ask for sampling that they do not get."""
+        """Log, once per set of fields, that requests set sampling fields that are ignored."""
         if ignored and ignored not in self.noticed:
             self.noticed.add(ignored)
             _log.warning(
-                "Requests set %s, which is ignored: replies are drawn with the run's own sampling "
-                "(temperature %g, all tokens, a seed for each episode).",
+                "Requests set %s, which is ignored: replies are sampled with the run's settings "
+                "(temperature %g, all tokens, one seed per episode).",
                 ", ".join(ignored),
                 self.options.temperature or 0.0,
             )
@@ -57,7 +56,7 @@ class Desk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a client is answered."""
+    """The reply to a client."""
 
     session: str
     text: str
@@ -70,9 +69,11 @@ class Reply:
 
 
 class Session:
-    """A conversation: turns, rewards and how it ends."""
+    """A conversation of one client: turns, rewards and outcome."""
 
-    def __init__(self, desk: Desk, name: str, spec: EpisodeSpec, metadata: Mapping[str, Any]) -> None:
+    def __init__(
+        self, context: ServeContext, name: str, spec: EpisodeSpec, metadata: Mapping[str, Any]
+    ) -> None:
         self.name = name
         self.spec = spec
         self.metadata = dict(metadata)
@@ -80,23 +81,23 @@ class Session:
         self.instructions = ""
         self.success: bool | None = None
         self.rewarded = False
-        self.over = False
-        self.owned = False
-        """Whether somebody else tells its episode, and only wants to know how it went."""
-        self.ended_as: Outcome | None = None
+        self.ended = False
+        self.recorded_elsewhere = False
+        """True where a `SubprocessAgent` records the episode."""
+        self.outcome: Outcome | None = None
         self.limit: Outcome | None = None
-        """The limit of the spec that a request was refused for: it can only end now."""
+        """The limit of the spec that was reached; every further request is rejected."""
         self.context_full = False
-        """Whether the latest request did not fit the context."""
-        self.trouble: AgentError | None = None
-        """Why the latest request could not be answered."""
-        self.news = asyncio.Event()
-        """Set whenever a turn was played or a limit reached."""
+        """True where the latest request did not fit the context."""
+        self.last_error: AgentError | None = None
+        """Why the latest request failed."""
+        self.changed = asyncio.Event()
+        """Set whenever a turn was added, a limit reached or the session ended."""
         self.running: set[asyncio.Task[Any]] = set()
-        """Those who wait for a reply."""
-        self.touched = time.monotonic()
-        self.talks: OrderedDict[bytes, Talk] = OrderedDict()
-        self._desk = desk
+        """The requests in flight."""
+        self.last_active = time.monotonic()
+        self.conversations: OrderedDict[bytes, BranchingConversation] = OrderedDict()
+        self._context = context
         self._last: bytes | None = None
         self._numbers = itertools.count()
         self._started = time.time()
@@ -105,16 +106,20 @@ class Session:
 
     @property
     def last(self) -> bytes | None:
-        """The digest of the conversation after the latest reply."""
+        """Digest of the conversation after the latest reply."""
         return self._last
 
     @property
     def idle_seconds(self) -> float:
-        """For how long nothing has been said; 0 while something is."""
-        return 0.0 if self.running else time.monotonic() - self.touched
+        """Seconds since the last request; 0 while one is in flight."""
+        return 0.0 if self.running else time.monotonic() - self.last_active
 
     async def answer(self, request: ChatRequest) -> Reply:
-        """The model's reply, which is then part of the episode. `Refused` where there is none."""
+        """Sample a reply and add it to the episode.
+
+        Raises:
+            ApiError: The session has ended, reached a limit, or the request does not fit the context.
+        """
         self.check_open()
         self._check_limits()
         number = next(self._numbers)
@@ -125,38 +130,40 @@ class Session:
         try:
             return await self._answer(request, f"{self.name}/{number}", number)
         except asyncio.CancelledError:
-            self.check_open()  # ended from outside: the client is told so
+            self.check_open()  # ended meanwhile: the client gets that as an error
             raise
         except AgentError as error:
-            self.trouble = error
+            self.last_error = error
             raise
         finally:
             self.running.discard(task)
-            self.touched = time.monotonic()
-            self.news.set()
+            self.last_active = time.monotonic()
+            self.changed.set()
 
     async def _answer(self, request: ChatRequest, name: str, number: int) -> Reply:
-        desk = self._desk
-        past = request.keys[-1] if request.keys and request.keys[-1] in self.talks else None
-        talk: Talk = await desk.in_thread(_hear, desk.template, self.talks.get(past or b""), request)
-        prompt, added = talk.prompt_ids, talk.added_ids
-        sampling, ignored = self._sampling(request, talk, number)
-        made = await draw(
-            desk.engine,
+        context = self._context
+        past = request.keys[-1] if request.keys and request.keys[-1] in self.conversations else None
+        conversation: BranchingConversation = await context.in_thread(
+            _continue, context.template, self.conversations.get(past or b""), request
+        )
+        prompt, added = conversation.prompt_ids, conversation.added_ids
+        sampling, ignored = self._sampling(request, conversation, number)
+        made = await generate_until_stop(
+            context.engine,
             GenerateRequest(request_id=name, prompt_ids=prompt, sampling=sampling, session=self.name),
             request.stops,
-            desk.template.codec,
+            context.template.codec,
         )
         self.check_open()
-        whole = talk.reply(made.token_ids, made.logprobs)
+        whole = conversation.reply(made.token_ids)
         text = whole[: find_stop(whole, request.stops)]
-        goes_on = past is not None and past == self._last and not talk.new_row
-        turn = self._turn(request, made, added if goes_on else prompt, whole, text)
+        continues = past is not None and past == self._last and not conversation.new_row
+        turn = self._turn(request, made, added if continues else prompt, whole, text)
         usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(made.token_ids))
-        turn = replace(turn, new_row=bool(self.turns) and not goes_on, usage=usage)
-        self._keep(request.key_after(text), talk, turn, request.system)
-        codec = desk.template.codec
-        tokens = zip((codec.decode([one]) for one in made.token_ids), made.logprobs, strict=True)
+        turn = replace(turn, new_row=bool(self.turns) and not continues, usage=usage)
+        self._keep(request.key_after(text), conversation, turn, request.system)
+        codec = context.template.codec
+        tokens = zip((codec.decode([token_id]) for token_id in made.token_ids), made.logprobs, strict=True)
         return Reply(
             session=self.name,
             text=text,
@@ -166,32 +173,34 @@ class Session:
             ignored=ignored,
         )
 
-    def _sampling(self, request: ChatRequest, talk: Talk, number: int) -> tuple[Sampling, tuple[str, ...]]:
-        """How to draw the reply, and which fields of the request do not count for it."""
-        options, length = self._desk.options, len(talk.prompt_ids)
-        room = self._desk.engine.context_length - length
+    def _sampling(
+        self, request: ChatRequest, conversation: BranchingConversation, number: int
+    ) -> tuple[Sampling, tuple[str, ...]]:
+        """Return the sampling of the reply, and the ignored fields of the request."""
+        options, length = self._context.options, len(conversation.prompt_ids)
+        room = self._context.engine.context_length - length
         self.context_full = room < 1
         if self.context_full:
-            raise Refused(
+            raise ApiError(
                 400,
                 f"The conversation has {length} tokens, which leaves no room for a reply in a context of "
-                f"{self._desk.engine.context_length}.",
+                f"{self._context.engine.context_length}.",
                 code="context_length_exceeded",
                 param="messages",
             )
-        chosen, seed = dict(request.sampling), request.seed
+        fields, seed = dict(request.sampling), request.seed
         ignored: tuple[str, ...] = ()
         if options.fixed_sampling:
             ignored = _overruled(request, options)
-            chosen, seed = {}, None
-            self._desk.notice(ignored)
+            fields, seed = {}, None
+            self._context.notice(ignored)
         if options.temperature is not None:
-            chosen["temperature"] = options.temperature
+            fields["temperature"] = options.temperature
         limits = [value for value in (request.max_tokens, options.max_tokens) if value is not None]
         sampling = Sampling(
-            **chosen,
+            **fields,
             max_tokens=min([*limits, room]),
-            stop_ids=talk.stop_ids,
+            stop_ids=conversation.stop_ids,
             seed=derive_seed("serve", self.spec.sampling_seed, number) if seed is None else seed,
         )
         return sampling, ignored
@@ -212,28 +221,28 @@ class Session:
             seconds=Seconds(queue=made.queue_seconds, generate=made.generate_seconds),
         )
 
-    def _keep(self, key: bytes, talk: Talk, turn: Turn, system: str) -> None:
+    def _keep(self, key: bytes, conversation: BranchingConversation, turn: Turn, system: str) -> None:
         if not self.turns:
             self.instructions = system
         self.turns.append(turn)
-        self.context_full, self.trouble = False, None
-        self.talks[key] = talk
-        self.talks.move_to_end(key)
-        while len(self.talks) > KEPT_TALKS:
-            self.talks.popitem(last=False)
+        self.context_full, self.last_error = False, None
+        self.conversations[key] = conversation
+        self.conversations.move_to_end(key)
+        while len(self.conversations) > MAX_CONVERSATIONS:
+            self.conversations.popitem(last=False)
         self._last = key
         self._replied = time.perf_counter()
 
     def _pass_time(self) -> None:
-        """What passed since the reply was the client's own time."""
+        """Count the time since the last reply as the environment's step time."""
         if self.turns and not self.running and not self.turns[-1].seconds.step:
-            own = replace(self.turns[-1].seconds, step=time.perf_counter() - self._replied)
-            self.turns[-1] = replace(self.turns[-1], seconds=own)
+            seconds = replace(self.turns[-1].seconds, step=time.perf_counter() - self._replied)
+            self.turns[-1] = replace(self.turns[-1], seconds=seconds)
 
     def check_open(self) -> None:
-        """Refuse what is asked of a session that is over."""
-        if self.over:
-            raise Refused(410, f"The session {self.name} has ended: open another.", code="session_ended")
+        """Raise an `ApiError` where the session has ended."""
+        if self.ended:
+            raise ApiError(410, f"Session {self.name} has ended: open another one.", code="session_ended")
 
     def _check_limits(self) -> None:
         limits = self.spec.limits
@@ -242,46 +251,46 @@ class Session:
         if limits.tokens is not None and self._tokens() >= limits.tokens:
             self.limit = Outcome.TOKEN_LIMIT
         if self.limit is not None:
-            self.news.set()
-            raise Refused(
-                400, f"The session {self.name} has reached its {self.limit}.", code=str(self.limit.value)
+            self.changed.set()
+            raise ApiError(
+                400, f"Session {self.name} has reached its {self.limit}.", code=str(self.limit.value)
             )
 
     def _tokens(self) -> int:
         return sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in self.turns)
 
     def reward(self, reward: float, success: bool | None) -> None:
-        """Add a reward to the latest turn, and note whether the task is achieved."""
+        """Add a reward to the latest turn, and set whether the task succeeded."""
         self.check_open()
         if not self.turns:
-            raise Refused(409, f"Nothing was said in the session {self.name}: there is nothing to reward.")
-        # Checked by the turn: a sum may be infinite where its parts are not.
+            raise ApiError(409, f"Session {self.name} has no turns to reward.")
+        # `Turn` checks the sum, which may be infinite where its parts are not.
         try:
             self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
         except ValueError as error:
-            raise Refused(400, f"The reward is refused: {error}.", param="reward") from None
+            raise ApiError(400, f"Invalid reward: {error}.", param="reward") from None
         self.success = success if success is not None else self.success
         self.rewarded = True
-        self.touched = time.monotonic()
+        self.last_active = time.monotonic()
 
     def natural_end(self, truncated: bool = False) -> Outcome:
-        """How it ends where nothing went wrong."""
+        """Return the outcome where nothing failed."""
         if not self.turns:
             return Outcome.CANCELLED
         full = Outcome.TOKEN_LIMIT if self.context_full else None
         return self.limit or full or (Outcome.TRUNCATED if truncated else Outcome.TERMINATED)
 
     def stop(self) -> None:
-        """No more replies, not even those that are being drawn."""
-        self.over = True
+        """Reject further requests and cancel those in flight."""
+        self.ended = True
         for task in self.running:
             task.cancel()
 
     def finish(self, outcome: Outcome, error: Failure | None = None) -> Episode:
-        """The episode; nothing is added to it any more."""
+        """End the session and return its episode."""
         self.stop()
-        self.ended_as = outcome
-        self.news.set()
+        self.outcome = outcome
+        self.changed.set()
         self._pass_time()
         turns = list(self.turns)
         if turns:
@@ -304,15 +313,17 @@ class Session:
 
 
 def _overruled(request: ChatRequest, options: ServeOptions) -> tuple[str, ...]:
-    """The sampling fields of a request that ask for something else than fixed sampling."""
-    plain = {"temperature": options.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    found = [name for name, value in request.sampling.items() if value != plain[name]]
-    return tuple(found if request.seed is None else [*found, "seed"])
+    """Return the sampling fields of a request that differ from fixed sampling."""
+    fixed = {"temperature": options.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    ignored = [name for name, value in request.sampling.items() if value != fixed[name]]
+    return tuple(ignored if request.seed is None else [*ignored, "seed"])
 
 
-def _hear(template: ChatTemplate, past: Talk | None, request: ChatRequest) -> Talk:
+def _continue(
+    template: ChatTemplate, past: BranchingConversation | None, request: ChatRequest
+) -> BranchingConversation:
     if past is None:
-        return Talk.begin(template, request.system, request.messages)
-    talk = past.fork()
-    talk.observe(request.text)
-    return talk
+        return BranchingConversation.begin(template, request.system, request.messages)
+    conversation = past.fork()
+    conversation.observe(request.text)
+    return conversation

@@ -1,4 +1,4 @@
-"""All conversations: which one a request belongs to, which have been idle for too long."""
+"""All sessions: which one a request belongs to, and which have been idle for too long."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollgym.records import jsonable
-from rollgym.seeding import derive_seed
-from rollgym.serve.requests import ChatRequest, OpenBody, Refused, check_name
-from rollgym.serve.session import Desk, Session
-from rollgym.types import Episode, EpisodeSpec, Failure, Limits, Outcome
+from rollgym.core.seeding import derive_seed
+from rollgym.core.serialization import jsonable
+from rollgym.core.types import Episode, EpisodeSpec, Failure, Limits, Outcome
+from rollgym.serve.requests import ApiError, ChatRequest, OpenBody, check_name
+from rollgym.serve.session import ServeContext, Session
 
 
 class Sessions:
-    """The open conversations by name.
+    """The open sessions by name.
 
-    Requests that name no session belong to the one whose conversation they go on with. Where several had the
-    same conversation so far, one that nobody has gone on with yet takes it.
+    A request without a session name belongs to the session whose conversation it continues. Where several
+    sessions have the same conversation so far, one that has not been continued yet gets it.
     """
 
-    def __init__(self, desk: Desk, on_end: Callable[[Session, Episode], None]) -> None:
-        self._desk = desk
+    def __init__(self, context: ServeContext, on_end: Callable[[Session, Episode], None]) -> None:
+        self._context = context
         self._on_end = on_end
         self.open: dict[str, Session] = {}
         self.ended: set[str] = set()
@@ -33,76 +33,74 @@ class Sessions:
     def begin(
         self, name: str | None, spec: EpisodeSpec | None = None, metadata: Mapping[str, Any] | None = None
     ) -> Session:
-        """A new conversation."""
+        """Open a session."""
         name = check_name(name) if name is not None else f"s-{secrets.token_hex(8)}"
         if name in self.ended or name in self.open:
-            raise Refused(409, f"There is or was a session {name} already: choose another name.")
-        if len(self.open) >= self._desk.options.max_sessions:
-            raise Refused(
-                429, f"{len(self.open)} conversations are open, which is the limit: end some first."
-            )
-        session = Session(self._desk, name, spec or self._spec(name, OpenBody()), metadata or {})
+            raise ApiError(409, f"A session {name} exists already: choose another name.")
+        if len(self.open) >= self._context.options.max_sessions:
+            raise ApiError(429, f"{len(self.open)} sessions are open, which is the limit: end some first.")
+        session = Session(self._context, name, spec or self._spec(name, OpenBody()), metadata or {})
         self.open[name] = session
         return session
 
-    def begin_as_asked(self, asked: OpenBody) -> Session:
-        """A new conversation that a client describes."""
-        name = check_name(asked.id) if asked.id is not None else f"s-{secrets.token_hex(8)}"
-        if ":" in (asked.env_id or "") and asked.env_id != self._desk.options.env_id:
-            # It would be recorded, and name code where the record is played again.
-            raise Refused(400, f"env_id {asked.env_id!r} is not an id such as rollgym/Sokoban-v0.")
+    def begin_from_request(self, body: OpenBody) -> Session:
+        """Open the session that a client asks for."""
+        name = check_name(body.id) if body.id is not None else f"s-{secrets.token_hex(8)}"
+        if ":" in (body.env_id or "") and body.env_id != self._context.options.env_id:
+            # A module:attribute id would be recorded, and imported where the record is replayed.
+            raise ApiError(400, f"env_id {body.env_id!r} is not an id such as rollgym/Sokoban-v0.")
         try:
-            spec = self._spec(name, asked)
+            spec = self._spec(name, body)
         except ValueError as error:
-            raise Refused(400, f"The session cannot be opened: {error}.") from None
-        return self.begin(name, spec, jsonable(asked.metadata))
+            raise ApiError(400, f"Invalid session: {error}.") from None
+        return self.begin(name, spec, jsonable(body.metadata))
 
-    def named(self, name: str) -> Session:
-        """The conversation of that name, which begins if there is none."""
-        found = self.open.get(check_name(name))
-        if found is None:
+    def get_or_begin(self, name: str) -> Session:
+        """Return the session of that name; open it where there is none."""
+        session = self.open.get(check_name(name))
+        if session is None:
             self.check_not_ended(name)
-            found = self.begin(name)
-        return found
+            session = self.begin(name)
+        return session
 
-    def existing(self, name: str) -> Session:
-        """The open conversation of that name."""
-        found = self.open.get(check_name(name))
-        if found is None:
+    def get(self, name: str) -> Session:
+        """Return the open session of that name."""
+        session = self.open.get(check_name(name))
+        if session is None:
             self.check_not_ended(name)
-            raise Refused(404, f"There is no session {name}.", code="session_not_found")
-        return found
+            raise ApiError(404, f"Session {name} not found.", code="session_not_found")
+        return session
 
     def check_not_ended(self, name: str) -> None:
-        """Refuse what is asked of a session that is over."""
+        """Refuse what is body of a session that is over."""
         if name in self.ended:
-            raise Refused(410, f"The session {name} has ended: open another.", code="session_ended")
+            raise ApiError(410, f"Session {name} has ended: open another one.", code="session_ended")
 
-    def matching(self, request: ChatRequest) -> Session:
-        """The conversation that a request without a name goes on with, or a new one."""
+    def find_or_begin(self, request: ChatRequest) -> Session:
+        """Return the session that a request without a session name continues, or a new one."""
         for key in reversed(request.keys):
-            found = self._nameless.get(key)
-            if found:
-                fresh = [session for session in found if session.last == key and not session.running]
-                return (fresh or found[-1:])[0]
+            sessions = self._nameless.get(key)
+            if sessions:
+                fresh = [session for session in sessions if session.last == key and not session.running]
+                return (fresh or sessions[-1:])[0]
         session = self.begin(None)
         self._keys[session.name] = []
         return session
 
     def remember(self, session: Session) -> None:
-        """Note where a nameless conversation stands, so that it is found again."""
+        """Index a session without a client-given name by its conversation, so that requests find it."""
         keys, last = self._keys.get(session.name), session.last
-        if keys is not None and last is not None and not session.over:
-            known = self._nameless.setdefault(last, [])
-            if session not in known:
-                known.append(session)
+        if keys is not None and last is not None and not session.ended:
+            sessions = self._nameless.setdefault(last, [])
+            if session not in sessions:
+                sessions.append(session)
                 keys.append(last)
 
     def finish(self, session: Session, outcome: Outcome, error: Failure | None = None) -> Episode:
-        """End a conversation: its episode is handed on."""
+        """End a session and hand out its episode."""
         session.check_open()
         episode = session.finish(outcome, error)
-        if session.owned:
+        if session.recorded_elsewhere:
             return episode
         self.release(session)
         self.outcomes[outcome] += 1
@@ -110,7 +108,7 @@ class Sessions:
         return episode
 
     def release(self, session: Session) -> None:
-        """Forget a conversation, whoever tells of it."""
+        """Stop and drop a session without handing out an episode."""
         session.stop()
         self.open.pop(session.name, None)
         self.ended.add(session.name)
@@ -122,25 +120,25 @@ class Sessions:
                 del self._nameless[key]
 
     def finish_idle(self) -> None:
-        """End those in which nothing was said for long: as a time limit, unless they were rewarded."""
+        """End idle sessions: as a time limit, unless they were rewarded."""
         for session in list(self.open.values()):
-            if not session.owned and session.idle_seconds >= self._desk.options.idle_seconds:
-                given_up = session.turns and not session.rewarded and session.limit is None
-                late = Outcome.TIME_LIMIT if given_up and not session.context_full else None
+            if not session.recorded_elsewhere and session.idle_seconds >= self._context.options.idle_seconds:
+                abandoned = session.turns and not session.rewarded and session.limit is None
+                late = Outcome.TIME_LIMIT if abandoned and not session.context_full else None
                 self.finish(session, late or session.natural_end())
 
-    def _spec(self, name: str, asked: OpenBody) -> EpisodeSpec:
-        options = self._desk.options
+    def _spec(self, name: str, body: OpenBody) -> EpisodeSpec:
+        options = self._context.options
         seed = derive_seed("session", options.seed, name)
         return EpisodeSpec(
             episode_id=name,
-            env_id=asked.env_id or options.env_id,
-            env_kwargs=jsonable(asked.env_kwargs),
-            task=asked.task,
-            split=options.split if asked.split is None else asked.split,
-            env_seed=asked.env_seed,
-            sampling_seed=seed if asked.sampling_seed is None else asked.sampling_seed,
-            group_id=asked.group_id,
-            member=asked.member,
-            limits=Limits(turns=asked.max_turns, tokens=asked.max_tokens),
+            env_id=body.env_id or options.env_id,
+            env_kwargs=jsonable(body.env_kwargs),
+            task=body.task,
+            split=options.split if body.split is None else body.split,
+            env_seed=body.env_seed,
+            sampling_seed=seed if body.sampling_seed is None else body.sampling_seed,
+            group_id=body.group_id,
+            member=body.member,
+            limits=Limits(turns=body.max_turns, tokens=body.max_tokens),
         )

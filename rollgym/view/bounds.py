@@ -1,19 +1,19 @@
-"""How much of one value the page holds, whatever a file says."""
+"""Size limits of values on the page."""
 
 from __future__ import annotations
 
 from typing import Any
 
 TEXT = 200_000
-"""Characters of one text; what is beyond is left out, and said so."""
+"""Maximum characters of a text; the page states how many are omitted."""
 ITEMS = 2_000
-"""Entries of one list or object in an ``info``."""
+"""Maximum entries of a list or object in an ``info``."""
 DEPTH = 40
-"""Levels of lists and objects in one another."""
+"""Maximum nesting depth of lists and objects."""
 
 
 def bounded(value: Any, depth: int = 0) -> Any:
-    """The same value with its longest texts and lists cut, and not nested too deeply to be walked."""
+    """Return the value with long texts and lists cut and nesting limited."""
     if isinstance(value, str):
         return bounded_text(value)
     if isinstance(value, (dict, list, tuple)) and depth >= DEPTH:
@@ -28,7 +28,7 @@ def bounded(value: Any, depth: int = 0) -> Any:
 
 
 def bounded_text(value: Any) -> Any:
-    """A text of bounded length; anything else as it is."""
+    """Return a text cut to the limit; any other value unchanged."""
     if not isinstance(value, str) or len(value) <= TEXT:
         return value
     return f"{value[:TEXT]}\n… {len(value) - TEXT:,} more characters are in the run's folder only."

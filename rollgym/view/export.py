@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs no server and no network."""
+"""Export of a run as one HTML file that needs no server and no network."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollgym.errors import UsageError, os_reason
-from rollgym.files import replacing
-from rollgym.view.bodies import Bodies
+from rollgym.core.errors import UsageError, os_reason
+from rollgym.core.files import replacing
+from rollgym.view.episode_detail import EpisodeDetails
 from rollgym.view.overview import overview
 from rollgym.view.page import blocks, pack, page
-from rollgym.view.read import COLUMNS, Row, RunView
+from rollgym.view.reader import COLUMNS, Row, RunView
 from rollgym.view.timeline import Timeline
 
 EPISODES = 5_000
 BYTES = 200_000_000
-"""Of episodes as they stand in the run's folder; packed they take a tenth of it or less."""
+"""Maximum bytes of episode lines to embed; compressed they take a tenth or less."""
 _BLOCK = 400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """Result of an export."""
 
     path: Path
     size: int
@@ -32,9 +32,9 @@ class Exported:
 
 
 def export(folder: Path, to: Path, *, episodes: int = EPISODES) -> Exported:
-    """Write the page. Of very many episodes, whole groups from all over the run are taken."""
+    """Write the page. Large runs are sampled by whole groups, evenly over the run."""
     if episodes < 0:
-        raise UsageError(f"--episodes must be at least 0, not {episodes}.")
+        raise UsageError(f"--episodes must be at least 0, got {episodes}.")
     run = RunView(folder)
     run.follow(final=True)
     chosen = choose(run.rows, [size for _, _, size in run.places], episodes)
@@ -51,7 +51,7 @@ def _parts(
 ) -> Iterator[tuple[str, bytes]]:
     yield "overview", pack(first)
     yield "timeline", pack(timeline)
-    bodies = Bodies(run)
+    bodies = EpisodeDetails(run)
     counts: list[int] = []
     for count, block in blocks((bodies.body(n) for n in chosen), _BLOCK):
         yield f"block-{len(counts)}", block
@@ -61,7 +61,7 @@ def _parts(
 
 
 def choose(rows: Sequence[Row], sizes: Sequence[int], most: int, most_bytes: int = BYTES) -> list[int]:
-    """Which episodes to show: all, or whole groups evenly spread over the run."""
+    """Choose the episodes to show: all, or whole groups evenly spread over the run."""
     total = sum(sizes)
     if total > most_bytes:
         most = min(most, int(len(rows) * most_bytes / total))
@@ -83,10 +83,10 @@ def choose(rows: Sequence[Row], sizes: Sequence[int], most: int, most_bytes: int
 
 
 def left_out(shown: int, total: int) -> str:
-    """What the page says about episodes that it does not hold."""
+    """Return the note about omitted episodes."""
     return (
-        f"This file holds {shown:,} of {total:,} episodes: whole groups from all over the run. The numbers "
-        "above count all of them. --episodes takes more, and `rollgym view --live` shows every one."
+        f"This file holds {shown:,} of {total:,} episodes: whole groups, evenly over the run. The numbers "
+        "above include all episodes. --episodes embeds more; `rollgym view --live` shows all."
     )
 
 

@@ -1,4 +1,4 @@
-"""The live page: the same page, served on loopback, following a run while it is written.
+"""Live page: serves the report on loopback and follows a run while it is written.
 
 Everything is a GET and nothing is ever written. Other sites cannot read it: a request must name this machine
 as its host, answers allow no other origin, and the page may load nothing from elsewhere.
@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollgym.errors import MissingExtra, ResultsError
-from rollgym.view.bodies import Bodies
+from rollgym.core.errors import MissingExtra, ResultsError
+from rollgym.utils.http_server import web_server
+from rollgym.view.episode_detail import EpisodeDetails
 from rollgym.view.overview import overview
 from rollgym.view.page import encode, page, policy
-from rollgym.view.read import COLUMNS, RunView
+from rollgym.view.reader import COLUMNS, RunView
 from rollgym.view.timeline import Timeline
-from rollgym.web import web_server
 
 if TYPE_CHECKING:
     import uvicorn
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 PORT = 8321
 MOST_ROWS = 2_000
-"""Rows in one answer; the page asks again for the rest."""
+"""Maximum rows per response; the page requests the rest."""
 
 
 class Following:
-    """A run that is read further with every question."""
+    """A run that is read further with each request."""
 
     def __init__(self, folder: Path) -> None:
         self.run = RunView(folder)
-        self._bodies = Bodies(self.run)
+        self._bodies = EpisodeDetails(self.run)
         self._timeline = Timeline(self.run.events)
         self._lock = threading.Lock()
         self._overview: tuple[int, bool, dict[str, Any]] | None = None
 
     def overview(self, seen: str) -> dict[str, Any]:
-        """The first page, or merely that it is still the one that was ``seen``."""
+        """Return the overview, or only its version if it equals ``seen``."""
         with self._lock:
             self.run.follow()
             done = self.run.summary is not None
@@ -54,13 +54,13 @@ class Following:
             return {**self._overview[2], "tag": tag}
 
     def rows(self, first: int) -> dict[str, Any]:
-        """Rows of the list from ``first`` on."""
+        """Return rows of the list starting at ``first``."""
         with self._lock:
             some = self.run.rows[first : first + MOST_ROWS]
             return {"columns": COLUMNS, "epoch": self.run.epoch, "rows": [row.values() for row in some]}
 
     def body(self, n: int) -> dict[str, Any] | None:
-        """One episode, if there is such a row and its line still stands where it was."""
+        """Return an episode, or ``None`` if its line no longer exists."""
         with self._lock:
             if not 0 <= n < len(self.run.rows):
                 return None
@@ -70,13 +70,13 @@ class Following:
                 return None
 
     def timeline(self) -> dict[str, Any]:
-        """The lanes as they are now."""
+        """Return the current timeline."""
         with self._lock:
             return self._timeline.read()
 
 
 def make_app(folder: Path) -> Starlette:
-    """The server's application."""
+    """Build the ASGI application."""
     _check_installed()
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -92,7 +92,7 @@ def make_app(folder: Path) -> Starlette:
         async def handle(request: Request) -> Response:
             found = await run_in_threadpool(make, request)
             if found is None:
-                return _closed(Response("There is no such episode.\n", 404, media_type="text/plain"))
+                return _closed(Response("Episode not found.\n", 404, media_type="text/plain"))
             return _closed(Response(encode(found), media_type="application/json"))
 
         return handle
@@ -116,12 +116,12 @@ def make_app(folder: Path) -> Starlette:
 
 
 def make_server(folder: Path) -> uvicorn.Server:
-    """A server for the page, which says nothing of itself."""
+    """Build a server for the page, without server headers."""
     return web_server(make_app(folder), signals=False)
 
 
 def _closed(response: Response) -> Response:
-    """The answer with headers that keep other sites out."""
+    """Add headers that deny access to other sites."""
     response.headers.update(
         {
             "Content-Security-Policy": f"{policy(live=True)}; frame-ancestors 'none'",

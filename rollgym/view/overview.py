@@ -1,4 +1,4 @@
-"""Everything on the first page, as one JSON-able object."""
+"""Data of the first page as one JSON-able object."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rollgym.records import clean_text
+from rollgym.core.serialization import clean_text
 from rollgym.view.bounds import bounded, bounded_text
-from rollgym.view.numbers import describe, failures, outcomes
-from rollgym.view.read import Row, RunView
+from rollgym.view.reader import Row, RunView
+from rollgym.view.stats import describe, failures, outcomes
 
 LARGEST = 1e15
-"""A number beyond this is not one that a run measures, and breaks the arithmetic of curves."""
+"""Largest plotted magnitude; larger numbers are invalid and break the arithmetic of curves."""
 MOST_EVALUATIONS = 5_000
 MOST_PARTS = 40
-"""Of a step's seconds, and of pass@k."""
+"""Maximum parts of a step's time split and of pass@k."""
 MOST_ENVIRONMENTS = 200
 POINTS = 500
-"""Points of a curve; longer runs are averaged over neighbouring steps."""
+"""Points of a curve; longer runs are averaged over neighboring steps."""
 CURVES = (
     ("success", "Success in training", "share of the step's episodes"),
     ("return", "Return", "mean of the step's episodes"),
     ("length", "Episode length", "turns"),
     ("entropy", "Entropy", "nats per token"),
-    ("approx_kl", "KL of the update", "nats per token, to the policy before it"),
+    ("approx_kl", "KL of the update", "nats per token, to the previous policy"),
     ("clip", "Clip fraction", "share of tokens"),
-    ("logprob_gap_max", "Log-prob gap", "learner against engine, greatest"),
-    ("staleness", "Staleness", "updates behind, mean of tokens"),
+    ("train_rollout_logprob_diff_max", "Log-prob difference", "learner vs. engine, maximum"),
+    ("staleness", "Staleness", "updates behind, mean over tokens"),
     ("grad_norm", "Gradient norm", ""),
     ("valid_actions", "Valid actions", "share of turns"),
     ("tokens_per_second", "Throughput", "action tokens per second"),
 )
-"""Metrics with a chart of their own, where the run has them: name, title, unit."""
+"""Metrics with their own chart: name, title, unit."""
 _CLIPPED = ("clipped_low", "clipped_high")
 _SPLIT = "seconds_"
 
 
 def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The first page of a run."""
+    """Return the data of the first page."""
     manifest, training = run.manifest, run.manifest.get("kind") == "train"
     summary = run.summary
     return {
@@ -72,7 +72,7 @@ def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def curves(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The charts of a training run."""
+    """Return the charts of a training run."""
     found = []
     for name, title, unit in CURVES:
         points = thin([(_number(line.get("step")), _value(line, name)) for line in metrics])
@@ -82,7 +82,7 @@ def curves(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def time_split(metrics: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Where each step's seconds went."""
+    """Return the time split of the training steps."""
     names = sorted({key for line in metrics for key in line if key.startswith(_SPLIT)})[:MOST_PARTS]
     if not names:
         return None
@@ -92,11 +92,11 @@ def time_split(metrics: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         )
         for name in names
     }
-    return {"title": "Seconds of a step", "unit": "seconds", "parts": parts}
+    return {"title": "Seconds per step", "unit": "seconds", "parts": parts}
 
 
 def thin(points: Sequence[tuple[float | None, float | None]], most: int = POINTS) -> list[list[float]]:
-    """At most so many points: neighbours are averaged. What is no number is left out."""
+    """Average neighboring points down to a maximum count; non-numbers are omitted."""
     known = [(x, y) for x, y in points if x is not None and y is not None]
     every = max(1, math.ceil(len(known) / most))
     parts = [known[i : i + every] for i in range(0, len(known), every)]
@@ -104,7 +104,7 @@ def thin(points: Sequence[tuple[float | None, float | None]], most: int = POINTS
 
 
 def _trained(run: RunView) -> dict[str, Any]:
-    """How good it was first and last, on held-out tasks; by environment, the first one leads."""
+    """Return first and last held-out success per environment, the first environment first."""
     by_env: dict[str, list[dict[str, Any]]] = {}
     for line in map(_evaluation, run.evaluations):
         if line["success"] is not None:
@@ -121,7 +121,7 @@ def _trained(run: RunView) -> dict[str, Any]:
 
 
 def _taught(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The evaluation after a warm start: what came before it was learned from others."""
+    """Return the evaluation after the warm start, which separates imitation from RL."""
     return next((line for line in lines[1:] if line["phase"] == "warm start"), None)
 
 
@@ -154,7 +154,7 @@ def _environments(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _suite(manifest: dict[str, Any], summary: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A suite's entries and how they stand to its golden scores, as its own summary says."""
+    """Return a suite's entries compared with its golden scores, from its summary."""
     if manifest.get("kind") != "bench":
         return None
     suite, entries = _object(manifest.get("suite")), (summary or {}).get("entries")
@@ -175,7 +175,7 @@ def _suite(manifest: dict[str, Any], summary: dict[str, Any] | None) -> dict[str
 
 
 def _about(manifest: dict[str, Any]) -> dict[str, str]:
-    """What a newcomer asks first: who played what."""
+    """Return agent, environment and settings for the header."""
     env, agent = _object(manifest.get("env")), _object(manifest.get("agent"))
     envs = manifest.get("envs") if isinstance(manifest.get("envs"), list) else [env]
     names = [_text(_object(one).get("id")) for one in (envs or [])[:MOST_ENVIRONMENTS]]
@@ -192,7 +192,7 @@ def _about(manifest: dict[str, Any]) -> dict[str, str]:
 
 def _state(run: RunView, summary: dict[str, Any] | None) -> str:
     if summary is None:
-        return "no summary yet: the run goes on, or was interrupted"
+        return "no summary yet: the run is in progress or was interrupted"
     ended = _text(summary.get("ended"))
     if summary.get("complete") is False:
         return "not complete"
@@ -200,7 +200,7 @@ def _state(run: RunView, summary: dict[str, Any] | None) -> str:
 
 
 def _warnings(holder: dict[str, Any] | None) -> list[str]:
-    """The sentences of the warnings that a summary or an evaluation holds."""
+    """Return the warning messages of a summary or an evaluation."""
     listed = (holder or {}).get("warnings")
     found = [_text(_object(one).get("sentence")) for one in listed] if isinstance(listed, list) else []
     return [f"Warning: {sentence}" for sentence in found if sentence]
@@ -217,7 +217,7 @@ def _notes(run: RunView, summary: dict[str, Any] | None) -> list[str]:
                      f"left out; {skipped.first}.")  # fmt: skip
     if not run.rows:
         held = run.manifest.get("kind") == "train" and run.metrics
-        notes.append("The run kept no episodes." if held else "No episode has ended yet.")
+        notes.append("The run stored no episodes." if held else "No episode has ended yet.")
     return notes
 
 
@@ -251,7 +251,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Text of bounded length that UTF-8 can hold, whatever a file says."""
+    """Return a bounded, valid UTF-8 text for any value of a file."""
     try:
         text = "" if value is None else str(value)
     except (ValueError, RecursionError):  # a number of too many digits, a list of too many levels

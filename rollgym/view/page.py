@@ -1,4 +1,4 @@
-"""The page: one HTML document around our own script and style, closed against everything else.
+"""The HTML document with embedded script and style; a strict CSP blocks everything else.
 
 Data goes into elements that no browser runs. The policy names the script and the style by their hashes, so
 that markup which got into the page in spite of everything could neither run nor load anything.
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rollgym.records import clean_text, jsonable
+from rollgym.core.serialization import clean_text, jsonable
 from rollgym.view.bounds import bounded
 
 STYLE = "view.css"
@@ -24,7 +24,7 @@ SCRIPTS = (
     "text.js", "dom.js", "charts.js", "render.js", "tokens.js", "episode.js", "list.js", "timeline.js",
     "overview.js", "main.js",
 )  # fmt: skip
-"""In the order in which they are joined to one script."""
+"""Script files in concatenation order."""
 
 
 def style() -> str:
@@ -33,12 +33,12 @@ def style() -> str:
 
 
 def script() -> str:
-    """All of our script, in a scope of its own."""
+    """Return the whole script in one function scope."""
     return '"use strict";\n(() => {\n' + "\n".join(map(_static, SCRIPTS)) + "\n})();\n"
 
 
 def policy(*, live: bool) -> str:
-    """The Content-Security-Policy of the page; a live one may ask its own server, and nobody else."""
+    """Return the Content-Security-Policy; a live page may connect only to its own server."""
     connect = "'self'" if live else "'none'"
     return (
         f"default-src 'none'; script-src {_hash(script())}; style-src {_hash(style())}; "
@@ -61,18 +61,18 @@ def page(title: str, data: Iterable[tuple[str, bytes]], *, live: bool = False) -
     )
     body = (
         f'<body data-live="{int(live)}">\n<div id="app"><p class="empty">Reading the run …</p></div>\n'
-        "<noscript>This page draws itself with a script of its own: allow it to run.</noscript>\n"
+        "<noscript>This page requires JavaScript.</noscript>\n"
     )
     return clean_text(f"{head}{body}{parts}<script>{script()}</script>\n</body>\n</html>\n").encode()
 
 
 def pack(value: Any) -> bytes:
-    """A value as compressed JSON in letters that mean nothing to HTML."""
+    """Encode a value as compressed JSON in base64."""
     return base64.b64encode(gzip.compress(encode(value), 6, mtime=0))
 
 
 def encode(value: Any) -> bytes:
-    """A value as JSON; what is not finite becomes null, and what JSON cannot hold the nearest that it can."""
+    """Encode a value as JSON; non-finite numbers become null, unsupported types the nearest JSON type."""
     try:
         return msgspec.json.encode(value)
     except (UnicodeEncodeError, OverflowError, ValueError, RecursionError):
@@ -80,7 +80,7 @@ def encode(value: Any) -> bytes:
 
 
 def blocks(bodies: Iterable[Any], size: int) -> Iterable[tuple[int, bytes]]:
-    """Bodies in packed blocks of about ``size`` bytes of JSON: how many are in each, and the block."""
+    """Pack episodes into blocks of about ``size`` bytes of JSON: yields count and block."""
     held: list[bytes] = []
     for body in bodies:
         held.append(encode(body))

@@ -1,4 +1,4 @@
-"""The scheduler's events as lanes: who used which engine slot and worker, and what waited longest."""
+"""Timeline of scheduler events: engine slots, workers and longest waits."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
-from rollgym.scheduler.events import Event
-from rollgym.scheduler.trace import chrome_trace, is_event, summary
-from rollgym.scheduler.watchdog import WAITS_FOR
-from rollgym.view.lines import Tail
+from rollgym.rollout.events import Event
+from rollgym.rollout.trace import chrome_trace, is_event, summary
+from rollgym.rollout.watchdog import WAITS_FOR
+from rollgym.view.tail import Tail
 
 MOST_EVENTS = 200_000
 FINE = 4_000
-"""A span shorter than this part of the whole is drawn together with its neighbours."""
+"""Spans shorter than this fraction of the total are merged with their neighbors."""
 MOST_SPANS = 20_000
 MOST_LANES = 200
-"""Of each kind."""
-_MARKS = {"version", "paused", "resumed", "stalled", "recalled"}
+"""Maximum lanes per kind."""
+_MARKS = {"weights_updated", "paused", "resumed", "stalled", "group_cancelled"}
 
 
 class Timeline:
-    """Events as far as they have been read; the newest ones where there are very many."""
+    """Events read so far; only the newest ones of long runs."""
 
     def __init__(self, tail: Tail) -> None:
         self._tail = tail
@@ -29,7 +29,7 @@ class Timeline:
         self._seen = 0
 
     def read(self, *, final: bool = False) -> dict[str, Any]:
-        """The lanes and the longest waits, with what is new in the file."""
+        """Read new events and return lanes and longest waits."""
         if self._tail.changed():
             self._events.clear()
             self._seen = 0
@@ -41,7 +41,7 @@ class Timeline:
 
 
 def lanes(events: Sequence[Event]) -> dict[str, Any]:
-    """Lanes with spans ``[start, seconds, state, episode, turn, how many]``, and what the waiting was for."""
+    """Return lanes with spans ``[start, seconds, state, episode, turn, count]`` and wait reasons."""
     rows = chrome_trace(events)["traceEvents"]
     names = {(r["pid"], r["tid"]): r["args"]["name"] for r in rows if r["name"] == "thread_name"}
     found: dict[tuple[int, int], list[list[Any]]] = {key: [] for key in _first(sorted(names))}
@@ -69,7 +69,7 @@ def lanes(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _first(keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Of each kind of lane, as many as one can look at."""
+    """Limit the number of lanes per kind."""
     counts: Counter[int] = Counter()
     kept = []
     for key in keys:
@@ -80,7 +80,7 @@ def _first(keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _joined(spans: list[list[Any]], shortest: float) -> list[list[Any]]:
-    """Neighbours of one state that are too short to be seen apart, as one."""
+    """Merge neighboring short spans of the same state."""
     joined: list[list[Any]] = []
     for span in spans:
         last = joined[-1] if joined else None
@@ -101,4 +101,4 @@ def _marks(events: Sequence[Event], most: int = 500) -> list[list[Any]]:
 
 
 def _mark(event: Event) -> str:
-    return f"weights {event.get('version')}" if event["kind"] == "version" else str(event["kind"])
+    return f"weights {event.get('version')}" if event["kind"] == "weights_updated" else str(event["kind"])

@@ -1,4 +1,4 @@
-"""What token ids say, by the tokenizer that the run was made with."""
+"""Text of token ids, decoded with the tokenizer of the run."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import msgspec
 
-from rollgym.files import read_bounded
+from rollgym.core.files import read_bounded
 
 FOLDERS = ("final", "model")
 FILE = "tokenizer.json"
 MOST_BYTES = 200_000_000
 LONGEST = 1_000
-"""Characters of a token."""
+"""Maximum characters of a token."""
 
 
 class TokenTexts:
-    """Texts of ids; none where there is no tokenizer, or the package ``tokenizers`` is not installed."""
+    """Decodes token ids; empty without a tokenizer or the package ``tokenizers``."""
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         self._decode = _decoder(folder, manifest)
         self._known: dict[int, str] = {}
 
     def of(self, ids: Iterable[int]) -> dict[str, str]:
-        """Each id's text; an id that the tokenizer does not know is left out."""
+        """Return the text of each id; unknown ids are omitted."""
         if self._decode is None:
             return {}
         found = {}
@@ -54,21 +54,21 @@ def _decoder(folder: Path, manifest: Mapping[str, Any]) -> Callable[[int], str] 
         tokenizer = Tokenizer.from_str(said.decode())
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # the package is missing or the file broken (a panic is no Exception): ids do
+    except BaseException:  # no package, or a broken file (a panic is not an Exception): show ids
         return None
 
     def decode(one: int) -> str:
         try:
-            if not decodes:  # an expression of a stranger's may take forever
+            if not decodes:  # an untrusted regular expression may run forever
                 return str(tokenizer.id_to_token(one) or "")[:LONGEST]
             text = str(tokenizer.decode([one], skip_special_tokens=False))
-            # A piece of a character is no text: its name in the vocabulary says more. So it is with pieces
+            # A partial character has no text: show its vocabulary entry. The same for pieces
             # that a decoder strips to nothing.
             text = text if text and "\ufffd" not in text else str(tokenizer.id_to_token(one) or "")
             return text[:LONGEST]
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # an id that is too great, a decoder that panics
+        except BaseException:  # an id out of range, a decoder that panics
             return ""
 
     return decode

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from local_http import LocalServer
 
-from rollgym.agent import Agent, AgentSetup, Briefing, Move, make_agent
-from rollgym.types import EpisodeSpec
+from rollgym.core.agent import Agent, AgentAction, AgentSetup, Briefing, make_agent
+from rollgym.core.types import EpisodeSpec
 
 SETUP = AgentSetup(env_id="test/Env-v0")
 
@@ -71,7 +71,7 @@ class FakeEndpoint:
         async def note(seconds: float) -> None:
             agent.waits.append(seconds)
 
-        agent.endpoint.sleep = note
+        agent.endpoint.http.sleep = note
         return agent
 
 
@@ -90,11 +90,13 @@ def answer() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def play() -> Callable[..., list[Move]]:
+def play() -> Callable[..., list[AgentAction]]:
     """Plays one episode: the moves that an agent makes on the observations."""
 
-    def run(agent: Agent, *observations: str, info: dict[str, Any] | None = None, **spec: Any) -> list[Move]:
-        async def episode() -> list[Move]:
+    def run(
+        agent: Agent, *observations: str, info: dict[str, Any] | None = None, **spec: Any
+    ) -> list[AgentAction]:
+        async def episode() -> list[AgentAction]:
             details = {"episode_id": "e1", "env_id": "test/Env-v0", **spec}
             briefing = Briefing(spec=EpisodeSpec(**details), instructions="Walk to the goal.")
             player = agent.player(briefing)
@@ -102,7 +104,7 @@ def play() -> Callable[..., list[Move]]:
                 moves = [await player.act(observation, info or {}) for observation in observations]
             finally:
                 await agent.close()
-            return [Move(action=move) if isinstance(move, str) else move for move in moves]
+            return [AgentAction(action=move) if isinstance(move, str) else move for move in moves]
 
         return asyncio.run(episode())
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rollgym.agent import AgentSetup, make_agent
+from rollgym.core.agent import AgentSetup, make_agent
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAMP = '''
-from rollgym import Reply, Task, TextEnv
+from rollgym import StepResult, Task, TextEnv
 
 class Lamp(TextEnv):
     """Switch the lamp on."""
@@ -22,9 +22,9 @@ class Lamp(TextEnv):
     def begin(self, task: Task) -> str:
         return "It is dark."
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         lit = action == "on"
-        return Reply("It is light." if lit else "It is dark.", float(lit), terminated=lit, success=lit)
+        return StepResult("It is light." if lit else "It is dark.", float(lit), terminated=lit, success=lit)
 '''
 
 

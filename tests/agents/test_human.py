@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from rollgym.agent import AgentSetup, Briefing, make_agent
-from rollgym.errors import AgentError, UsageError
-from rollgym.types import EpisodeSpec
+from rollgym.core.agent import AgentSetup, Briefing, make_agent
+from rollgym.core.errors import AgentError, UsageError
+from rollgym.core.types import EpisodeSpec
 
 SETUP = AgentSetup(env_id="test/Env-v0")
 

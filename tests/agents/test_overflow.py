@@ -1,30 +1,33 @@
-"""What becomes of the past: thinking that is left out, turns that are dropped, observations that are cut."""
+"""Changes of the history: stripped reasoning, dropped turns, truncated observations."""
 
 import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_conversation import RecordedConversation
 from spelt import END, Spelt, chatml, spell
 
-from rollgym.agent import Briefing, Move
-from rollgym.agents.dialogue import Dialogue
-from rollgym.agents.lm import LmAgent
-from rollgym.agents.lm_options import LmOptions
+from rollgym.agents.policy.agent import PolicyAgent
+from rollgym.agents.policy.options import PolicyOptions
+from rollgym.agents.prompt_builder import PromptBuilder
 from rollgym.chat import ChatTemplate
-from rollgym.errors import ContextFull, UsageError
+from rollgym.core.agent import AgentAction, Briefing
+from rollgym.core.errors import ContextFull, UsageError
+from rollgym.core.types import EpisodeSpec, Outcome
 from rollgym.testing import ScriptedEngine
-from rollgym.types import EpisodeSpec, Outcome
 
 TOLD = "<start>s:Walk.\n\nReply with your action only, and nothing else.<end>\n"
 
 
-def make(context: int | None = None, **options: Any) -> Dialogue:
-    settings = LmOptions(**{"instructions": False, "max_tokens": 4, **options})
-    return Dialogue(ChatTemplate(Spelt(chatml)), "{instructions}\n\n{format}", settings, "Walk.", context)
+def make(context: int | None = None, **options: Any) -> PromptBuilder:
+    settings = PolicyOptions(**{"instructions": False, "max_tokens": 4, **options})
+    return PromptBuilder(
+        ChatTemplate(Spelt(chatml)), "{instructions}\n\n{format}", settings, "Walk.", context
+    )
 
 
-def exchange(it: Dialogue, observation: str, reply: str = "Up") -> tuple[tuple[int, ...], bool]:
+def exchange(it: PromptBuilder, observation: str, reply: str = "Up") -> tuple[tuple[int, ...], bool]:
     heard = it.observe(observation)
     it.reply((*spell(reply), END))
     return heard
@@ -38,7 +41,7 @@ def test_thinking_that_is_kept_stays_in_the_row() -> None:
     it = make(reasoning="keep")
     exchange(it, "a", "<think>hm</think>Up")
     assert exchange(it, "b") == (spell(f"\n{asked('b')}"), False)
-    assert it.talk.prompt_ids == spell(f"{asked('a')}<think>hm</think>Up<end>\n{asked('b')}Up<end>")
+    assert it.conversation.prompt_ids == spell(f"{asked('a')}<think>hm</think>Up<end>\n{asked('b')}Up<end>")
 
 
 def test_thinking_that_is_stripped_begins_a_row_and_the_rest_does_not() -> None:
@@ -58,10 +61,10 @@ def test_the_turn_itself_keeps_the_tokens_that_were_sampled() -> None:
     assert engine.requests[1].prompt_ids == second.prompt_ids
 
 
-def play(engine: ScriptedEngine, *observations: str, **options: Any) -> list[Move]:
-    made = LmAgent(engine, Spelt(), LmOptions(**{"instructions": False, "max_tokens": 32, **options}))
+def play(engine: ScriptedEngine, *observations: str, **options: Any) -> list[AgentAction]:
+    made = PolicyAgent(engine, Spelt(), PolicyOptions(**{"instructions": False, "max_tokens": 32, **options}))
 
-    async def episode() -> list[Move]:
+    async def episode() -> list[AgentAction]:
         spec = EpisodeSpec(episode_id="e1", env_id="test/Env-v0")
         player = made.player(Briefing(spec=spec, instructions="Walk."))
         return [await player.act(observation, {}) for observation in observations]
@@ -129,7 +132,7 @@ def test_a_cut_observation_goes_on_in_the_same_row() -> None:
     exchange(it, "a")
     heard, new_row = exchange(it, "b" * 300)
     assert not new_row
-    assert it.talk.prompt_ids[:ONE] == spell(f"{asked('a')}Up<end>\n")
+    assert it.conversation.prompt_ids[:ONE] == spell(f"{asked('a')}Up<end>\n")
     assert heard[0] == ord("\n")
 
 
@@ -140,9 +143,9 @@ def test_where_nothing_helps_the_episode_ends_as_a_full_context(overflow: str) -
 
 
 @pytest.mark.parametrize(("name", "value"), [("overflow", "drop"), ("reasoning", "hide")])
-def test_a_policy_nobody_knows_is_refused(name: str, value: str) -> None:
+def test_an_unknown_choice_is_rejected(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=rf"{name} must be .*, not '{value}'"):
-        LmOptions(**{name: value})
+        PolicyOptions(**{name: value})
 
 
 @pytest.mark.parametrize("overflow", ["drop_oldest", "stop"])
@@ -152,11 +155,11 @@ def test_rows_of_a_real_model_score_as_they_were_sampled(overflow: str, tmp_path
     import numpy as np
     import torch
 
-    from rollgym.agent import AgentSetup, make_agent
+    from rollgym.core.agent import AgentSetup, make_agent
     from rollgym.pool.inline import InlinePool
-    from rollgym.scheduler.episode import play_episode
-    from rollgym.trainer.model import make_policy
-    from rollgym.trainer.rows import token_episode
+    from rollgym.rollout.episode_runner import run_episode
+    from rollgym.trainer.builtin_policy.model import make_policy
+    from rollgym.trainer.data.sequences import token_episode
 
     env = "rollgym/FrozenLake-v0"
     folder = make_policy([env], tmp_path / "tiny", size="tiny", context=256).path
@@ -167,7 +170,7 @@ def test_rows_of_a_real_model_score_as_they_were_sampled(overflow: str, tmp_path
         )
         pool = InlinePool()
         try:
-            return await play_episode(EpisodeSpec(episode_id="e", env_id=env, task=1), pool, agent)
+            return await run_episode(EpisodeSpec(episode_id="e", env_id=env, task=1), pool, agent)
         finally:
             await agent.close()
             await pool.close()
@@ -175,20 +178,21 @@ def test_rows_of_a_real_model_score_as_they_were_sampled(overflow: str, tmp_path
     played = asyncio.run(episode())
     told = token_episode(played)
     assert played.outcome is (Outcome.TOKEN_LIMIT if overflow == "stop" else Outcome.TRUNCATED)
-    assert (len(told.rows) > 1) == (overflow == "drop_oldest")
+    assert (len(told.sequences) > 1) == (overflow == "drop_oldest")
     from rollgym.engines.embedded.model import read_module
 
     model: Any = read_module(folder)
     found: list[float] = []
-    for row in told.rows:
+    for sequence in told.sequences:
         with torch.no_grad():
-            logprobs = model(torch.tensor(row.ids)[None]).logits[0].float().log_softmax(-1)
-        found += [float(logprobs[place - 1, row.ids[place]]) for place in row.places]
-    assert np.abs(np.array(found) - told.behaviour).max() < 1e-4
+            logprobs = model(torch.tensor(sequence.ids)[None]).logits[0].float().log_softmax(-1)
+        found += [float(logprobs[place - 1, sequence.ids[place]]) for place in sequence.action_positions]
+    assert np.abs(np.array(found) - told.behavior).max() < 1e-4
 
 
-def test_practice_turns_show_the_form_and_belong_to_no_reply() -> None:
-    it = make(practice=2, parser="answer|listed")
+def test_format_examples_are_not_sampled_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollgym.agents.prompt_builder.Conversation", RecordedConversation)
+    it: Any = make(format_examples=2, parser="answer|listed")
     heard, new_row = it.observe("a", {"actions": ["Up", "Down", "Left"]})
     shown = "".join(
         f"<start>u:This is practice. Play {action}.<end>\n<start>a:<answer>{action}</answer><end>\n"
@@ -197,13 +201,13 @@ def test_practice_turns_show_the_form_and_belong_to_no_reply() -> None:
     assert (heard, new_row) == (spell(f"{shown}{asked('a')}"), False)
     it.reply((*spell("Up"), END))
     assert it.observe("b", {}) == (spell(f"\n{asked('b')}"), False)
-    assert sum(it.talk.rows[0].mask) == 3
-    none = make(practice=2)
+    assert sum(it.conversation.rows[0].mask) == 3
+    none = make(format_examples=2)
     assert none.observe("a", {}) == (spell(asked("a")), False)
 
 
-def test_practice_turns_stand_before_every_turn_that_is_told_alone() -> None:
-    it = make(practice=1, remember=False)
+def test_format_examples_precede_every_turn_without_history() -> None:
+    it = make(format_examples=1, history="none")
     shown = "<start>u:This is practice. Play Up.<end>\n<start>a:Up<end>\n"
     for turn, observation in enumerate("ab"):
         heard = it.observe(observation, {"actions": ["Up"]})
@@ -212,7 +216,7 @@ def test_practice_turns_stand_before_every_turn_that_is_told_alone() -> None:
 
 
 def test_a_reminder_ends_each_observation() -> None:
-    it = make(remind=True, parser="listed|raw")
+    it = make(format_reminder=True, parser="listed|raw")
     said = "Reply with one of the actions you are given, and nothing else."
     heard, _ = it.observe("a", {"actions": ["Up", "Down"]})
     assert heard == spell(asked(f"a\n\nActions: Up, Down. {said}"))

@@ -1,7 +1,7 @@
 import pytest
 
 from rollgym.agents.parsing import make_parser, read_action, strip_thinking, take_action
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
 
 
 def parse(name: str, reply: str) -> str | None:
@@ -106,7 +106,7 @@ def test_a_miss_gives_the_reply_without_its_thinking() -> None:
     [("answer", "<answer>"), ("boxed", "\\boxed{"), ("raw", "<think>"), ("boxed", "{")],
 )
 def test_long_nonsense_is_read_once(name: str, piece: str) -> None:
-    # Reading that starts anew at each mark would take minutes here, and run into the time limit.
+    # A quadratic parser would take minutes here, and exceed the time limit.
     assert parse(name, piece * 200_000) is None
 
 

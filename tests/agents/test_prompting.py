@@ -11,7 +11,7 @@ from rollgym.agents.prompting import (
     history_limit,
     load_template,
 )
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
 
 TURNS = [Exchange("o1", "r1"), Exchange("o2", "r2")]
 

@@ -6,14 +6,23 @@ from typing import Any
 
 import pytest
 
-from rollgym import agent as registry
-from rollgym.agent import AgentSetup, FunctionAgent, Move, agent_cards, make_agent, register_agent
-from rollgym.errors import AgentError, UnknownName, UsageError
+from rollgym.core import agent as registry
+from rollgym.core.agent import (
+    Agent,
+    AgentAction,
+    AgentSetup,
+    FunctionAgent,
+    as_agent,
+    list_agents,
+    make_agent,
+    register_agent,
+)
+from rollgym.core.errors import AgentError, UnknownName, UsageError
 
 SETUP = AgentSetup(env_id="test/Env-v0")
 
 MODULE = """
-from rollgym.agent import Move, SoloAgent
+from rollgym.core.agent import AgentAction, SoloAgent
 
 NUMBER = 5
 
@@ -21,7 +30,7 @@ def up(observation, info):
     return "Up " + observation
 
 async def later(observation, info):
-    return Move(action="Later", response="whole reply")
+    return AgentAction(action="Later", response="whole reply")
 
 class Counter(SoloAgent):
     def __init__(self, setup, start_at=0):
@@ -56,16 +65,16 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "my_test_agents.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     registry.load_agents()
-    monkeypatch.setattr(registry, "_cards", dict(registry._cards))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     yield "my_test_agents"
     sys.modules.pop("my_test_agents", None)
 
 
 def test_the_built_in_agents_are_registered() -> None:
-    names = [card.name for card in agent_cards()]
+    names = [card.name for card in list_agents()]
     assert names == sorted(names)
     assert {"random", "expert", "human", "scripted", "chat"} <= set(names)
-    assert all(card.summary for card in agent_cards())
+    assert all(card.summary for card in list_agents())
 
 
 def test_an_unknown_agent_suggests_the_nearest() -> None:
@@ -85,7 +94,9 @@ def test_a_function_is_an_agent(module: str, play: Any) -> None:
 
 
 def test_an_async_function_is_an_agent(module: str, play: Any) -> None:
-    assert play(make_agent(f"{module}:later", SETUP), "a") == [Move(action="Later", response="whole reply")]
+    assert play(make_agent(f"{module}:later", SETUP), "a") == [
+        AgentAction(action="Later", response="whole reply")
+    ]
 
 
 def test_a_class_is_an_agent_with_options(module: str, play: Any) -> None:
@@ -118,15 +129,15 @@ def test_a_registered_name_works_like_the_path(module: str, play: Any) -> None:
         make_agent("counter", SETUP, start=1)
 
 
-def test_a_class_that_is_no_agent_is_refused(module: str) -> None:
-    with pytest.raises(UsageError, match="makes a NoAgent, which is no agent: it needs player"):
+def test_a_class_that_is_not_an_agent_is_rejected(module: str) -> None:
+    with pytest.raises(UsageError, match="makes a NoAgent, which is not an agent: it needs player"):
         make_agent(f"{module}:NoAgent", SETUP)
 
 
 def test_what_cannot_be_found_is_named(module: str) -> None:
     with pytest.raises(UnknownName, match="Did you mean Counter"):
         make_agent(f"{module}:Countr", SETUP)
-    with pytest.raises(UsageError, match="no module of that name"):
+    with pytest.raises(UsageError, match="agent no_such_module_here: no such module on the Python path"):
         make_agent("no_such_module_here:Agent", SETUP)
 
 
@@ -138,3 +149,52 @@ def test_a_factory_that_fails_is_named(module: str) -> None:
 def test_an_agent_without_choose_says_so(module: str, play: Any) -> None:
     with pytest.raises(NotImplementedError, match=r"Lazy must define choose"):
         play(make_agent(f"{module}:Lazy", SETUP), "a")
+
+
+def test_an_agent_with_only_the_required_methods_gets_the_defaults() -> None:
+    class Player:
+        async def act(self, observation: str, info: Any) -> str:
+            return "Up"
+
+    class Minimal:
+        def player(self, briefing: Any) -> Player:
+            return Player()
+
+        async def close(self) -> None:
+            pass
+
+    for made in (as_agent(Minimal()), make_agent(Minimal(), SETUP)):
+        assert isinstance(made, Agent)
+        assert (made.describe(), made.totals(), made.default_concurrency, list(made.notes)) == ({}, {}, 1, [])
+        player: Any = made.player(None)  # type: ignore[arg-type]
+        assert asyncio.run(player.leave()) is None
+        assert player.final_prompt("o") == ((), False)
+        assert asyncio.run(player.act("o", {})) == "Up"
+
+
+def test_optional_methods_of_an_agent_and_its_player_are_used() -> None:
+    left = []
+
+    class Player:
+        async def act(self, observation: str, info: Any) -> str:
+            return "Up"
+
+        async def leave(self) -> None:
+            left.append(1)
+
+    class Partial:
+        default_concurrency = 7
+
+        def player(self, briefing: Any) -> Player:
+            return Player()
+
+        async def close(self) -> None:
+            pass
+
+        def describe(self) -> dict[str, Any]:
+            return {"agent": "partial"}
+
+    made = make_agent(Partial(), SETUP)
+    assert (made.describe(), made.totals(), made.default_concurrency) == ({"agent": "partial"}, {}, 7)
+    asyncio.run(made.player(None).leave())  # type: ignore[arg-type]
+    assert left == [1]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from rollgym.agent import Agent, AgentSetup, make_agent
-from rollgym.errors import AgentError, UsageError
+from rollgym.core.agent import Agent, AgentSetup, make_agent
+from rollgym.core.errors import AgentError, UsageError
 
 SETUP = AgentSetup(env_id="test/Env-v0")
 

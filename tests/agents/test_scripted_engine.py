@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rollgym.engines import BadRequest, Engine, GenerateRequest, Generation, Sampling, WeightSource
-from rollgym.errors import AgentError
+from rollgym.core.errors import AgentError
+from rollgym.engines.base import BadRequest, Engine, GenerateRequest, Generation, Sampling, WeightSource
 from rollgym.testing import ScriptedEngine
 
 
@@ -35,7 +35,7 @@ def test_it_says_what_the_script_says_and_stops_where_it_must():
 
 def test_it_refuses_what_an_engine_refuses():
     engine = ScriptedEngine([1], context_length=10)
-    with pytest.raises(BadRequest, match="needs a prompt"):
+    with pytest.raises(BadRequest, match="The request has no prompt ids"):
         answer(engine, request(prompt=()))
     with pytest.raises(BadRequest, match="A prompt of 10 ids leaves no room"):
         answer(engine, request(prompt=(1,) * 10))
@@ -54,7 +54,7 @@ def test_an_id_can_be_used_once_at_a_time():
         engine = ScriptedEngine([1, 2])
         await asyncio.gather(engine.generate(request("a")), engine.generate(request("a")))
 
-    with pytest.raises(BadRequest, match="There is a request 'a' already"):
+    with pytest.raises(BadRequest, match="Request id 'a' is already in use"):
         asyncio.run(play())
 
 

@@ -1,4 +1,4 @@
-"""A small suite of one's own, and results of it to look at and to spoil."""
+"""A small custom suite, and results of it to inspect and to corrupt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rollgym.bench.run import SuiteRun
-from rollgym.bench.suite import Who, read_suite
+from rollgym.bench.suite import AgentSpec, read_suite
 
 SUITE = """\
 schema = 1
@@ -57,7 +57,7 @@ def play(folder: Path, agent: str, text: str = SUITE, **more: Any) -> Path:
     """Play a suite into ``folder/AGENT``."""
     suite = read_suite(write_suite(folder, text))
     out = folder / agent.replace(":", "-")
-    SuiteRun(suite, Who(agent=agent, options={}, modules=("faulty",)), out, **more).run()
+    SuiteRun(suite, AgentSpec(agent=agent, options={}, modules=("faulty",)), out, **more).run()
     return out
 
 
@@ -80,7 +80,7 @@ def results(played: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def spoil(results: Path) -> Callable[..., None]:
-    """Change one episode's line (the n-th of an entry), as somebody would who wants a better result."""
+    """Change one episode's line (the n-th of an entry), to forge a better result."""
 
     def change(work: Callable[[dict[str, Any]], Any], entry: str = "alone", number: int = 0) -> None:
         path = results / "entries" / entry / "episodes.jsonl"
@@ -98,19 +98,19 @@ def forge(results: Path) -> Callable[[], None]:
     """Make every number and hash follow from the episodes again, as a careful forger would."""
 
     def work() -> None:
-        from rollgym.bench.folder import read_results_manifest, recorded_suite
         from rollgym.bench.markdown import markdown
+        from rollgym.bench.results import read_results_manifest, recorded_suite
         from rollgym.bench.summary import suite_summary
-        from rollgym.store import load_run, write_json
-        from rollgym.summary import summarise
+        from rollgym.evaluation.metrics import summarize
+        from rollgym.io.run_dir import read_run, write_json
 
         manifest = read_results_manifest(results)
         suite = recorded_suite(manifest, results)
         parts = []
         for name in manifest["entries"]:
             folder = results / "entries" / name
-            told, episodes = load_run(folder)
-            write_json(folder / "summary.json", summarise(told, episodes))
+            told, episodes = read_run(folder)
+            write_json(folder / "summary.json", summarize(told, episodes))
             parts.append((suite.entry(name), told, episodes))
         summary = suite_summary(suite, manifest, parts, results)
         write_json(results / "summary.json", summary)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollgym.bench.compare import compare_results
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
 
 from .conftest import SUITE, play
 
@@ -62,7 +62,7 @@ def test_tables_and_json(rollgym_command: Command, yes: Path, played: Path) -> N
         "version": 3,
     }
     assert (
-        "holds no results of a suite"
+        "does not hold the results of a suite"
         in rollgym_command("bench", "compare", yes, played / "entries/alone").err
     )
 

@@ -88,7 +88,7 @@ def test_a_model_plays_and_its_tokens_are_counted(
     ],
     ids=["429", "500", "garbage", "slow"],
 )
-def test_failures_are_counted_and_played_again_once_the_endpoint_is_well(
+def test_failures_are_counted_and_rerun_once_the_endpoint_recovers(
     rollgym_command: Command,
     endpoint: Endpoint,
     tmp_path: Path,
@@ -115,7 +115,7 @@ def test_failures_are_counted_and_played_again_once_the_endpoint_is_well(
     assert (tmp_path / "r/entries/alone/episodes.jsonl").read_bytes().startswith(first)
 
 
-def test_a_dead_endpoint_ends_the_suite_early_and_says_how_to_go_on(
+def test_a_dead_endpoint_ends_the_suite_early_with_a_hint_to_resume(
     rollgym_command: Command, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     write_suite(tmp_path, SUITE.replace("tasks = 6", "tasks = 30"))
@@ -123,7 +123,7 @@ def test_a_dead_endpoint_ends_the_suite_early_and_says_how_to_go_on(
     ran = run(rollgym_command, endpoint, "--agent-arg", "retries=0")
     assert ran.code == 1
     assert "All of the first 10 episodes failed" in ran.err
-    assert "Ended with 10 of 36 episodes, 10 of them failed" in ran.err
+    assert "Stopped with 10 of 36 episodes, 10 of them failed" in ran.err
     assert "--resume plays the rest" in " ".join(ran.err.split())
     endpoint.answer = lambda number: good()
     again = run(rollgym_command, endpoint, "--agent-arg", "retries=0", "--resume")

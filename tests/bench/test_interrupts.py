@@ -12,26 +12,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rollgym.records import read_episodes
+from rollgym.core.serialization import read_episodes
 
 from .conftest import SUITE, write_suite
 
 Command = Callable[..., Any]
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+SEARCHED = os.pathsep.join([str(FIXTURES), str(Path(__file__).parents[2])])
 
 
 def ids(out: Path, entry: str) -> list[str]:
     return [e.spec.episode_id for e in read_episodes(out / "entries" / entry / "episodes.jsonl")]
 
 
-def test_a_killed_run_goes_on(rollgym_command: Command, tmp_path: Path) -> None:
+def test_a_killed_run_can_be_resumed(rollgym_command: Command, tmp_path: Path) -> None:
     text = SUITE.replace('env = "faulty:Counting"\nsplit', 'env = "faulty:Sleeps"\nsplit')
     write_suite(tmp_path, text.replace("tasks = 3", "tasks = 10"))
     words = ["bench", "run", "little.toml", "--out", "r", "--json", "--env-module", "faulty"]
     process = subprocess.Popen(
         [sys.executable, "-m", "rollgym", *words],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(FIXTURES)},
+        env={**os.environ, "PYTHONPATH": SEARCHED},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -50,7 +51,7 @@ def test_a_killed_run_goes_on(rollgym_command: Command, tmp_path: Path) -> None:
     assert len(set(ids(tmp_path / "r", "twice"))) == len(ids(tmp_path / "r", "twice")) == 20
 
 
-def test_a_stop_keeps_what_is_done_and_says_how_to_go_on(rollgym_command: Command, tmp_path: Path) -> None:
+def test_a_stop_keeps_finished_episodes_and_hints_at_resume(rollgym_command: Command, tmp_path: Path) -> None:
     text = SUITE.replace('env = "faulty:Counting"\nsplit', 'env = "faulty:Sleeps"\nsplit')
     write_suite(tmp_path, text.replace("tasks = 3", "tasks = 200"))
     process = subprocess.Popen(
@@ -61,7 +62,7 @@ def test_a_stop_keeps_what_is_done_and_says_how_to_go_on(rollgym_command: Comman
             *["bench", "run", "little.toml", "--out", "r", "--json", "--env-module", "faulty"],
         ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(FIXTURES)},
+        env={**os.environ, "PYTHONPATH": SEARCHED},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollgym.bench.summary import mean_interval
-from rollgym.records import read_episodes
+from rollgym.core.serialization import read_episodes
 
 from .conftest import SUITE, write_suite
 
@@ -28,15 +28,13 @@ def ids(out: Path, entry: str) -> list[str]:
     return [e.spec.episode_id for e in read_episodes(out / "entries" / entry / "episodes.jsonl")]
 
 
-def test_a_missed_golden_score_is_exit_code_1_and_says_where(
-    rollgym_command: Command, tmp_path: Path
-) -> None:
+def test_a_missed_golden_score_is_reported_with_exit_code_1(rollgym_command: Command, tmp_path: Path) -> None:
     golden = "tasks = 6\ngolden.random = { success = 1.0, score = 3.0 }"
     write_suite(tmp_path, SUITE.replace("tasks = 6", golden))
     ran = rollgym_command("bench", "run", "little.toml", "--out", "r", "--json")
     assert ran.code == 1
     assert json.loads(ran.out)["golden"] == {"checked": 1, "missed": ["alone"]}
-    assert "The golden score was missed in: alone." in ran.err
+    assert "Golden score missed in: alone." in ran.err
     assert "golden score of random was missed" in (tmp_path / "r" / "report.md").read_text()
 
 
@@ -51,7 +49,7 @@ def test_other_tasks_than_the_pinned_ones_are_noticed(rollgym_command: Command, 
     ran = rollgym_command("bench", "run", "little.toml", "--out", "r", "--json")
     assert ran.code == 1
     assert json.loads(ran.out)["other_tasks"] == ["alone"]
-    assert "The tasks were not those of the suite in: alone." in ran.err
+    assert "Tasks differ from those of the suite in: alone." in ran.err
 
 
 def test_the_numbers_are_the_same_whatever_the_workers(rollgym_command: Command, suite_path: Path) -> None:
@@ -115,7 +113,7 @@ def test_resume_of_a_finished_run_plays_nothing(
     assert again == first
 
 
-def test_resume_plays_failed_episodes_again_and_keeps_their_lines(
+def test_resume_reruns_failed_episodes_and_keeps_their_lines(
     rollgym_command: Command, tmp_path: Path
 ) -> None:
     text = SUITE.replace('env = "faulty:Counting"\ntasks', 'env = "faulty:RaisesOnSomeTasks"\ntasks')
@@ -156,7 +154,7 @@ def test_only_some_entries_can_be_played(rollgym_command: Command, suite_path: P
     )
 
 
-def test_data_of_ones_own_fills_in_an_entry(rollgym_command: Command, tmp_path: Path) -> None:
+def test_user_data_fills_in_an_entry(rollgym_command: Command, tmp_path: Path) -> None:
     task = {
         "task_id": "HumanEval/0",
         "prompt": "def one():\n    '''One.'''\n",
@@ -181,12 +179,12 @@ def test_data_of_ones_own_fills_in_an_entry(rollgym_command: Command, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--agent", "nobody"), "no agent called 'nobody'"),
+        (("--agent", "unknown"), "no agent called 'unknown'"),
         (("--agent", "expert"), "has no expert"),
         (("--resume",), "--resume needs --out"),
-        (("--data", "alone"), "is not of the form entry=value"),
-        (("--data", "alone=x"), "takes no --data"),
-        (("--agent", "chat"), "Say which model"),
+        (("--data", "alone"), "--data 'alone': expected entry=value"),
+        (("--data", "alone=x"), "does not take --data"),
+        (("--agent", "chat"), "No model given: pass model=NAME"),
         (("--workers", "-1"), "--workers must be at least 0"),
     ],
 )
@@ -204,10 +202,10 @@ def test_results_are_never_overwritten_nor_mixed(rollgym_command: Command, suite
     ran = rollgym_command("bench", "run", suite_path, "--out", "r")
     assert (ran.code, "already holds results" in ran.err) == (2, True)
     ran = rollgym_command("bench", "run", suite_path, "--out", "r", "--agent", "faulty:Yes", "--resume")
-    assert (ran.code, "was made with agent" in ran.err) == (2, True)
+    assert (ran.code, "was created with agent" in ran.err) == (2, True)
     suite_path.write_text(SUITE.replace("tasks = 6", "tasks = 5"))
     ran = rollgym_command("bench", "run", suite_path, "--out", "r", "--resume")
-    assert (ran.code, "was made with suite_hash" in ran.err) == (2, True)
+    assert (ran.code, "was created with suite_hash" in ran.err) == (2, True)
 
 
 def test_a_broken_line_is_named_and_left_alone(
@@ -220,5 +218,5 @@ def test_a_broken_line_is_named_and_left_alone(
     file.write_bytes(broken)
     ran = rollgym_command("bench", "run", suite_path, "--out", "r", "--resume")
     assert ran.code == 1
-    assert "episodes.jsonl, line 2: not a line of JSON" in ran.err
+    assert "episodes.jsonl, line 2: not valid JSON" in ran.err
     assert file.read_bytes() == broken

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.bench.suite import Golden, Who, find_suite, known_suites, plan_entry, read_suite, suite_from
-from rollgym.errors import RollgymError, UnknownName, UsageError
-from rollgym.registry import card, find_spec
+from rollgym.bench.suite import (
+    AgentSpec,
+    Golden,
+    find_suite,
+    known_suites,
+    plan_entry,
+    read_suite,
+    suite_from,
+)
+from rollgym.core.errors import RollgymError, UnknownName, UsageError
+from rollgym.core.registry import env_info, find_spec
 
 from .conftest import SUITE, write_suite
 
-WHO = Who(agent="random", options={}, modules=("faulty",))
+WHO = AgentSpec(agent="random", options={}, modules=("faulty",))
 
 
 def refused(folder: Path, text: str) -> str:
@@ -36,14 +44,14 @@ def test_a_shipped_suite_pins_its_tasks_and_has_golden_scores(name: str) -> None
             assert entry.task_set
             assert entry.content
             assert entry.success
-            assert list(entry.golden) == ["random", card(entry.env).expert_is]
+            assert list(entry.golden) == ["random", env_info(entry.env).expert_is]
             assert all(golden.tolerance == 0 for golden in entry.golden.values())
 
 
 def test_core_has_every_environment_that_needs_no_data_and_no_browser() -> None:
-    from rollgym.registry import cards
+    from rollgym.core.registry import list_envs
 
-    ours = {c.env_id for c in cards() if c.env_id.startswith("rollgym/") and "browser" not in c.needs}
+    ours = {c.env_id for c in list_envs() if c.env_id.startswith("rollgym/") and "browser" not in c.needs}
     assert {entry.env for entry in find_suite("core").entries} == ours
 
 
@@ -75,7 +83,7 @@ def test_a_suite_survives_a_round_trip_and_its_hash_sees_every_change(tmp_path: 
         ("tasks = 6", 'tasks = "six"', "Expected `int`, got `str`"),
         ("tasks = 6", "tasks = -1", "needs tasks >= 0"),
         ('name = "twice"', 'name = "alone"', "two entries are called 'alone'"),
-        ('name = "twice"', 'name = "../up"', "an entry's name is of a-z"),
+        ('name = "twice"', 'name = "../up"', "an entry's name may contain a-z"),
         ("max_turns = 10", "max_turns = 0", "limits.turns must be positive"),
         ("max_turns = 10", "golden.wizard = { success = 1, score = 1 }", "golden score of 'wizard'"),
         ("max_turns = 10", "golden.random = { success = 7, score = 1 }", "between 0 and 1"),
@@ -90,10 +98,10 @@ def test_a_bad_suite_is_refused_with_a_sentence(
 
 
 def test_a_suite_without_entries_is_refused(tmp_path: Path) -> None:
-    assert "is no suite" in refused(tmp_path, SUITE[: SUITE.index("[[entries]]")])
+    assert "is not a suite" in refused(tmp_path, SUITE[: SUITE.index("[[entries]]")])
 
 
-def test_a_name_nobody_knows_gets_a_suggestion() -> None:
+def test_an_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(UnknownName, match=r"Did you mean smoke\?"):
         find_suite("smok")
 
@@ -104,7 +112,7 @@ def test_a_name_nobody_knows_gets_a_suggestion() -> None:
         ('env = "faulty:Counting"\ntasks', 'env = "rollgym/Sokobn-v0"\ntasks', "rollgym/Sokoban-v0"),
         ('split = "dev"', 'split = "exam"', "no split called 'exam'"),
         ("tasks = 3", "tasks = 3000", "has 1000 tasks, too few"),
-        ("tasks = 6", 'tasks = 6\nkwargs = { colour = "red" }', "unexpected keyword argument 'colour'"),
+        ("tasks = 6", 'tasks = 6\nkwargs = { color = "red" }', "unexpected keyword argument 'color'"),
         ("tasks = 6", 'tasks = 6\ntask_set = "0123456789abcdef"', "made for the task set '0123456789abcdef'"),
         ("the episode reports success", "luck", "made for the definition of success 'luck'"),
     ],

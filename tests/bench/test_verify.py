@@ -13,7 +13,7 @@ import pytest
 
 from rollgym.bench.verify import Verdict
 from rollgym.bench.verify import verify as verify_results
-from rollgym.errors import ResultsError, UsageError
+from rollgym.core.errors import ResultsError, UsageError
 
 from .conftest import SUITE, play, write_suite
 
@@ -72,7 +72,7 @@ def changes() -> list[tuple[str, Callable[[dict[str, Any]], Any], str]]:
         e["seconds"] = 0.0
 
     return [
-        ("success", success, "is recorded, but the last turn says"),
+        ("success", success, "is recorded, but the last turn has"),
         ("reward", reward, "but the rewards sum to"),
         ("action", action, "the file has changed since"),
         ("seed", seed, "env_seed"),
@@ -92,7 +92,7 @@ def test_a_changed_episode_is_noticed_without_playing_it(
 
 
 @pytest.mark.parametrize(("what", "work", "sentence"), changes()[:3], ids=lambda value: str(value)[:8])
-def test_a_careful_forgery_is_found_by_playing_it_again(
+def test_a_careful_forgery_is_found_by_replaying_it(
     results: Path,
     spoil: Spoil,
     forge: Callable[[], None],
@@ -108,7 +108,7 @@ def test_a_careful_forgery_is_found_by_playing_it_again(
     spoil(consistent, number=3)
     forge()
     found = said(verify(results, sample=0))
-    assert "played again, in turn" in found
+    assert "replayed, in turn" in found
     assert "the file has changed" not in found, "the forger was careful"
 
 
@@ -128,7 +128,7 @@ def test_an_episode_that_counts_twice_is_noticed(results: Path, forge: Callable[
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines, lines[0]]))
     forge()
-    assert "it is there twice" in said(verify(results, sample=1))
+    assert "it is recorded twice" in said(verify(results, sample=1))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_changed_entry_summary_and_report_are_named(results: Path) -> None:
     report.write_text(report.read_text().replace("Success 0", "Success 1"))
     found = said(verify(results, sample=1))
     assert "alone, summary: success_rate: 1.0 is recorded" in found
-    assert "report.md: it does not say what the summary says" in found
+    assert "report.md: it does not match the summary" in found
 
 
 def test_a_suite_made_easier_is_noticed(results: Path, forge: Callable[[], None]) -> None:
@@ -172,22 +172,22 @@ def test_a_suite_made_easier_is_noticed(results: Path, forge: Callable[[], None]
 def test_results_of_a_shipped_suite_must_be_of_the_version_that_ships(tmp_path: Path) -> None:
     named = SUITE.replace('"little"', '"smoke"')
     older = play(tmp_path, "faulty:says_no", named)
-    assert "the results are of smoke 3, but this is smoke 1" in said(verify(older, sample=1))
+    assert "the results belong to smoke 3, but rollgym has smoke 1" in said(verify(older, sample=1))
     other = play(tmp_path, "random", named.replace("version = 3", "version = 1"))
-    assert "it is not smoke 1 as this rollgym knows it" in said(verify(other, sample=1))
+    assert "it differs from smoke 1 of this rollgym" in said(verify(other, sample=1))
 
 
-def test_a_suite_of_ones_own_is_checked_against_its_file(
+def test_a_custom_suite_is_checked_against_its_file(
     rollgym_command: Command, results: Path, tmp_path: Path
 ) -> None:
     write_suite(tmp_path)
     assert rollgym_command("bench", "verify", results, "--suite", "little.toml").code == 0
     write_suite(tmp_path, SUITE.replace("max_turns = 10", "max_turns = 11"))
     ran = rollgym_command("bench", "verify", results, "--suite", "little.toml")
-    assert (ran.code, "it is not little 3" in ran.out) == (1, True)
+    assert (ran.code, "it differs from little 3" in ran.out) == (1, True)
 
 
-def test_the_command_says_what_differs_and_ends_with_1(
+def test_the_command_reports_differences_and_exits_with_1(
     rollgym_command: Command, results: Path, spoil: Spoil
 ) -> None:
     whole = rollgym_command("bench", "verify", results, "--json")
@@ -195,22 +195,22 @@ def test_the_command_says_what_differs_and_ends_with_1(
     spoil(changes()[0][1])
     ran = rollgym_command("bench", "verify", results)
     assert ran.code == 1
-    assert "little 3 by random does not hold" in ran.out
+    assert "little 3 by random: not verified" in ran.out
     ran = rollgym_command("bench", "verify", results, "--json")
     assert (ran.code, json.loads(ran.out)["holds"]) == (1, False)
 
 
-def test_half_written_and_corrupt_results_are_told_apart(results: Path) -> None:
+def test_half_written_and_corrupt_results_are_distinguished(results: Path) -> None:
     path = results / "entries/alone/episodes.jsonl"
     path.write_bytes(path.read_bytes()[:-40])
-    assert "episodes.jsonl, line 6: not a line of JSON" in said(verify(results, sample=1))
+    assert "episodes.jsonl, line 6: not valid JSON" in said(verify(results, sample=1))
     shutil.rmtree(results / "entries/alone")
-    assert "alone: There is no results folder" in said(verify(results, sample=1))
+    assert f"alone: Run folder {results / 'entries/alone'} does not exist" in said(verify(results, sample=1))
     (results / "summary.json").write_text("{")
     with pytest.raises(ResultsError, match=r"summary.json is not valid JSON"):
         verify(results)
     (results / "summary.json").unlink()
-    with pytest.raises(ResultsError, match=r"goes on with --resume"):
+    with pytest.raises(ResultsError, match=r"Run the same command with --resume"):
         verify(results)
     (results / "manifest.json").write_text('{"schema": 1, "kind": "bench", "suite": {}}')
     with pytest.raises(ResultsError, match=r"manifest.json is broken"):
@@ -224,9 +224,9 @@ def test_half_written_and_corrupt_results_are_told_apart(results: Path) -> None:
     with pytest.raises(ResultsError, match=r"schema 2, but this rollgym reads up to 1"):
         verify(results)
     (results / "manifest.json").unlink()
-    with pytest.raises(UsageError, match=r"is no results folder"):
+    with pytest.raises(UsageError, match=r"is not a results folder"):
         verify(results)
-    with pytest.raises(UsageError, match=r"There is no results folder"):
+    with pytest.raises(UsageError, match=r"Results folder .* does not exist"):
         verify(results / "nowhere")
 
 

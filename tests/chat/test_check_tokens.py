@@ -10,8 +10,8 @@ from talkers import CHATML, FAMILIES, family, make
 
 from rollgym.chat import load_tokenizer
 from rollgym.cli.tokens import check_tokens
-from rollgym.errors import MissingExtra, UsageError
-from rollgym.extras import install_command
+from rollgym.core.errors import MissingExtra, UsageError
+from rollgym.core.extras import install_command
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_every_family_is_explained(folder, capsys, name):
     assert "Open it" in report["example"][1]["text"]
     assert check_tokens(path, as_json=False) == 0
     shown = capsys.readouterr().out
-    assert "Conversations can be held in token ids." in shown
+    assert "Conversations can be continued in token ids." in shown
     assert report["end_of_turn"] in shown
 
 
@@ -56,11 +56,17 @@ def test_the_example_is_the_conversation_itself(folder, capsys):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("qwen3", ["reasoning in a reply is rewritten, and a new row begins", "'<|im_end|>' (id "]),
-        ("gemma", ["none: its text leads the first user message"]),
+        (
+            "qwen3",
+            ["reasoning in a reply is rewritten, which starts a new training sequence", "'<|im_end|>' (id "],
+        ),
+        ("gemma", ["none: its text is prepended to the first user message"]),
         ("mistral", ["the system message is rewritten", "marked with plain text", "before a reply     ' '"]),
-        ("qwen2.5", ["kept as it was: one row for an episode", "stays text"]),
-        ("words", ["no token of its own"]),
+        (
+            "qwen2.5",
+            ["kept unchanged: one training sequence per episode", "spelled out in an observation stay text"],
+        ),
+        ("words", ["no separate token"]),
     ],
 )
 def test_what_is_special_about_a_family_is_said(folder, capsys, name, words):
@@ -78,11 +84,11 @@ def test_a_template_that_cannot_be_used_is_shown_with_the_difference(folder, cap
     assert check_tokens(path, as_json=True) == 1
     report = json.loads(capsys.readouterr().out)
     assert not report["ok"]
-    assert report["problem"].endswith("Give it a fixed one: date=YYYY-MM-DD.")
+    assert report["problem"].endswith("Set a fixed date: date=YYYY-MM-DD.")
     assert check_tokens(path, as_json=True, date="2024-07-26") == 0
 
 
-def test_a_template_is_told_what_it_is_to_be_told(folder, capsys):
+def test_template_kwargs_are_passed_to_the_template(folder, capsys):
     path = folder(family("qwen3"))
     assert check_tokens(path, as_json=True, chat_kwargs={"enable_thinking": False}) == 0
     report = json.loads(capsys.readouterr().out)
@@ -92,11 +98,13 @@ def test_a_template_is_told_what_it_is_to_be_told(folder, capsys):
 def test_a_broken_folder_is_one_sentence(tmp_path):
     with pytest.raises(UsageError, match=r"^There is no folder .*nowhere: name one"):
         check_tokens(tmp_path / "nowhere", as_json=False)
-    with pytest.raises(UsageError, match=r"^The folder .* holds no tokenizer: it has no tokenizer.json\.$"):
+    with pytest.raises(
+        UsageError, match=r"^The folder .* does not hold a tokenizer: tokenizer.json is missing\.$"
+    ):
         check_tokens(tmp_path, as_json=False)
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(UsageError, match="holds no tokenizer that can be loaded") as caught:
+    with pytest.raises(UsageError, match="The tokenizer in .* cannot be loaded") as caught:
         check_tokens(tmp_path, as_json=False)
     assert "\n" not in str(caught.value)
 

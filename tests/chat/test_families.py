@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from recorded_conversation import RecordedConversation as Conversation
 from talkers import FAMILIES, family, make
 
-from rollgym.chat import ChatTemplate, Conversation
+from rollgym.chat import ChatTemplate
 from rollgym.chat.codec import MIDDLE
 
 EVERY = sorted(FAMILIES)
@@ -181,7 +182,7 @@ def test_the_prompt_is_tokenised_without_the_reply_that_will_follow():
     assert f" {' '.join(map(str, newlines))} {reply[0]} " in f" {' '.join(map(str, anew))} "
 
 
-def test_the_end_of_turn_is_no_part_of_the_text_even_if_it_is_not_special():
+def test_the_end_of_turn_is_not_part_of_the_text_even_if_it_is_not_special():
     talk = Conversation(ChatTemplate(family("gemma")))
     talk.observe("Go.")
     assert talk.reply(sampled(talk, "Up")) == "Up"

@@ -1,14 +1,15 @@
-"""What must hold for every conversation: whatever is observed, whatever is sampled."""
+"""Properties of every conversation, for any observations and any sampled ids."""
 
 from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from recorded_conversation import RecordedConversation as Conversation
 from spelt import Spelt
 from talkers import FAMILIES, family
 
-from rollgym.chat import ChatTemplate, Conversation
+from rollgym.chat import ChatTemplate
 from rollgym.chat.codec import MIDDLE
 
 NAMES = sorted(FAMILIES)
@@ -59,23 +60,6 @@ def test_a_prompt_holds_the_last_prompt_and_reply_as_they_were(name, data):
         talk.reply(reply)
         past = talk.prompt_ids
         assert past[len(past) - len(reply) :] == tuple(reply)
-
-
-@EVERY
-@few
-@given(data=st.data())
-def test_the_mask_says_who_wrote_each_id_and_each_reply_is_in_one_row(name, data):
-    talk = Conversation(TEMPLATES[name], system="Play.")
-    rows: list[list[tuple[int, int, float]]] = []
-    for number, (observation, reply) in enumerate(data.draw(turns(name))):
-        talk.observe(observation)
-        if talk.new_row or not rows:
-            rows.append([])
-        rows[-1] += [(token, 0, 0.0) for token in talk.added_ids]
-        talk.reply(reply, [-1.0 - number] * len(reply))
-        rows[-1] += [(token, 1, -1.0 - number) for token in reply]
-    found = [list(zip(row.ids, row.mask, row.logprobs, strict=True)) for row in talk.rows]
-    assert found == [row for row in rows if any(mask for _, mask, _ in row)]
 
 
 @EVERY

@@ -1,4 +1,4 @@
-"""What is found out about a template, and which ones are refused."""
+"""Probed properties of templates, and templates that are rejected."""
 
 import re
 from typing import Any
@@ -8,8 +8,8 @@ from spelt import END, Spelt, chatml
 from talkers import CHATML, FAMILIES, family, make
 
 from rollgym.chat import ChatTemplate, Conversation
-from rollgym.chat.facts import difference
-from rollgym.errors import UsageError
+from rollgym.chat.template_probe import difference
+from rollgym.core.errors import UsageError
 
 EVERY = sorted(FAMILIES)
 
@@ -167,7 +167,7 @@ def test_a_template_that_writes_the_date_is_refused_unless_it_is_given_one(templ
     ChatTemplate(tokenizer, date="2024-07-26")
 
 
-def test_a_fixed_date_is_what_the_template_is_told():
+def test_a_fixed_date_reaches_the_template():
     tokenizer = make(DATED, special=["<|im_start|>"], eos="<|im_end|>")
     talk = Conversation(ChatTemplate(tokenizer, date="2024-07-26"))
     talk.observe("Go.")
@@ -198,7 +198,7 @@ def test_a_template_that_drops_or_repeats_messages_is_refused(choose, found):
     assert re.search(rf"expected .*, found '{found}", said)
 
 
-def test_what_the_template_is_told_reaches_it():
+def test_template_kwargs_reach_the_template():
     def loud(messages: Any, add_generation_prompt: bool, mood: str = "", **kwargs: Any) -> str:
         return mood + chatml(messages, add_generation_prompt)
 

@@ -14,10 +14,10 @@ MISTAKES = [
     ("eval rollgym/Sokoban-v9", "no environment called 'rollgym/Sokoban-v9'"),
     ("eval sokoban", "Did you mean"),
     ("eval faulty:Countin", "Did you mean Counting?"),
-    ("eval no_such_module:Env", "no module of that name"),
+    ("eval no_such_module:Env", "no such module on the Python path"),
     ("eval faulty:Counting --agent expret", "Did you mean expert?"),
     ("eval faulty:Counting --agent expert", "has no expert"),
-    ("eval faulty:Counting --agent no_such_module:agent", "no module of that name"),
+    ("eval faulty:Counting --agent no_such_module:agent", "no such module on the Python path"),
     ("eval faulty:Counting --agent faulty:Counting", "cannot be made"),
     ("eval faulty:Counting --agent random --agent-arg speed=3", "no option of agent 'random' called 'speed'"),
     ("eval faulty:Counting --split tets", "Did you mean test?"),
@@ -27,17 +27,17 @@ MISTAKES = [
     ("eval faulty:Counting --seed -1", "--seed must be at least 0"),
     ("eval faulty:Counting --workers -1", "--workers must be at least 0"),
     ("eval faulty:Counting --max-turns 0", "must be positive"),
-    ("eval faulty:Counting --env-arg nonsense", "not of the form key=value"),
-    ("eval faulty:Counting --env-arg colour=red", "unexpected keyword argument 'colour'"),
+    ("eval faulty:Counting --env-arg nonsense", "expected key=value"),
+    ("eval faulty:Counting --env-arg color=red", "unexpected keyword argument 'color'"),
     ("eval faulty:Counting --env-module no_such_module", "--env-module no_such_module"),
     ("eval faulty:Counting --resume", "--resume needs --out"),
-    ("eval faulty:Counting --resume --out nowhere", "nothing to resume"),
-    ("compare nowhere elsewhere", "no results folder nowhere"),
+    ("eval faulty:Counting --resume --out nowhere", "Nothing to resume in nowhere"),
+    ("compare nowhere elsewhere", "Run folder nowhere does not exist"),
     ("check rollgym/Sokobann-v0", "Did you mean rollgym/Sokoban-v0"),
     ("check faulty:Counting --rule determinstic", "Did you mean deterministic?"),
     ("play rollgym/Sokobann-v0", "Did you mean rollgym/Sokoban-v0"),
-    ("new My-Env", "cannot be the name of a package"),
-    ("new class", "cannot be the name of a package"),
+    ("new My-Env", "Invalid package name"),
+    ("new class", "Invalid package name"),
     ("new rollgym", "is taken"),
 ]
 
@@ -65,7 +65,7 @@ def test_results_are_never_overwritten(rollgym_command: Command, tmp_path: Path)
     before = (tmp_path / "r" / "episodes.jsonl").read_bytes()
     ran = rollgym_command("eval", "faulty:Counting", "--episodes", 2, "--out", "r")
     assert ran.code == 2
-    assert "already holds results" in ran.err
+    assert "already contains results" in ran.err
     assert (tmp_path / "r" / "episodes.jsonl").read_bytes() == before
 
 
@@ -80,7 +80,7 @@ def test_resume_refuses_other_settings(
     rollgym_command(*words)
     ran = rollgym_command(*words, "--resume", *change)
     assert ran.code == 2
-    assert f"was made with {sentence}" in ran.err
+    assert f"was created with {sentence}" in ran.err
 
 
 def test_a_broken_results_file_is_named_with_its_line(rollgym_command: Command, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_an_environment_that_raises_in_reset_is_named_by_play_and_check(rollgym_
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from rollgym.cli import main
-    from rollgym.errors import UnknownName
+    from rollgym.core.errors import UnknownName
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnknownName):

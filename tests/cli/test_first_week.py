@@ -16,7 +16,7 @@ Command = Callable[..., Any]
 
 NOISY = """
 import ctypes, os
-from rollgym.text import Reply, TextEnv
+from rollgym.core.env import StepResult, TextEnv
 
 print("imported")
 
@@ -31,7 +31,7 @@ class Noisy(TextEnv):
     def respond(self, action):
         os.write(1, b'{"descriptor": 1}')
         ctypes.CDLL(None).printf(b'{"library": 1}')
-        return Reply("", 1.0, terminated=True, success=True)
+        return StepResult("", 1.0, terminated=True, success=True)
 
     def facts(self):
         return {"actions": ["yes"]}
@@ -145,7 +145,7 @@ def test_folders_that_compare_cannot_compare_are_a_sentence(rollgym_command: Com
             assert len(ran.err.strip().splitlines()) == 1
     (tmp_path / "b" / "manifest.json").write_text(json.dumps({"schema": 1, "kind": "eval"}))
     ran = rollgym_command("compare", "a", "b")
-    assert "does not say which environment and agent" in ran.err
+    assert "does not name an environment and an agent" in ran.err
 
 
 @pytest.mark.parametrize("word", ["quit", "exit", "QUIT", "/quit"])
@@ -156,7 +156,7 @@ def test_play_is_left_by_the_words_that_people_try(
     monkeypatch.setattr("builtins.input", lambda prompt="": next(answers))
     ran = rollgym_command("play", "rollgym/Sokoban-v0", "--task", 0)
     assert ran.code == 0
-    assert ran.out.count("/hint what the expert would do") == 2
+    assert ran.out.count("/hint the expert's action") == 2
     assert "turn 1" not in ran.out
 
 
@@ -183,7 +183,7 @@ def test_a_run_knows_the_command_that_made_it_without_secrets(
     manifest = json.loads((tmp_path / "my run" / "manifest.json").read_text())
     assert manifest["command"] == "rollgym eval rollgym/Bandit-v0 --episodes 1 --out 'my run'"
 
-    from rollgym.command_line import command_line, note_command
+    from rollgym.utils.command_line import command_line, note_command
 
     note_command(["eval", "--agent-arg", "api_key=abc", "--base-url", "http://me:pw@host/v1", "max_tokens=3"])
     said = command_line()

@@ -44,7 +44,7 @@ def test_the_shell_completes_commands_environments_agents_and_configurations(lin
 
 MODULE = """
 import rollgym
-from rollgym.text import Reply, TextEnv
+from rollgym.core.env import StepResult, TextEnv
 
 class Yes(TextEnv):
     instructions = "Say yes."
@@ -55,7 +55,7 @@ class Yes(TextEnv):
 
     def respond(self, action):
         right = action.strip() == "yes"
-        return Reply("", float(right), terminated=True, success=right)
+        return StepResult("", float(right), terminated=True, success=right)
 
     def facts(self):
         return {"actions": ["yes", "no"]}
@@ -99,10 +99,10 @@ def test_env_module_goes_with_every_command_that_takes_an_environment(
     ran = rollgym_command(*words, "--env-module", name)
     assert ran.code == 0, ran.err
     if command in ("train", "imitate"):
-        import rollgym.config as config
+        import rollgym.config.loader as config
 
         written = config.parse((tmp_path / "run" / "config.yaml").read_text())
-        assert written["rollout"]["modules"] == [name]  # workers, ranks and --resume import it too
+        assert written["imports"] == [name]  # workers, ranks and --resume import it too
 
 
 def test_a_configuration_extends_a_shipped_one_by_name(rollgym_command: Command, tmp_path: Path) -> None:
@@ -117,7 +117,8 @@ def test_a_configuration_extends_a_shipped_one_by_name(rollgym_command: Command,
     (tmp_path / "mine.yaml").write_text("extends: frozen-lake-pppo\n")
     ran = rollgym_command("config", "show", "mine.yaml")
     assert ran.code == 2
-    assert "nor a config 'frozen-lake-pppo', did you mean frozen-lake-ppo" in ran.err
+    told = "extends: no file frozen-lake-pppo and no shipped config 'frozen-lake-pppo'. "
+    assert f"{told}Did you mean frozen-lake-ppo" in ran.err
 
 
 def test_eval_takes_the_address_of_an_endpoint(rollgym_command: Command) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rollgym import Reply, Task, TextEnv
-from rollgym.evaluate import Request, evaluate
-from rollgym.records import encode_episode, read_episodes
-from rollgym.replay import Settings, choose, replay
-from rollgym.types import Episode
+from rollgym import StepResult, Task, TextEnv
+from rollgym.core.serialization import encode_episode, read_episodes
+from rollgym.core.types import Episode
+from rollgym.evaluation.replay import Settings, choose, replay
+from rollgym.evaluation.runner import Request, evaluate
 
 Command = Callable[..., Any]
 HERE = "rollgym_replay_fixture"
@@ -23,7 +23,7 @@ NAMED = Settings(modules=("faulty",))
 
 @pytest.fixture
 def rollgym_command(rollgym_command: Command) -> Command:
-    """Runs here are of environments in the module faulty, which a command must name before it is imported."""
+    """Runs of environments in the module faulty, which a command must name before it is imported."""
 
     def run(*words: object) -> Any:
         return rollgym_command(*words, "--env-module", "faulty")
@@ -95,7 +95,7 @@ def test_the_first_difference_is_named_with_turn_and_field(rollgym_command: Comm
     ran = rollgym_command("replay", run)
     assert ran.code == 1
     assert "in turn 2, reward: recorded 7.0, now" in ran.out
-    assert "8 episodes played again: 4 the same, 4 different" in ran.out
+    assert "8 episodes replayed: 4 identical, 4 different" in ran.out
 
 
 def test_another_action_gives_another_episode(rollgym_command: Command, run: Path) -> None:
@@ -134,7 +134,7 @@ def test_an_environment_that_changed_is_found_out(rollgym_command: Command, run:
     import faulty
 
     class Changed(faulty.Counting):
-        def respond(self, action: str) -> Reply:
+        def respond(self, action: str) -> StepResult:
             reply = super().respond(action)
             return replace(reply, observation=reply.observation.replace("turn 2", "turn two"))
 
@@ -160,8 +160,8 @@ class Remembers(TextEnv):
         self.episodes += 1
         return f"episode {self.episodes} of this environment"
 
-    def respond(self, action: str) -> Reply:
-        return Reply("over", terminated=True)
+    def respond(self, action: str) -> StepResult:
+        return StepResult("over", terminated=True)
 
     def facts(self) -> Mapping[str, Any]:
         return {"actions": ["go"]}
@@ -175,7 +175,7 @@ def test_every_episode_gets_a_fresh_environment(
 
     source = Path(__file__).read_text()
     start, end = source.index("class Remembers"), source.index('@pytest.mark.parametrize("workers", [0, 1])')
-    head = "from typing import Any, Mapping\nfrom rollgym import Reply, Task, TextEnv\n"
+    head = "from typing import Any, Mapping\nfrom rollgym import StepResult, Task, TextEnv\n"
     (tmp_path / f"{HERE}.py").write_text(head + source[start:end])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -239,31 +239,33 @@ def test_half_written_empty_corrupt_and_newer_runs(rollgym_command: Command, run
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:3]) + lines[3][:100])
     found = answer(rollgym_command("replay", run, "--json"))
-    assert (found["same"], "cut off" in found["notes"][0]) == (3, True)
+    assert (found["same"], "is incomplete and was skipped" in found["notes"][0]) == (3, True)
     path.write_bytes(lines[0] + b"{]\n" + lines[2])
     ran = rollgym_command("replay", run)
-    assert (ran.code, "line 2: not a line of JSON" in ran.err) == (1, True)
+    assert (ran.code, "line 2: not valid JSON" in ran.err) == (1, True)
     path.write_bytes(lines[0].replace(b'"schema":1', b'"schema":2'))
     ran = rollgym_command("replay", run)
     assert (ran.code, "written with schema 2" in ran.err) == (1, True)
     path.write_bytes(b"")
     ran = rollgym_command("replay", run)
-    assert (ran.code, "holds no episodes yet" in ran.err) == (1, True)
+    assert (ran.code, "contains no episodes yet" in ran.err) == (1, True)
     path.unlink()
     assert "Cannot read" in rollgym_command("replay", run).err
     (run / "manifest.json").write_text('{"schema": 2}')
     assert "upgrade rollgym" in rollgym_command("replay", run).err
     (run / "manifest.json").unlink()
     assert rollgym_command("replay", run).code == 2
-    assert "There is no results folder" in rollgym_command("replay", run / "nowhere").err
+    assert (
+        f"Results folder {run / 'nowhere'} does not exist" in rollgym_command("replay", run / "nowhere").err
+    )
 
 
-def test_an_unknown_environment_is_said_at_once(rollgym_command: Command, run: Path) -> None:
+def test_an_unknown_environment_is_reported_at_once(rollgym_command: Command, run: Path) -> None:
     rewrite(run, lambda number, line: line["spec"].update(env_id="their/Game-v3"))
     ran = rollgym_command("replay", run)
     assert (ran.code, "no environment called 'their/Game-v3'" in ran.err) == (2, True)
 
 
-def test_arguments_can_be_given_anew(rollgym_command: Command, run: Path) -> None:
+def test_arguments_can_be_overridden(rollgym_command: Command, run: Path) -> None:
     rewrite(run, lambda number, line: line["spec"]["env_kwargs"].update(render_mode="wrong"))
     assert rollgym_command("replay", run, "--env-arg", "render_mode=null").code == 0

@@ -16,16 +16,17 @@ import pytest
 
 Command = Callable[..., Any]
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+SEARCHED = os.pathsep.join([str(FIXTURES), str(Path(__file__).parents[2])])
 WAYS = [("step", "sleep"), ("reset", "busy"), ("step", "lock")]
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """A command in a process of its own, once its environment blocks."""
+    """A command in a separate process, once its environment blocks."""
     mark = folder / "mark"
     process = subprocess.Popen(
         [sys.executable, "-m", "rollgym", *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(FIXTURES), "MARK": str(mark)},
+        env={**os.environ, "PYTHONPATH": SEARCHED, "MARK": str(mark)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -102,7 +103,7 @@ def test_train_ends_on_the_first_signal(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from training import write
 
-    # The first evaluation blocks: there is no finished step yet, and nothing is lost.
+    # The first evaluation blocks: no step has finished yet, and nothing is lost.
     write(tmp_path, envs=[{"id": "stuck:Stuck", "kwargs": {"where": "step"}}], model={"path": None})
     process = start(tmp_path, "train", "small.yaml", "--plain", "--out", "r")
     process.send_signal(signal.SIGTERM)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from training import fast_versions, lines, write
 
-from rollgym.errors import UsageError
-from rollgym.model_settings import MODEL_SETTINGS, as_word, eval_command, read_model_settings
-from rollgym.types import Limits
+from rollgym.core.errors import UsageError
+from rollgym.core.types import Limits
+from rollgym.models.policy_settings import MODEL_SETTINGS, as_word, eval_command, read_model_settings
 
 Command = Callable[..., Any]
 COMPARED = ("success_rate", "success_ci", "mean_return", "return_ci", "length", "outcomes")
@@ -49,7 +49,7 @@ def test_the_printed_command_gives_the_reported_number(rollgym_command: Command,
     assert summary["episodes"] == 12
     assert "settings from runs/x/final/rollgym_model.json" in ran.err
     assert "max_tokens=3" in ran.err
-    assert "remember=false" in ran.err
+    assert "history=none" in ran.err
     about = json.loads((trained / "runs/x/final" / MODEL_SETTINGS).read_text())
     assert about["kind"] == "policy"
     asked = summary["agent_notes"]["describe"]
@@ -78,7 +78,7 @@ WRONG = {
     "a huge file": ('{"template_text": "' + "x" * (1 << 20) + '"}', "larger than 1 MiB"),
     "an unknown option": ('{"options": {"engine": "os:system"}}', "names the option 'engine'"),
     "an option of the wrong kind": ('{"options": {"max_tokens": "8"}}', "max_tokens must be a whole number"),
-    "an unusable number": ('{"options": {"temperature": -1}}', "cannot sample like that"),
+    "an unusable number": ('{"options": {"temperature": -1}}', "Agent 'lm': sampling needs temperature >= 0"),
     "a long pattern": (json.dumps({"options": {"parser": "regex:" + "a" * 2000}}), "2006 characters"),
     "a bad pattern": ('{"options": {"parser": "regex:("}}', "not a regular expression"),
     "a template that is a path": ('{"options": {"template": "ask.txt"}}', "template must be plain or reason"),
@@ -90,14 +90,14 @@ WRONG = {
 
 @pytest.mark.parametrize(("content", "told"), WRONG.values(), ids=WRONG)
 def test_wrong_settings_are_one_sentence(tmp_path: Path, content: str, told: str) -> None:
-    from rollgym.agents.lm_carried import carried_options
+    from rollgym.agents.policy.saved_options import saved_options
 
     inside = (
         content if content[:1] != "{" or content == "{" else f'{{"kind": "policy", "trained": {content}}}'
     )
     (tmp_path / MODEL_SETTINGS).write_text(inside)
     with pytest.raises(UsageError) as caught:
-        carried_options(tmp_path)
+        saved_options(tmp_path)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
@@ -111,7 +111,7 @@ def test_a_folder_without_settings_has_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["text", "3", "true", "", "a b", 3, 2.5, True, None, {"a": [1, "x y"]}])
 def test_a_value_survives_the_command_line(value: Any) -> None:
-    from rollgym.cli.common import parse_pairs
+    from rollgym.utils.cli_options import parse_pairs
 
     command = eval_command(
         "m:E", "runs/a b/final", env_kwargs={"key": value}, modules=["mine"],

@@ -14,7 +14,7 @@ MEGABYTES = 2**20
 SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Workers that nobody asked for, and ones that yield to everybody, make a busy machine's tests time out.
+    # Prestarted and low-priority workers make tests time out on a busy machine.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
     "RAY_worker_niceness": "0",

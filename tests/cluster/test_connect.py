@@ -1,4 +1,4 @@
-"""Joining a cluster: what it has, who may not join, and what is said then."""
+"""Joining a cluster: its nodes, version checks and error messages."""
 
 import os
 import socket
@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from rollgym.cluster import address
 from rollgym.cluster import connect as joining
-from rollgym.cluster.address import check_address, check_code, check_versions
+from rollgym.cluster import join as address
 from rollgym.cluster.connect import connect
 from rollgym.cluster.errors import need_ray
-from rollgym.cluster.probe import facts_here
-from rollgym.errors import MissingExtra, UsageError
+from rollgym.cluster.join import check_address, check_code, check_versions
+from rollgym.cluster.node_info import local_node_info
+from rollgym.core.errors import MissingExtra, UsageError
 
 ray: Any = pytest.importorskip("ray")
 
@@ -27,19 +27,19 @@ def nodes(nodes_of: Callable[..., Any]) -> Any:
     return nodes_of(2, num_gpus=2)
 
 
-def test_a_cluster_that_is_joined_is_seen_node_by_node(nodes: Any) -> None:
+def test_a_joined_cluster_is_listed_node_by_node(nodes: Any) -> None:
     with connect(nodes.address) as connection:
         assert [(node.kind, node.devices) for node in connection.cluster.nodes] == [("gpu", 2)] * 2
         assert sorted(connection.nodes) == sorted(node["NodeID"] for node in ray.nodes())
         assert not connection.shipped, "the workers have the very same files"
-        assert connection.again().nodes == connection.nodes
+        assert connection.refresh().nodes == connection.nodes
 
 
 @pytest.mark.slow
-def test_the_working_tree_goes_along_where_the_workers_have_another(
+def test_the_source_tree_is_uploaded_if_the_workers_differ(
     nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "facts_here", lambda: replace(facts_here(), digest="changed"))
+    monkeypatch.setattr(joining, "local_node_info", lambda: replace(local_node_info(), digest="changed"))
     with connect(nodes.address) as connection:
         assert connection.shipped
 
@@ -54,16 +54,16 @@ def test_the_working_tree_goes_along_where_the_workers_have_another(
 
 
 @pytest.mark.slow
-def test_a_ray_of_its_own_starts_beside_one_that_others_have_started(nodes: Any) -> None:
+def test_a_local_ray_starts_beside_another_one(nodes: Any) -> None:
     with connect(gpus=1, cpus=1) as connection:
         assert connection.address != nodes.address
         assert [(node.devices, node.cpus) for node in connection.cluster.nodes] == [(1, 1)]
 
 
 def test_other_versions_are_found_at_the_start_and_named(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = facts_here()
+    here = local_node_info()
     for name, other in (("python", "3.9.1"), ("ray", "1.2.3")):
-        monkeypatch.setattr(address, "facts_here", lambda: replace(here, **{name: other}))  # noqa: B023
+        monkeypatch.setattr(address, "local_node_info", lambda: replace(here, **{name: other}))  # noqa: B023
         with pytest.raises(UsageError) as refused, connect(nodes.address):
             pass
         own = getattr(here, name)
@@ -74,16 +74,16 @@ def test_other_versions_are_found_at_the_start_and_named(nodes: Any, monkeypatch
 
 
 def test_workers_of_another_version_are_named() -> None:
-    here = facts_here()
+    here = local_node_info()
     check_code([here, here])
     with pytest.raises(UsageError, match=r"node far runs Ray 1\.0, the driver Ray "):
         check_versions([here, replace(here, host="far", ray="1.0")])
     with pytest.raises(UsageError, match=r"node far runs rollgym 9\.9, the driver rollgym "):
         check_code([replace(here, host="far", rollgym="9.9", digest="other")])
-    with pytest.raises(UsageError, match=r"node far has rollgym .* but other files of it"):
+    with pytest.raises(UsageError, match=r"node far has rollgym .* but with different source files"):
         check_code([replace(here, host="far", digest="other")])
     with pytest.raises(UsageError, match=r"rollgym cannot be imported .*No module.*install rollgym"):
-        check_versions([replace(here, trouble="No module named rollgym")])
+        check_versions([replace(here, error="No module named rollgym")])
 
 
 def test_a_dead_address_is_one_sentence() -> None:
@@ -101,21 +101,24 @@ def test_a_dead_address_is_one_sentence() -> None:
         check_address(f"ray://127.0.0.1:{port}")
 
 
-def test_somebody_else_at_the_address_is_one_sentence() -> None:
+def test_another_service_at_the_address_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(UsageError, match=r"is no Ray cluster that lets this machine in"):
+        with pytest.raises(UsageError, match=r"Cannot join Ray at .*: check the port"):
             check_address(f"127.0.0.1:{port}", wait=4)
 
 
 @pytest.mark.parametrize("words", ["somewhere", "host:", "host:port", ":6379", "host:99999"])
-def test_what_is_no_address_is_refused(words: str) -> None:
+def test_invalid_addresses_are_rejected(words: str) -> None:
     with pytest.raises(UsageError, match="auto, host:port or ray://host:port"), connect(words):
         pass
 
 
-def test_what_belongs_to_a_local_ray_is_refused_for_a_cluster() -> None:
-    with pytest.raises(UsageError, match="a cluster has its own"), connect("127.0.0.1:1", gpus=2):
+def test_options_of_a_local_ray_are_rejected_for_a_cluster() -> None:
+    with (
+        pytest.raises(UsageError, match="can be set only if Ray is started here"),
+        connect("127.0.0.1:1", gpus=2),
+    ):
         pass
     with pytest.raises(UsageError, match="cpus must be at least 1, not 0"), connect(cpus=0):
         pass
@@ -128,7 +131,9 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("version", ["2.51.1", "2.9.3", "1.13.0"])
-def test_a_ray_without_token_authentication_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_without_token_authentication_is_rejected(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray, "__version__", version)
     with pytest.raises(UsageError, match=rf"Ray {version} has no token authentication.*Install ray>=2\.52"):
         need_ray()

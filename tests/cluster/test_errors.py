@@ -1,4 +1,4 @@
-"""What is said about a death: one part of a sentence out of all that Ray says. Without Ray."""
+"""Reasons of a death, extracted from Ray's messages. Without Ray."""
 
 import pytest
 
@@ -30,6 +30,6 @@ HEAD = """The actor died unexpectedly before finishing this task.
         ("Its node is gone.\nMore about it.", "Its node is gone"),
     ],
 )
-def test_a_death_is_said_in_one_sentence(said: str, why: str) -> None:
+def test_a_death_is_reported_in_one_sentence(said: str, why: str) -> None:
     assert why_lost(RuntimeError(said)) == why
-    assert str(ActorLost.of("critic", 1, RuntimeError(said))) == f"critic rank 1 is gone: {why}"
+    assert str(ActorLost.of("critic", 1, RuntimeError(said))) == f"critic rank 1 is lost: {why}"

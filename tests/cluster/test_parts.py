@@ -1,4 +1,4 @@
-"""Engine and learner in actors: the same tokens, the same weights, and what comes after a death."""
+"""Engine and learner in actors: the same tokens and weights, and recovery after a death."""
 
 import asyncio
 import sys
@@ -14,19 +14,21 @@ from torch_models import make_engine, make_model, prompt, request
 from rollgym.cluster.connect import Connection, connect
 from rollgym.cluster.engine import RemoteEngine
 from rollgym.cluster.errors import ActorLost
-from rollgym.cluster.tensors import SharedTensors
-from rollgym.engines import BadRequest, GenerateRequest, Generation, WeightSource
-from rollgym.errors import EngineLost, RunError, UsageError
-from rollgym.trainer.learner.apart import LearnerApart, policy_settings
-from rollgym.trainer.learner.local import LocalLearner
-from rollgym.trainer.learner.parts import PARTS
-from rollgym.trainer.learner.remote import RemoteLearner
-from rollgym.trainer.learner.settings import LearnerSettings
-from rollgym.trainer.loss_settings import LossSettings
+from rollgym.cluster.object_store import SharedTensors
+from rollgym.core.errors import EngineLost, RunError, UsageError
+from rollgym.engines.base import BadRequest, GenerateRequest, Generation, WeightSource
+from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
+from rollgym.trainer.learner.learner import Learner
+from rollgym.trainer.learner.multi_role import MultiRoleLearner, policy_config
+from rollgym.trainer.learner.protocol import OFFLOADABLE
+from rollgym.trainer.learner.ray_learner import RayLearner
+from rollgym.trainer.losses.settings import LossConfig
 
 ray: Any = pytest.importorskip("ray")
-SETTINGS = LearnerSettings(learning_rate=0.01, threads=1, mini_batches=2)
-LOSS = LossSettings("grpo", kl_coef=0.01)
+CONFIG = LearnerConfig(learning_rate=0.01, threads=1, mini_batches=2)
+LOSS = LossConfig("grpo", kl_coef=0.01)
+SEED = LearnerOptions(seed=7)
+VALUE_ONLY = replace(SEED, value_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def here() -> Iterator[Connection]:
         yield connection
 
 
-def test_a_remote_engine_says_token_for_token_what_a_local_one_says(here: Connection, models: Path) -> None:
+def test_a_remote_engine_matches_a_local_one_token_for_token(here: Connection, models: Path) -> None:
     requests = [
         request(f"r{number}", prompt(number, 3 + number % 5), f"s{number}", seed=number, temperature=1.0)
         for number in range(12)
@@ -43,7 +45,7 @@ def test_a_remote_engine_says_token_for_token_what_a_local_one_says(here: Connec
 
     async def main() -> None:
         local = make_engine(models)
-        engine = await RemoteEngine.start(models, place={"num_cpus": 1, "num_gpus": 0.5}, threads=1)
+        engine = await RemoteEngine.start(models, actor_options={"num_cpus": 1, "num_gpus": 0.5}, threads=1)
         try:
             assert (engine.context_length, engine.version) == (local.context_length, 0)
             ours = await asyncio.gather(*(engine.generate(one) for one in requests))
@@ -73,9 +75,9 @@ def test_a_remote_engine_says_token_for_token_what_a_local_one_says(here: Connec
 async def makes_room(engine: RemoteEngine, asked: GenerateRequest, expected: Generation) -> None:
     """What it gives up comes back with new weights or, where none came, with the last."""
     before = await engine.stats()
-    assert await engine.release() == before.weight_bytes + before.cache_bytes > 0
+    assert await engine.sleep() == before.weight_bytes + before.cache_bytes > 0
     assert (await engine.stats()).weight_bytes == 0
-    await engine.resume()
+    await engine.wake_up()
     assert (await engine.stats()).weight_bytes == before.weight_bytes
     assert (await engine.generate(asked)).logprobs == expected.logprobs
 
@@ -108,10 +110,10 @@ async def dies_and_comes_back(engine: RemoteEngine, expected: tuple[int, ...]) -
     lost = asyncio.create_task(engine.generate(request("lost", [1, 2], max_tokens=400)))
     while not (await engine.stats()).waiting:
         await asyncio.sleep(0.01)
-    line = engine._line
-    assert line is not None
-    ray.kill(line.actor)
-    with pytest.raises(EngineLost, match="The engine's actor is gone"):
+    client = engine._client
+    assert client is not None
+    ray.kill(client.actor)
+    with pytest.raises(EngineLost, match="The engine's actor is lost"):
         await lost
     await engine.resume()
     again = await engine.generate(request("r0", prompt(0, 3), "s0", seed=0, temperature=1.0))
@@ -121,7 +123,7 @@ async def dies_and_comes_back(engine: RemoteEngine, expected: tuple[int, ...]) -
 
 def test_an_engine_without_a_model_is_one_sentence(here: Connection, tmp_path: Path) -> None:
     async def main() -> None:
-        with pytest.raises(EngineLost, match="The engine could not be started: .*there is no such folder"):
+        with pytest.raises(EngineLost, match="The engine could not be started: .*the folder does not exist"):
             await RemoteEngine.start(tmp_path / "nothing")
 
     asyncio.run(main())
@@ -136,17 +138,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+def ray_learner(folder: Path, **given: Any) -> RayLearner:
+    return RayLearner(folder, CONFIG, LOSS, SEED, **{"strategy": "single", **given})
+
+
 def batches(count: int) -> list[Any]:
     from learner_cases import mixed_batch
 
     return [mixed_batch(seed) for seed in range(count)]
 
 
-def test_a_remote_learner_learns_what_a_local_one_learns(
-    here: Connection, folder: Path, tmp_path: Path
-) -> None:
-    local = LocalLearner(folder, SETTINGS, LOSS, seed=7)
-    remote = RemoteLearner("local", folder, SETTINGS, LOSS, places=[{"num_gpus": 1, "num_cpus": 1}], seed=7)
+def test_a_ray_learner_learns_what_a_local_one_learns(here: Connection, folder: Path, tmp_path: Path) -> None:
+    local = Learner(folder, CONFIG, LOSS, SEED)
+    remote = ray_learner(folder, actor_options=[{"num_gpus": 1, "num_cpus": 1}])
     first, second, third = batches(3)
     assert remote.has_critic is local.has_critic is False
     for batch in (first, second):
@@ -163,8 +167,8 @@ def test_a_remote_learner_learns_what_a_local_one_learns(
     remote.save(saved)
 
     remote.update(third)
-    ray.kill(remote._worker.actors[0])
-    with pytest.raises(ActorLost, match="actor_train rank 0 is gone"):
+    ray.kill(remote.workers.actors[0])
+    with pytest.raises(ActorLost, match="actor_train rank 0 is lost"):
         remote.update(third)
     remote.restart(saved)
     assert remote.update(third) == local.update(third), "as if nothing had happened"
@@ -186,21 +190,21 @@ def test_a_remote_learner_learns_what_a_local_one_learns(
     remote.close()
 
 
-def test_reference_and_critic_on_places_of_their_own_learn_the_same(
+def test_a_separate_reference_and_critic_learn_the_same(
     here: Connection, folder: Path, tmp_path: Path
 ) -> None:
     from rank_cases import batch_for
 
-    settings = replace(SETTINGS, critic="own", critic_rate=0.02, epochs=2, value_clip=0.3)
-    loss, place = LossSettings("ppo", kl_coef=0.05), {"num_cpus": 1}
-    common: dict[str, Any] = {"places": [place], "seed": 7}
-    local = LocalLearner(folder, settings, loss, seed=7)
-    policy = RemoteLearner("local", folder, policy_settings(settings), loss, keep_reference=False, **common)
-    reference = RemoteLearner(
-        "local", folder, policy_settings(settings), LossSettings("reinforce"), role="reference", **common
-    )
-    critic = RemoteLearner("local", folder, settings, loss, judges=True, role="critic", **common)
-    learner = LearnerApart(policy, reference, critic, leaves={"policy": ["optimiser"], "critic": PARTS})
+    config = replace(CONFIG, critic="separate", critic_rate=0.02, epochs=2, value_clip=0.3)
+    loss, place = LossConfig("ppo", kl_coef=0.05), {"num_cpus": 1}
+    common: dict[str, Any] = {"strategy": "single", "actor_options": [place]}
+    local = Learner(folder, config, loss, SEED)
+    plain = policy_config(config)
+    policy = RayLearner(folder, plain, loss, replace(SEED, keep_reference=False), **common)
+    reference = RayLearner(folder, plain, LossConfig("reinforce"), SEED, role="reference", **common)
+    critic = RayLearner(folder, config, loss, VALUE_ONLY, role="critic", **common)
+    offloads = {"policy": ["optimizer"], "critic": OFFLOADABLE}
+    learner = MultiRoleLearner(policy, reference, critic, offloads)
     assert learner.has_critic
     for seed in range(2):
         batch, same = batch_for(local, seed), batch_for(learner, seed)
@@ -208,8 +212,8 @@ def test_reference_and_critic_on_places_of_their_own_learn_the_same(
         assert all(np.array_equal(batch.arrays[name], same.arrays[name]) for name in batch.arrays)
         assert learner.update(same) == local.update(batch), "values, losses and norms alike"
         held = learner.held()
-        assert learner.offload()["optimiser"] == held["optimiser"]
-        assert learner.held()["optimiser"] == 0
+        assert learner.offload()["optimizer"] == held["optimizer"]
+        assert learner.held()["optimizer"] == 0
         assert 0 < learner.held()["weights"] < held["weights"], "only the critic's left"
     saved = tmp_path / "saved"
     saved.mkdir()
@@ -222,9 +226,9 @@ def test_reference_and_critic_on_places_of_their_own_learn_the_same(
     weights = learner.weights().tensors or {}
     assert all(weights[name].equal(tensor) for name, tensor in (local.weights().tensors or {}).items())
     (saved / "critic" / "learner.safetensors").unlink()
-    (saved / "critic" / "optimiser.pt").unlink()
+    (saved / "critic" / "optimizer.pt").unlink()
     (saved / "critic").rmdir()
-    with pytest.raises(RunError, match="of a run whose critic was not elsewhere"):
+    with pytest.raises(RunError, match=r"has no separate critic: critic/ is missing\.$"):
         learner.load(saved)
     for one in (learner, local):
         one.start_imitation(0.01, 1)
@@ -238,34 +242,34 @@ def test_reference_and_critic_on_places_of_their_own_learn_the_same(
     expected = local.values(batch)[0]
     assert expected.any()
     assert np.array_equal(learner.values(batch)[0], expected), "both critics start from the taught policy"
-    ray.kill(critic._worker.actors[0])
-    with pytest.raises(ActorLost, match="critic rank 0 is gone"):
+    ray.kill(critic.workers.actors[0])
+    with pytest.raises(ActorLost, match="critic rank 0 is lost"):
         learner.update(same)
     learner.close()
 
 
 def test_wrong_places_are_refused(here: Connection, folder: Path) -> None:
-    with pytest.raises(UsageError, match="of one rank, not of 2"):
-        RemoteLearner("local", folder, SETTINGS, LOSS, places=[{}, {}])
+    with pytest.raises(UsageError, match=r"^strategy=single needs exactly 1 rank, got 2\.$"):
+        ray_learner(folder, actor_options=[{}, {}])
 
 
 def test_every_rank_imports_what_registers_the_loss(here: Connection, folder: Path) -> None:
     place = {"num_cpus": 1}
-    with pytest.raises(UsageError, match="there is no module of that name"):
-        RemoteLearner("local", folder, SETTINGS, LOSS, places=[place], modules=["no_such_losses"])
-    learner = RemoteLearner("local", folder, SETTINGS, LOSS, places=[place], modules=["this"])
-    known = learner._worker.actors[0].__ray_call__.remote(lambda rank: "this" in sys.modules)
+    with pytest.raises(UsageError, match="no_such_losses: no such module"):
+        ray_learner(folder, actor_options=[place], imports=["no_such_losses"])
+    learner = ray_learner(folder, actor_options=[place], imports=["this"])
+    known = learner.workers.actors[0].__ray_call__.remote(lambda rank: "this" in sys.modules)
     assert ray.get(known)
     learner.close()
 
 
 @pytest.mark.slow
-def test_two_ranks_learn_what_one_learns_and_go_on_as_one(
+def test_two_ranks_learn_what_one_learns_and_continue_as_one(
     here: Connection, folder: Path, tmp_path: Path
 ) -> None:
-    local = LocalLearner(folder, SETTINGS, LOSS, seed=7)
-    places = [{"num_gpus": 1, "num_cpus": 1}] * 2
-    remote = RemoteLearner("ddp", folder, SETTINGS, LOSS, places=places, seed=7)
+    local = Learner(folder, CONFIG, LOSS, SEED)
+    ranks = [{"num_gpus": 1, "num_cpus": 1}] * 2
+    remote = RayLearner(folder, CONFIG, LOSS, SEED, strategy="ddp", actor_options=ranks)
     first, second, third = batches(3)
     for batch in (first, second):
         ours, theirs = remote.update(batch), local.update(batch)
@@ -275,11 +279,11 @@ def test_two_ranks_learn_what_one_learns_and_go_on_as_one(
     saved = tmp_path / "saved"
     saved.mkdir()
     remote.save(saved)
-    ray.kill(remote._worker.actors[1])
-    with pytest.raises(ActorLost, match="actor_train rank 1 is gone"):
+    ray.kill(remote.workers.actors[1])
+    with pytest.raises(ActorLost, match="actor_train rank 1 is lost"):
         remote.update(third)
-    remote.restart(saved, places[:1])
-    assert remote.world == 1
+    remote.restart(saved, actor_options=ranks[:1])
+    assert remote.workers.world == 1
     assert remote.update(third)["policy_loss"] == pytest.approx(local.update(third)["policy_loss"], abs=1e-5)
     tensors = remote.weights().tensors or {}
     for name, tensor in (local.weights().tensors or {}).items():
@@ -294,14 +298,15 @@ def test_policy_and_critic_of_two_ranks_each_learn_what_one_learner_learns(
 ) -> None:
     from rank_cases import batch_for
 
-    settings = replace(SETTINGS, critic="own", critic_rate=0.02)
-    loss = LossSettings("ppo", kl_coef=0.05)
+    config = replace(CONFIG, critic="separate", critic_rate=0.02)
+    loss = LossConfig("ppo", kl_coef=0.05)
     # Logical devices are shared out in halves: there are two, and four ranks.
-    common: dict[str, Any] = {"places": [{"num_cpus": 0.5, "num_gpus": 0.5}] * 2, "seed": 7}
-    local = LocalLearner(folder, settings, loss, seed=7)
-    policy = RemoteLearner(strategy, folder, policy_settings(settings), loss, **common)
-    critic = RemoteLearner(strategy, folder, settings, loss, judges=True, role="critic", **common)
-    learner = LearnerApart(policy, None, critic)
+    halves = [{"num_cpus": 0.5, "num_gpus": 0.5}] * 2
+    common: dict[str, Any] = {"strategy": strategy, "actor_options": halves}
+    local = Learner(folder, config, loss, SEED)
+    policy = RayLearner(folder, policy_config(config), loss, SEED, **common)
+    critic = RayLearner(folder, config, loss, VALUE_ONLY, role="critic", **common)
+    learner = MultiRoleLearner(policy, None, critic)
     for seed in range(3):
         batch, same = batch_for(local, seed), batch_for(learner, seed)
         for name in batch.arrays:
@@ -319,7 +324,7 @@ def test_policy_and_critic_of_two_ranks_each_learn_what_one_learner_learns(
     assert not np.allclose(learner.values(batch)[0], expected, atol=1e-3)
     learner.load(saved)
     assert np.allclose(learner.values(batch)[0], expected, atol=1e-6)
-    ray.kill(critic._worker.actors[1])
-    with pytest.raises(ActorLost, match="critic rank 1 is gone"):
+    ray.kill(critic.workers.actors[1])
+    with pytest.raises(ActorLost, match="critic rank 1 is lost"):
         learner.update(same)
     learner.close()

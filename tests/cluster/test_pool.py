@@ -1,4 +1,4 @@
-"""The pool on three nodes: leases, failures as data, and a node that dies while sixty episodes play."""
+"""The pool on three nodes: leases, failures, and a node that dies during sixty episodes."""
 
 import asyncio
 import os
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from rollgym.agent import AgentSetup, make_agent
 from rollgym.cluster.connect import Connection, connect
 from rollgym.cluster.pool import RayPool
-from rollgym.errors import EnvError, UsageError
-from rollgym.pool import LeaseLost
+from rollgym.core.agent import AgentSetup, make_agent
+from rollgym.core.errors import EnvError, UsageError
+from rollgym.core.types import Episode, EpisodeSpec, Outcome
+from rollgym.pool.base import LeaseLost
 from rollgym.pool.limits import WorkerLimits
-from rollgym.scheduler.config import SchedulerConfig
-from rollgym.scheduler.groups import GroupPolicy
-from rollgym.scheduler.scheduler import Scheduler
-from rollgym.scheduler.stream import Source, TaskStream
-from rollgym.types import Episode, EpisodeSpec, Outcome
+from rollgym.rollout.config import SchedulerConfig
+from rollgym.rollout.group_state import GroupPolicy
+from rollgym.rollout.scheduler import Scheduler
+from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 
 ray: Any = pytest.importorskip("ray")
 
@@ -62,7 +62,7 @@ async def go_on(session: Any) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_episodes_are_spread_over_the_nodes_and_play_as_at_home(joined: Connection) -> None:
+def test_episodes_are_spread_over_the_nodes_and_run_as_locally(joined: Connection) -> None:
     from rollgym.pool.inline import InlinePool
 
     async def main() -> None:
@@ -76,7 +76,7 @@ def test_episodes_are_spread_over_the_nodes_and_play_as_at_home(joined: Connecti
             assert all(texts[1:] == ["turn 1", "turn 2", "turn 3"] for texts in played)
             stats = pool.stats()
             assert (stats.leases, stats.episodes, stats.started) == (0, 12, 3)
-            inside = await pool.inside()
+            inside = await pool.inner_stats()
             assert {name.partition("@")[2] for name in inside} == {name[:8] for name in joined.nodes}
         finally:
             await pool.close()
@@ -129,8 +129,8 @@ def test_a_cancelled_call_frees_the_environment_where_it_is(joined: Connection) 
                 await task
             await session.close()
             await play(pool, spec())
-            async with asyncio.timeout(20):  # that it was closed is told, not asked
-                while [stats.leases for stats in (await pool.inside()).values()] != [0]:
+            async with asyncio.timeout(20):  # closing is sent without waiting
+                while [stats.leases for stats in (await pool.inner_stats()).values()] != [0]:
                     await asyncio.sleep(0.05)
         finally:
             await pool.close()
@@ -138,14 +138,14 @@ def test_a_cancelled_call_frees_the_environment_where_it_is(joined: Connection) 
     asyncio.run(main())
 
 
-def test_an_actor_that_dies_is_replaced_and_its_sessions_say_so(joined: Connection) -> None:
+def test_a_dead_actor_is_replaced_and_its_sessions_raise(joined: Connection) -> None:
     async def main() -> None:
         pool = RayPool(1, workers=0)
         try:
             session = await pool.open(spec())
             await session.reset()
-            ray.kill(session.host.actor)
-            with pytest.raises(LeaseLost, match="an env actor is gone") as lost:
+            ray.kill(session.handle.actor)
+            with pytest.raises(LeaseLost, match="an env actor is lost") as lost:
                 await go_on(session)
             assert not lost.value.guilty
             await session.close()
@@ -158,7 +158,7 @@ def test_an_actor_that_dies_is_replaced_and_its_sessions_say_so(joined: Connecti
 
 
 @pytest.mark.slow
-def test_a_step_longer_than_the_timeout_is_no_hang(joined: Connection) -> None:
+def test_a_step_longer_than_the_timeout_is_not_a_hang(joined: Connection) -> None:
     async def main() -> None:
         pool = RayPool(1, workers=0, heartbeat_timeout=4.0)
         try:
@@ -177,19 +177,19 @@ def test_an_actor_that_hangs_is_replaced(joined: Connection) -> None:
     said: list[str] = []
 
     async def main() -> None:
-        pool = RayPool(1, workers=0, say=said.append, heartbeat_timeout=2.0)
+        pool = RayPool(1, workers=0, report=said.append, heartbeat_timeout=2.0)
         try:
             session = await pool.open(spec())
             await session.reset()
-            pid = session.host.pid
+            pid = session.handle.pid
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
             with pytest.raises(LeaseLost) as lost:
                 await go_on(session)
-            silent = "it gave no sign of life for 2 s and was killed"
-            assert str(lost.value) == f"an env actor is gone: {silent}"
+            silent = "no heartbeat for 2 s, killed"
+            assert str(lost.value) == f"an env actor is lost: {silent}"
             assert not lost.value.blamed
-            assert said == [f"An env actor is gone ({silent}); another one starts."]
+            assert said == [f"An env actor is lost ({silent}); starting another."]
             await session.close()
             assert (await play(pool, spec()))[-1] == "turn 3"
             assert pool.stats().ended == {"died": 1}
@@ -199,7 +199,7 @@ def test_an_actor_that_hangs_is_replaced(joined: Connection) -> None:
     asyncio.run(main())
 
 
-def test_modules_that_cannot_be_imported_are_named_and_not_tried_for_ever(joined: Connection) -> None:
+def test_modules_that_cannot_be_imported_are_named_and_not_retried_forever(joined: Connection) -> None:
     async def main() -> None:
         pool = RayPool(1, workers=0, modules=["no_such_module_anywhere"])
         try:
@@ -218,7 +218,7 @@ def test_wrong_numbers_are_refused() -> None:
         RayPool(1, workers=-1)
 
 
-def test_a_node_dies_while_sixty_episodes_play_and_none_is_lost_or_doubled(
+def test_a_node_dies_during_sixty_episodes_and_none_is_lost_or_doubled(
     nodes: Any, joined: Connection, capfd: pytest.CaptureFixture[str]
 ) -> None:
     emitted: list[Episode] = []
@@ -228,7 +228,7 @@ def test_a_node_dies_while_sixty_episodes_play_and_none_is_lost_or_doubled(
         for _ in range(3):  # all actors are up before anything happens
             await play(pool, spec())
         # Long enough that many play when the node goes: an actor plays its episodes side by side.
-        stream = TaskStream([Source(env_id="faulty:Blocks", env_kwargs={"seconds": 0.5})], seed=3)
+        stream = TaskSampler([EnvSource(env_id="faulty:Blocks", env_kwargs={"seconds": 0.5})], seed=3)
         config = SchedulerConfig(max_in_flight=30, groups=GroupPolicy(size=4), max_ahead=15)
         agent = make_agent("faulty:Yes", AgentSetup(env_id="faulty:Blocks", env_kwargs={}))
         try:
@@ -250,17 +250,17 @@ def test_a_node_dies_while_sixty_episodes_play_and_none_is_lost_or_doubled(
     members = [episode for group in groups for episode in group.episodes]
     assert [len(group.episodes) for group in groups] == [4] * 15, "all groups are complete"
     names = [(episode.spec.group_id, episode.spec.member) for episode in members]
-    assert len(set(names)) == 60, "nobody is in twice"
+    assert len(set(names)) == 60, "no episode twice"
     assert all(episode.outcome is Outcome.TERMINATED and episode.length == 3 for episode in members)
     ids = Counter(episode.spec.episode_id for episode in emitted)
     assert set(ids.values()) == {1}, "each episode ended once"
     lost = [episode for episode in emitted if episode.outcome is Outcome.WORKER_LOST]
     assert lost, "some were on the node that died"
     heard = capfd.readouterr()
-    assert "raylet" not in heard.out + heard.err, "Ray prints nothing of its own"
-    assert all(line.endswith("; another one starts.") for line in heard.err.splitlines()), heard.err
+    assert "raylet" not in heard.out + heard.err, "Ray prints nothing"
+    assert all(line.endswith("; starting another.") for line in heard.err.splitlines()), heard.err
     assert {episode.spec.group_id for episode in lost} <= {group.group_id for group in groups}
 
 
 def _sessions(pool: RayPool) -> list[Any]:
-    return [session for host in pool._hosts.values() for session in host.leases]
+    return [session for handle in pool._actors.values() for session in handle.leases]

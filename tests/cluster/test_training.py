@@ -1,11 +1,10 @@
-"""Whole training runs on Ray: the same as in one process, under every layout, and after a death."""
+"""Training runs on Ray: the same as in one process, under every layout, and after a lost component."""
 
 import asyncio
 import json
 import os
 import signal
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,38 +13,36 @@ import pytest
 from training import Story, fast_versions, write
 
 from rollgym.cluster.engine import RemoteEngine
-from rollgym.config import load
+from rollgym.config.loader import load
 from rollgym.trainer import loop
 from rollgym.trainer.config import TrainConfig
-from rollgym.trainer.console import Console
 from rollgym.trainer.loop import train
-from rollgym.trainer.run import Run
-from rollgym.trainer.setup import Parts, open_parts
-from rollgym.trainer.setup_ray import open_ray_parts
+from rollgym.trainer.main import open_components
+from rollgym.trainer.runtime import Components
+from rollgym.trainer.tracking.console import Console
+from rollgym.trainer.train_run import TrainRun
 
 ray: Any = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-Open = Callable[[TrainConfig, Path], AbstractAsyncContextManager[Parts]]
 
 
 def run_with(
-    opened: Open,
     folder: Path,
-    disturb: Callable[[Parts, Run], Any] | None = None,
+    disturb: Callable[[Components, TrainRun], Any] | None = None,
     *,
     resume: bool = False,
     **changes: Any,
 ) -> Path:
-    """Run a small configuration; ``disturb`` goes on beside it."""
+    """Run a small config, with ``disturb`` running beside it."""
     folder.mkdir(exist_ok=resume)
     config = load(TrainConfig, write(folder, **changes), ["name=small"])
-    run = Run(config, folder / "run", Console(plain=True), resume=resume)
+    run = TrainRun(config, folder / "run", Console(plain=True), resume=resume)
 
     async def main() -> None:
-        async with opened(config, run.folder) as parts:
-            tasks = [asyncio.create_task(train(parts, run))]
+        async with open_components(config, run.folder) as components:
+            tasks = [asyncio.create_task(train(components, run))]
             if disturb is not None:
-                tasks.append(asyncio.create_task(disturb(parts, run)))
+                tasks.append(asyncio.create_task(disturb(components, run)))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             failed = [task.exception() for task in tasks if task.done()]
             for task in tasks:
@@ -65,8 +62,8 @@ def test_a_run_on_ray_is_the_run_in_one_process_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast_versions(monkeypatch)
-    here = Story.of(run_with(open_parts, tmp_path / "here"))
-    there = Story.of(run_with(open_ray_parts, tmp_path / "there", runtime="ray", gpus=1))
+    here = Story.of(run_with(tmp_path / "here"))
+    there = Story.of(run_with(tmp_path / "there", runtime="ray", ray={"num_gpus": 1}))
     assert there.weights == here.weights
     assert there.evaluations == here.evaluations
     assert [one["turns"] for one in there.episodes] == [one["turns"] for one in here.episodes]
@@ -84,12 +81,12 @@ def test_other_layouts_learn_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: dict[str, str]
 ) -> None:
     fast_versions(monkeypatch)
-    here = Story.of(run_with(open_parts, tmp_path / "here"))
-    there = run_with(open_ray_parts, tmp_path / "there", runtime="ray", gpus=2, devices=devices)
+    here = Story.of(run_with(tmp_path / "here"))
+    there = run_with(tmp_path / "there", runtime="ray", ray={"num_gpus": 2}, devices=devices)
     assert Story.of(there).weights == here.weights
     plan = json.loads((there / "plan.json").read_text())
     assert (plan["runtime"], plan["layout"]) == ("ray", devices["layout"])
-    assert (plan["strategy"], plan["ranks"]) == ("local", 1)
+    assert (plan["strategy"], plan["ranks"]) == ("single", 1)
     assert plan["engines"] == (2 if devices["layout"] == "overlapping" else 1)
     assert {role: one["devices"] for role, one in plan["roles"].items()} == {
         "actor_train": devices["actor_train"],
@@ -97,24 +94,24 @@ def test_other_layouts_learn_the_same(
     }
 
 
-@pytest.mark.parametrize("offload", ["optimiser", "all"])
-def test_a_shared_device_that_is_cleared_at_every_hand_over_learns_the_same(
+@pytest.mark.parametrize("offload", ["optimizer", "all"])
+def test_offloading_on_a_shared_device_learns_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload: str
 ) -> None:
     fast_versions(monkeypatch)
-    here = Story.of(run_with(open_parts, tmp_path / "here"))
+    here = Story.of(run_with(tmp_path / "here"))
     seen: list[dict[str, float]] = []
 
-    async def note(parts: Parts, run: Run) -> None:
-        while run.progress.step < 3:
+    async def note(components: Components, run: TrainRun) -> None:
+        while run.state.step < 3:
             await asyncio.sleep(0.01)
-            seen.append(dict(parts.moved))
+            seen.append(dict(components.colocation_metrics))
 
     devices = {"layout": "colocated", "offload": offload}
-    there = run_with(open_ray_parts, tmp_path / "there", note, runtime="ray", gpus=1, devices=devices)
+    there = run_with(tmp_path / "there", note, runtime="ray", ray={"num_gpus": 1}, devices=devices)
     assert Story.of(there).weights == here.weights
-    assert max(one.get("handover_offloaded", 0) for one in seen) > 0
-    assert max(one.get("handover_released", 0) for one in seen) > 0
+    assert max(one.get("colocation_offloaded_bytes", 0) for one in seen) > 0
+    assert max(one.get("colocation_released_bytes", 0) for one in seen) > 0
 
 
 def test_reference_and_critic_on_their_own_devices_learn_the_same(
@@ -123,14 +120,14 @@ def test_reference_and_critic_on_their_own_devices_learn_the_same(
     fast_versions(monkeypatch)
     more: dict[str, Any] = {
         "estimator": "gae",
-        "learner": {"critic": "own", "critic_rate": 0.001},
+        "learner": {"critic": "separate", "critic_rate": 0.001},
         "loss": {"name": "ppo", "kl_coef": 0.01},
         "stop": {"steps": 3},
     }
-    here = Story.of(run_with(open_parts, tmp_path / "here", **more))
+    here = Story.of(run_with(tmp_path / "here", **more))
     pins = {"actor_train": "gpu[0]", "actor_infer": "gpu[1]", "reference": "gpu[1]", "critic": "gpu[2]"}
     devices = {"layout": "split", **pins}
-    there = run_with(open_ray_parts, tmp_path / "there", runtime="ray", gpus=3, devices=devices, **more)
+    there = run_with(tmp_path / "there", runtime="ray", ray={"num_gpus": 3}, devices=devices, **more)
     assert Story.of(there).weights == here.weights
     assert Story.of(there).evaluations == here.evaluations
     assert (there / "checkpoints" / "step-00000002" / "critic").is_dir()
@@ -150,88 +147,91 @@ def test_with_lora_a_warm_start_is_kept_when_the_run_is_resumed(
         "agent": {"temperature": 0.8},
         "warm_start": WARM,
     }
-    here = Story.of(run_with(open_parts, tmp_path / "here", stop={"steps": 3}, **more))
+    here = Story.of(run_with(tmp_path / "here", stop={"steps": 3}, **more))
     pins = {"actor_train": "gpu[0]", "actor_infer": "gpu[1]"}
-    there: dict[str, Any] = {"runtime": "ray", "gpus": 2, "devices": {"layout": "split", **pins}, **more}
-    run_with(open_ray_parts, tmp_path / "there", stop={"steps": 1}, **there)
-    folder = run_with(open_ray_parts, tmp_path / "there", stop={"steps": 3}, resume=True, **there)
+    there: dict[str, Any] = {
+        "runtime": "ray",
+        "ray": {"num_gpus": 2},
+        "devices": {"layout": "split", **pins},
+        **more,
+    }
+    run_with(tmp_path / "there", stop={"steps": 1}, **there)
+    folder = run_with(tmp_path / "there", stop={"steps": 3}, resume=True, **there)
     assert Story.of(folder).weights == here.weights
     assert Story.of(folder).episodes == here.episodes
 
 
-def test_a_separate_critic_starts_from_the_taught_policy_wherever_it_is(
+def test_a_separate_critic_starts_from_the_imitated_policy_on_any_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast_versions(monkeypatch)
     more: dict[str, Any] = {
         "estimator": "gae",
-        "learner": {"critic": "own", "critic_rate": 0.001, "betas": [0.8, 0.9], "clip_norm": 0.3},
+        "learner": {"critic": "separate", "critic_rate": 0.001, "betas": [0.8, 0.9], "clip_norm": 0.3},
         "loss": {"name": "ppo", "kl_coef": 0.01},
         "agent": {"temperature": 0.8},
         "warm_start": WARM,
         "stop": {"steps": 2},
     }
-    here = Story.of(run_with(open_parts, tmp_path / "here", **more))
+    here = Story.of(run_with(tmp_path / "here", **more))
     apart = {"actor_train": "gpu[0]", "actor_infer": "gpu[1]", "reference": "gpu[1]", "critic": "gpu[2]"}
     together = {"actor_train": "gpu[0]", "actor_infer": "gpu[1]", "reference": "gpu[0]", "critic": "gpu[0]"}
     for name, pins in (("apart", apart), ("together", together)):
         devices = {"layout": "split", **pins}
-        there = run_with(open_ray_parts, tmp_path / name, runtime="ray", gpus=3, devices=devices, **more)
+        there = run_with(tmp_path / name, runtime="ray", ray={"num_gpus": 3}, devices=devices, **more)
         assert Story.of(there).weights == here.weights
         assert Story.of(there).metrics == here.metrics
 
 
-def test_a_learner_that_is_killed_goes_on_from_the_last_checkpoint(
+def test_a_killed_learner_resumes_from_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast_versions(monkeypatch)
-    here = Story.of(run_with(open_parts, tmp_path / "here", stop={"steps": 6}))
+    here = Story.of(run_with(tmp_path / "here", stop={"steps": 6}))
 
-    async def kill(parts: Parts, run: Run) -> None:
-        while run.progress.step < 3:
+    async def kill(components: Components, run: TrainRun) -> None:
+        while run.state.step < 3:
             await asyncio.sleep(0.01)
-        remote: Any = parts.learner
-        ray.kill(remote._worker.actors[0])
+        remote: Any = components.learner
+        ray.kill(remote.policy.workers.actors[0])
 
-    there = run_with(open_ray_parts, tmp_path / "there", kill, runtime="ray", gpus=1, stop={"steps": 6})
+    there = run_with(tmp_path / "there", kill, runtime="ray", ray={"num_gpus": 1}, stop={"steps": 6})
     assert Story.of(there).weights == here.weights, "as if nothing had happened"
 
 
 @pytest.mark.parametrize("part", ["learner", "engine", "environments"])
-def test_a_run_goes_on_when_a_part_hangs(
+def test_a_run_continues_when_a_component_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], part: str
 ) -> None:
-    """A process that is stopped is there, and answers nothing."""
+    """A stopped process is alive but does not respond."""
     fast_versions(monkeypatch)
-    here = Story.of(run_with(open_parts, tmp_path / "here", stop={"steps": 6}))
+    here = Story.of(run_with(tmp_path / "here", stop={"steps": 6}))
 
-    async def stop(parts: Parts, run: Run) -> None:
-        while run.progress.step < 3:
+    async def stop(components: Components, run: TrainRun) -> None:
+        while run.state.step < 3:
             await asyncio.sleep(0.01)
-        remote: Any = parts
+        remote: Any = components
         if part == "environments":
-            (host,) = remote.pool._hosts.values()
+            (host,) = remote.pool._actors.values()
             actor = host.actor
         else:
             actor = (
-                remote.learner._worker.actors[0]
+                remote.learner.policy.workers.actors[0]
                 if part == "learner"
-                else remote.engine.engines[0]._line.actor
+                else remote.engine.engines[0]._client.actor
             )
         os.kill(await actor.__ray_call__.remote(lambda _: __import__("os").getpid()), signal.SIGSTOP)
 
     there = run_with(
-        open_ray_parts,
         tmp_path / "there",
         stop,
         runtime="ray",
-        gpus=1,
+        ray={"num_gpus": 1, "heartbeat_timeout": 8},
         stop={"steps": 6},
-        heartbeat_timeout=8,
     )
     assert Story.of(there).weights == here.weights, "as if nothing had happened"
     assert {line["episodes_missing"] for line in Story.of(there).metrics} == {0.0}
-    assert "gave no sign of life for 8 s and was killed" in capfd.readouterr().err
+    assert "no heartbeat for 8 s, killed" in capfd.readouterr().err
 
 
 @dataclass
@@ -242,19 +242,19 @@ class Held:
 
 def hold_starts_elsewhere(patch: pytest.MonkeyPatch) -> Held:
     """Engines that start on a node that came begin, and are not done before they are let."""
-    held, begin = Held(), RemoteEngine._begin
+    held, begin = Held(), RemoteEngine._start_engine
 
     async def slowly(engine: RemoteEngine, actor: Any) -> tuple[int, int]:
-        if "node_id" in vars(engine._place["scheduling_strategy"]):
+        if "node_id" in vars(engine._actor_options["scheduling_strategy"]):
             held.begun.set()
             await held.let.wait()
         return await begin(engine, actor)
 
-    patch.setattr(RemoteEngine, "_begin", slowly)
+    patch.setattr(RemoteEngine, "_start_engine", slowly)
     return held
 
 
-def test_a_run_that_loses_a_node_is_completed(
+def test_a_run_that_loses_a_node_completes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes_of: Callable[..., Any]
 ) -> None:
     """Three nodes; the one with an engine and environments goes, and another comes, which the engine takes.
@@ -266,33 +266,32 @@ def test_a_run_that_loses_a_node_is_completed(
     back: list[int] = []
     monkeypatch.setattr(loop, "reason_to_stop", lambda *_: "enough" if back else None)
 
-    async def lose(parts: Parts, run: Run) -> None:
-        engine: Any = parts.engine
-        while run.progress.step < 3:
+    async def lose(components: Components, run: TrainRun) -> None:
+        engine: Any = components.engine
+        while run.state.step < 3:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(nodes.lose)
         while not engine.lost:
             await asyncio.sleep(0.01)
-        step = run.progress.step
-        while run.progress.step < step + 2:
+        step = run.state.step
+        while run.state.step < step + 2:
             await asyncio.sleep(0.01)
         held = hold_starts_elsewhere(monkeypatch)
         nodes.add()
         await held.begun.wait()
-        step = run.progress.step
-        while run.progress.step < step + 2:  # steps go on while the engine starts
+        step = run.state.step
+        while run.state.step < step + 2:  # steps go on while the engine starts
             await asyncio.sleep(0.01)
         held.let.set()
         while engine.lost:
             await asyncio.sleep(0.01)
-        back.append(run.progress.step)
+        back.append(run.state.step)
 
     folder = run_with(
-        open_ray_parts,
         tmp_path / "there",
         lose,
         runtime="ray",
-        address=nodes.address,
+        ray={"address": nodes.address},
         rollout={"groups": 4, "group_size": 4, "workers": 0},
         devices={"layout": "split", "actor_train": "gpu[0]", "actor_infer": "gpu[1-2]"},
         evaluation={"every": 0, "episodes": 4},
@@ -308,7 +307,7 @@ def test_a_run_that_loses_a_node_is_completed(
     assert [line["step"] for line in story.metrics] == list(range(1, steps + 1))
 
 
-def test_a_run_moves_to_what_is_left_and_back_again(
+def test_a_run_moves_to_the_remaining_nodes_and_back(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -320,13 +319,13 @@ def test_a_run_moves_to_what_is_left_and_back_again(
     worlds: list[int] = []
     monkeypatch.setattr(loop, "reason_to_stop", lambda *_: "enough" if len(worlds) == 3 else None)
 
-    async def lose(parts: Parts, run: Run) -> None:
-        remote: Any = parts.learner
-        while run.progress.step < 3:
+    async def lose(components: Components, run: TrainRun) -> None:
+        remote: Any = components.learner.policy.workers
+        while run.state.step < 3:
             await asyncio.sleep(0.01)
         worlds.append(remote.world)
         await asyncio.to_thread(nodes.lose)
-        while remote.world != 1 or run.progress.step < 5:
+        while remote.world != 1 or run.state.step < 5:
             await asyncio.sleep(0.01)
         worlds.append(remote.world)
         nodes.add()
@@ -335,11 +334,10 @@ def test_a_run_moves_to_what_is_left_and_back_again(
         worlds.append(remote.world)
 
     folder = run_with(
-        open_ray_parts,
         tmp_path / "there",
         lose,
         runtime="ray",
-        address=nodes.address,
+        ray={"address": nodes.address},
         rollout={"groups": 2, "group_size": 4, "workers": 0},
         devices={"layout": "colocated"},
         evaluation={"every": 0, "episodes": 4},

@@ -1,12 +1,12 @@
-"""Clusters: this machine's, those that words or files describe, and those a runtime reports."""
+"""Clusters: of this machine, described by arguments or files, and reported by Ray."""
 
 from pathlib import Path
 
 import pytest
 
+from rollgym.core.errors import UsageError
 from rollgym.devices.hardware import DEVICE_MODELS, device_model
 from rollgym.devices.inventory import cluster_from_nodes, find_cluster, known_model
-from rollgym.errors import UsageError
 
 
 def write(folder: Path, text: str) -> str:
@@ -15,7 +15,7 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_words_name_clusters() -> None:
+def test_cluster_arguments() -> None:
     cluster = find_cluster("32x8xH100")
     assert (len(cluster.nodes), len(cluster.devices)) == (32, 256)
     assert cluster.nodes[0].memory == 81559 * 2**20
@@ -40,25 +40,25 @@ def test_a_file_describes_a_mixed_cluster(tmp_path: Path) -> None:
     first, odd = cluster.nodes[0], cluster.nodes[3]
     assert (first.memory, first.flops, first.network, first.cpus) == (81920 * 2**20, 312e12, 25e9, 96)
     assert (odd.memory, odd.flops, odd.bandwidth) == (32 * 2**30, 1e14, 0.0)
-    assert odd.host_memory == 2 * 4 * odd.memory, "where nothing is said, twice the devices' own"
+    assert odd.host_memory == 2 * 4 * odd.memory, "by default twice the memory of the devices"
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("nodes: []", "nodes"),
-        ("nodes: [{gpus: 8}]", "needs a model"),
+        ("nodes: [{gpus: 8}]", "needs model (H100, ...) or memory"),
         ("nodes: [{gpus: 8, model: H1000}]", "Did you mean H100"),
         ("nodes: [{gpus: 8, memory: 80}]", "memory"),
-        ("nodes: [{gpus: 8, memory: 80 GB/s}]", "is no size"),
-        ("nodes: [{gpus: 8, memory: 0 GB}]", "more than nothing"),
+        ("nodes: [{gpus: 8, memory: 80 GB/s}]", "is not a size"),
+        ("nodes: [{gpus: 8, memory: 0 GB}]", "greater than 0"),
         ("nodes: [{gpus: -1, model: H100}]", "gpus"),
         ("nodes: [{gpu: 8, model: H100}]", "gpus"),
         ("nodes: [{cpus: 8}]", "needs cpus and host_memory"),
         ("nodes: [{name: a, gpus: 1, model: H100}, {name: a, gpus: 1, model: H100}]", "two nodes called 'a'"),
     ],
 )
-def test_a_mistake_in_a_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_cluster_file_errors(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_cluster(write(tmp_path, text))
     assert words in str(caught.value)
@@ -67,13 +67,13 @@ def test_a_mistake_in_a_file_is_named(tmp_path: Path, text: str, words: str) -> 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("nowhere.yaml", "no cluster file nowhere.yaml"),
+        ("nowhere.yaml", "Cluster file nowhere.yaml not found"),
         ("8xH1000", "Did you mean H100"),
         ("cpu:0", "no slots"),
-        ("0x8xH100", "at least one node"),
+        ("0x8xH100", "at least 1 node"),
     ],
 )
-def test_words_that_name_nothing(words: str, sentence: str) -> None:
+def test_invalid_cluster_arguments(words: str, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_cluster(words)
     assert sentence in str(caught.value)
@@ -91,7 +91,7 @@ def test_a_runtime_reports_its_nodes() -> None:
     assert (real.nodes[0].memory, real.nodes[0].host_memory) == (device_model("H100").memory, 2e12)
 
 
-def test_a_drivers_name_is_understood() -> None:
+def test_device_names_of_drivers_are_recognized() -> None:
     a100 = DEVICE_MODELS["A100-40"]
     assert known_model("NVIDIA A100-SXM4-40GB", 42_000_000_000) == a100
     assert known_model("NVIDIA GeForce RTX 4090", DEVICE_MODELS["RTX4090"].memory) == DEVICE_MODELS["RTX4090"]

@@ -1,11 +1,10 @@
-"""Memory estimates, against published figures and against a real model's tensors on this processor."""
+"""Memory estimates, against published figures and against a real model's tensors on this CPU."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rollgym.devices.job import Job
 from rollgym.devices.memory import (
     SHARDINGS,
     WEIGHT,
@@ -17,6 +16,7 @@ from rollgym.devices.memory import (
 )
 from rollgym.devices.models import read_config
 from rollgym.devices.presets import PRESETS
+from rollgym.devices.workload import Job
 
 TOKENS, REPLIES = 64, 32
 SIZES: dict[str, Any] = {
@@ -56,7 +56,7 @@ def test_keys_and_values_of_a_token(word: str, kib: int) -> None:
     assert kv_bytes(job.actor, job, 2) == kib * 512
 
 
-def test_key_heads_are_shared_out_down_to_one() -> None:
+def test_key_heads_are_split_down_to_one() -> None:
     job = Job(actor=PRESETS["7b"])
     assert kv_bytes(job.actor, job, 8) == kv_bytes(job.actor, job, 4) == 14 * 1024
 
@@ -64,25 +64,25 @@ def test_key_heads_are_shared_out_down_to_one() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [None, 2])
 def test_state_of_a_real_learner_after_an_update(dtype: Any, lora: int | None) -> None:
-    from rollgym.trainer.batch import make_batch
-    from rollgym.trainer.learner.local import LocalLearner
-    from rollgym.trainer.learner.settings import LearnerSettings, LoraSettings
-    from rollgym.trainer.losses import LossSettings
-    from rollgym.trainer.rows import TokenEpisode
+    from rollgym.trainer.data.batch import make_batch
+    from rollgym.trainer.data.sequences import TokenEpisode
+    from rollgym.trainer.learner.config import LearnerConfig, LoraSettings
+    from rollgym.trainer.learner.learner import Learner
+    from rollgym.trainer.losses.settings import LossConfig
 
     model, shape = real("llama")
     matrices = None if lora is None else LoraSettings(rank=lora)
-    settings = LearnerSettings(dtype=dtype, device="cpu", lora=matrices)
-    learner = LocalLearner(model, settings, LossSettings("grpo", kl_coef=0.1))
+    settings = LearnerConfig(dtype=dtype, device="cpu", lora=matrices)
+    learner = Learner(model, settings, LossConfig("grpo", kl_coef=0.1))
     rows = rows_of_replies()
-    counts = [len(row.places) for row in rows]
+    counts = [len(row.action_positions) for row in rows]
     token = TokenEpisode("e", tuple(rows), np.full(sum(counts), -5.0), np.array(counts))
     one = make_batch([token], advantages=[np.ones(sum(counts))])
-    learner.update(one.having(reference=learner.reference(one)))
+    learner.update(one.with_arrays(reference=learner.reference(one)))
     state = training_state(shape, 1, "none", lora)
     trained = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
     assert sum(parameter.grad.nbytes for parameter in trained) == state["gradients"]
-    assert learner.held()["optimiser"] == state["optimiser"]
+    assert learner.held()["optimizer"] == state["optimizer"]
     # With LoRA the reference is the policy without its matrices; else it is a second model.
     reference = 0 if lora else scoring_weights(shape, WEIGHT, 1, "none")
     assert learner.held()["weights"] == state["weights"] + reference
@@ -105,7 +105,7 @@ def test_activations_are_those_that_a_real_model_saves(
 ) -> None:
     import torch
 
-    from rollgym.trainer.learner.nets import mixed_precision
+    from rollgym.trainer.learner.modules import mixed_precision
 
     model, shape = real(family)
     if checkpointing:
@@ -154,15 +154,15 @@ def real(family: str) -> tuple[Any, Any]:
 
 def scores(model: Any) -> Any:
     """As the learner computes them: packed rows, log-probs and entropy of the replies."""
-    from rollgym.trainer.scoring import allow_packing, score
+    from rollgym.trainer.learner.forward import allow_packing, score
 
     allow_packing(model)
     return score(model, rows_of_replies(), layout="packed")
 
 
 def rows_of_replies() -> list[Any]:
-    from rollgym.trainer.rows import Row
+    from rollgym.trainer.data.sequences import TokenSequence
 
     half = TOKENS // 2
     ids = np.arange(half + 1) % 290 + 3
-    return [Row(ids + shift, np.arange(half // 2 + 1, half + 1)) for shift in (0, 1)]
+    return [TokenSequence(ids + shift, np.arange(half // 2 + 1, half + 1)) for shift in (0, 1)]

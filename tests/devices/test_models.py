@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from rollgym.core.errors import UsageError
 from rollgym.devices.models import ModelShape, find_model, read_config
 from rollgym.devices.presets import PRESETS
-from rollgym.errors import UsageError
 
 SMALL = {
     "vocab_size": 100,
@@ -78,21 +78,25 @@ def test_a_folder_and_a_file_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "gpt2"}, "type 'gpt2' are not known here"),
+        ({"model_type": "gpt2"}, "Unsupported model_type 'gpt2'"),
         ({"model_type": "llama"}, "has no num_attention_heads"),
         ({"model_type": "llama", **SMALL, "hidden_size": "big"}, "hidden_size is 'big'"),
         ({"model_type": "llama", **SMALL, "num_attention_heads": 0}, "num_attention_heads is 0"),
     ],
 )
-def test_a_configuration_that_says_too_little_is_refused(config: dict[str, Any], words: str) -> None:
+def test_incomplete_configurations_are_rejected(config: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_config(config)
     assert words in str(caught.value)
 
 
-def test_unknown_words_and_broken_files_are_refused(tmp_path: Path) -> None:
+def test_unknown_presets_and_broken_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    for words, sentence in [("71b", "Did you mean"), ("./71b", "no folder"), (str(tmp_path), "as JSON")]:
+    for words, sentence in [
+        ("71b", "Did you mean"),
+        ("./71b", "neither a folder"),
+        (str(tmp_path), "as JSON"),
+    ]:
         with pytest.raises(UsageError) as caught:
             find_model(words)
         assert sentence in str(caught.value)

@@ -1,4 +1,4 @@
-"""Plans: they keep what they promise on any cluster, and say with numbers why there is none."""
+"""Plans: valid on any cluster, and infeasible ones are explained with numbers."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollgym.devices.detail import DetailedPlan
-from rollgym.devices.estimate import OFFLOADS
-from rollgym.devices.inventory import cpu_cluster, described
-from rollgym.devices.job import Job, Workload
+from rollgym.core.errors import UsageError
+from rollgym.devices.cost_model import OFFLOADS
+from rollgym.devices.inventory import cpu_cluster, gpu_cluster
 from rollgym.devices.planner import fits, make_plan
 from rollgym.devices.presets import PRESETS
 from rollgym.devices.ranges import parse_range
-from rollgym.devices.types import Cluster, DeviceWishes, Node
-from rollgym.errors import UsageError
+from rollgym.devices.report import PlanReport
+from rollgym.devices.types import Cluster, DeviceConfig, Node
+from rollgym.devices.workload import Job, Workload
 
 LONG = Workload(
     episodes=1024,
@@ -23,7 +23,7 @@ LONG = Workload(
     prompt_tokens=4096,
     reply_tokens=4096,
     context=8192,
-    micro_tokens=8192,
+    max_tokens_per_microbatch=8192,
     checkpointing=True,
 )
 GB = 10**9
@@ -35,10 +35,10 @@ workloads = st.builds(
     prompt_tokens=st.integers(1, 200_000),
     reply_tokens=st.integers(1, 200_000),
     context=st.integers(1, 131_072),
-    micro_tokens=st.integers(1, 65_536),
+    max_tokens_per_microbatch=st.integers(1, 65_536),
     checkpointing=st.booleans(),
     passes=st.integers(1, 4),
-    optimiser_steps=st.integers(1, 8),
+    optimizer_steps=st.integers(1, 8),
     rescore=st.booleans(),
     staleness=st.integers(0, 4),
 )
@@ -54,7 +54,7 @@ def jobs(draw: st.DrawFn) -> Job:
         reward=draw(st.sampled_from([None, PRESETS["1.5b"]])),
         lora_rank=draw(st.sampled_from([None, 1, 16, 256])),
         precision=draw(st.sampled_from(["mixed", "float32"])),
-        work=draw(workloads),
+        workload=draw(workloads),
     )
 
 
@@ -79,10 +79,10 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return Cluster(tuple(nodes))
 
 
-def plan_or_none(cluster: Cluster, job: Job, wishes: DeviceWishes | None = None) -> DetailedPlan | None:
-    wishes = wishes or DeviceWishes()
+def plan_or_none(cluster: Cluster, job: Job, requested: DeviceConfig | None = None) -> PlanReport | None:
+    requested = requested or DeviceConfig()
     try:
-        return make_plan(cluster, job, wishes) if fits(cluster, job, wishes) else None
+        return make_plan(cluster, job, requested) if fits(cluster, job, requested) else None
     except UsageError:
         return None
 
@@ -92,10 +92,10 @@ def plan_or_none(cluster: Cluster, job: Job, wishes: DeviceWishes | None = None)
     clusters(),
     jobs(),
     st.sampled_from(["auto", "colocated", "split", "overlapping"]),
-    st.sampled_from(["auto", "none", "optimiser", "all"]),
+    st.sampled_from(["auto", "none", "optimizer", "all"]),
 )
 def test_a_plan_keeps_to_the_cluster(cluster: Cluster, job: Job, layout: Any, offload: Any) -> None:
-    found = plan_or_none(cluster, job, DeviceWishes(layout=layout, offload=offload))
+    found = plan_or_none(cluster, job, DeviceConfig(layout=layout, offload=offload))
     if found is None:
         return
     every = set(cluster.devices)
@@ -107,14 +107,14 @@ def test_a_plan_keeps_to_the_cluster(cluster: Cluster, job: Job, layout: Any, of
         for device in use.devices:
             assert use.used <= use.limit < cluster.nodes[device.node].memory
     assert layout in ("auto", found.plan.layout)
-    allowed = {"none": ["none"], "optimiser": ["none", "optimiser"], "all": ["none", "all", "host"]}
+    allowed = {"none": ["none"], "optimizer": ["none", "optimizer"], "all": ["none", "all", "host"]}
     assert found.offload in allowed.get(offload, OFFLOADS)
-    if found.offload in ("optimiser", "all"):
+    if found.offload in ("optimizer", "all"):
         leaves = {one.offload for one in found.plan.placements.values()}
         assert leaves != {()}, "something leaves"
     assert found.seconds > 0
     assert all(span.start <= span.end <= found.seconds * (1 + 1e-9) for span in found.timeline)
-    assert found.kv_tokens >= job.work.context
+    assert found.kv_tokens >= job.workload.context
     assert bool(found.plan.sharing()) == (found.plan.layout != "split")
 
 
@@ -127,7 +127,7 @@ def test_pinned_roles_stay_where_they_were_pinned(cluster: Cluster, job: Job, da
         first = data.draw(st.integers(0, last))
         kind = cluster.nodes[cluster.devices[first].node].kind
         pins[role] = f"{kind}[{first}-{data.draw(st.integers(first, last))}]"
-    found = plan_or_none(cluster, job, DeviceWishes(**pins))
+    found = plan_or_none(cluster, job, DeviceConfig(**pins))
     if found is not None:
         for role, text in pins.items():
             assert found.plan.placements[role].devices == parse_range(text, cluster)
@@ -138,8 +138,8 @@ def test_pinned_roles_stay_where_they_were_pinned(cluster: Cluster, job: Job, da
 def test_what_fits_fits_on_a_bigger_cluster_too(cluster: Cluster, job: Job, more: int, which: int) -> None:
     node = cluster.nodes[which % len(cluster.nodes)]
     extra = tuple(replace(node, name=f"more{at}") for at in range(more))
-    if fits(cluster, job, DeviceWishes()):
-        assert fits(Cluster((*cluster.nodes, *extra)), job, DeviceWishes())
+    if fits(cluster, job, DeviceConfig()):
+        assert fits(Cluster((*cluster.nodes, *extra)), job, DeviceConfig())
 
 
 def test_two_slots_of_a_laptop() -> None:
@@ -149,44 +149,44 @@ def test_two_slots_of_a_laptop() -> None:
     assert found.plan.placements["actor_train"].data_parallel == 2
 
 
-def test_what_is_wished_to_leave_leaves() -> None:
-    job = Job(actor=PRESETS["7b"], critic=PRESETS["7b"], reference=PRESETS["7b"], work=LONG)
-    cluster = described(gpus=8, model="H100")
-    some = make_plan(cluster, job, DeviceWishes(layout="colocated", offload="optimiser")).plan.placements
-    every = make_plan(cluster, job, DeviceWishes(layout="colocated", offload="all")).plan.placements
+def test_requested_offloading_is_applied() -> None:
+    job = Job(actor=PRESETS["7b"], critic=PRESETS["7b"], reference=PRESETS["7b"], workload=LONG)
+    cluster = gpu_cluster(gpus=8, model="H100")
+    some = make_plan(cluster, job, DeviceConfig(layout="colocated", offload="optimizer")).plan.placements
+    every = make_plan(cluster, job, DeviceConfig(layout="colocated", offload="all")).plan.placements
     assert {role: one.offload for role, one in some.items()} == {
-        "actor_train": ("optimiser",),
+        "actor_train": ("optimizer",),
         "actor_infer": ("kv_cache",),
-        "critic": ("optimiser",),
+        "critic": ("optimizer",),
         "reference": (),
     }
     assert every["actor_infer"].offload == ("weights", "kv_cache")
     assert every["reference"].offload == ("weights",)
-    assert set(every["actor_train"].offload) >= {"weights", "optimiser"}
-    alone = make_plan(cluster, job, DeviceWishes(layout="split", offload="optimiser"))
-    assert alone.plan.placements["actor_infer"].offload == (), "nobody shares its devices"
+    assert set(every["actor_train"].offload) >= {"weights", "optimizer"}
+    alone = make_plan(cluster, job, DeviceConfig(layout="split", offload="optimizer"))
+    assert alone.plan.placements["actor_infer"].offload == (), "its devices are not shared"
     small = replace(PRESETS["0.5b"], layers=2, hidden=128, vocab=512, inner=256, heads=2, head_dim=64)
-    slots = make_plan(cpu_cluster(1), Job(actor=small, precision="float32"), DeviceWishes(offload="all"))
+    slots = make_plan(cpu_cluster(1), Job(actor=small, precision="float32"), DeviceConfig(offload="all"))
     assert slots.offload == "all", "also where a slot's memory is the host's, if it is asked for"
 
 
 def test_eight_h100_with_a_7b_actor_and_critic() -> None:
     actor = PRESETS["7b"]
-    job = Job(actor=actor, critic=actor, reference=actor, work=LONG)
-    found = make_plan(described(gpus=8, model="H100"), job)
+    job = Job(actor=actor, critic=actor, reference=actor, workload=LONG)
+    found = make_plan(gpu_cluster(gpus=8, model="H100"), job)
     assert found.plan.layout == "colocated"
     state = {
         part: sum(size for role, name, size in use.parts if (role, name) == ("actor_train", part))
         for use in found.memory
         if use.phase == "update actor"
-        for part in ("optimiser",)
+        for part in ("optimizer",)
     }
-    assert state["optimiser"] == pytest.approx(8 * actor.parameters / 8, abs=1), "two moments, by 8 ranks"
+    assert state["optimizer"] == pytest.approx(8 * actor.parameters / 8, abs=1), "two moments, by 8 ranks"
 
 
 def test_32_nodes_with_a_72b_shard_the_weights_and_keep_an_engine_in_a_node() -> None:
-    job = Job(actor=PRESETS["72b"], reference=PRESETS["72b"], work=LONG)
-    found = make_plan(described(nodes=32, gpus=8, model="H100"), job)
+    job = Job(actor=PRESETS["72b"], reference=PRESETS["72b"], workload=LONG)
+    found = make_plan(gpu_cluster(nodes=32, gpus=8, model="H100"), job)
     infer = found.plan.placements["actor_infer"]
     assert found.plan.placements["actor_train"].sharding == "weights"
     assert infer.tensor_parallel in (4, 8)
@@ -195,8 +195,8 @@ def test_32_nodes_with_a_72b_shard_the_weights_and_keep_an_engine_in_a_node() ->
 
 
 def test_a_200b_moe_on_2000_gpus_tries_few_enough_candidates_to_answer_at_once() -> None:
-    job = Job(actor=PRESETS["200b-moe"], reference=PRESETS["200b-moe"], work=LONG)
-    found = make_plan(described(nodes=250, gpus=8, model="H100"), job)
+    job = Job(actor=PRESETS["200b-moe"], reference=PRESETS["200b-moe"], workload=LONG)
+    found = make_plan(gpu_cluster(nodes=250, gpus=8, model="H100"), job)
     assert len(found.plan.cluster.devices) == 2000
     assert found.tried < 6000
     about = {(one.about, one.choice) for one in found.alternatives}
@@ -204,40 +204,42 @@ def test_a_200b_moe_on_2000_gpus_tries_few_enough_candidates_to_answer_at_once()
 
 
 def test_rollouts_that_need_not_wait_overlap_with_training() -> None:
-    job = Job(actor=PRESETS["7b"], work=replace(LONG, staleness=1))
-    found = make_plan(described(gpus=8, model="H100"), job, DeviceWishes(layout="split"))
+    job = Job(actor=PRESETS["7b"], workload=replace(LONG, staleness=1))
+    found = make_plan(gpu_cluster(gpus=8, model="H100"), job, DeviceConfig(layout="split"))
     spans = {span.name: span for span in found.timeline}
     assert spans["update actor"].start < spans["generate"].end
     late = make_plan(
-        described(gpus=8, model="H100"), Job(actor=PRESETS["7b"], work=LONG), DeviceWishes(layout="split")
+        gpu_cluster(gpus=8, model="H100"),
+        Job(actor=PRESETS["7b"], workload=LONG),
+        DeviceConfig(layout="split"),
     )
     spans = {span.name: span for span in late.timeline}
     assert spans["update actor"].start >= spans["generate"].end
 
 
-def test_what_cannot_fit_is_refused_with_numbers_and_help() -> None:
-    job = Job(actor=PRESETS["72b"], reference=PRESETS["72b"], work=LONG)
+def test_infeasible_plans_are_rejected_with_numbers_and_fixes() -> None:
+    job = Job(actor=PRESETS["72b"], reference=PRESETS["72b"], workload=LONG)
     with pytest.raises(UsageError) as caught:
-        make_plan(described(gpus=8, model="H100"), job)
+        make_plan(gpu_cluster(gpus=8, model="H100"), job)
     said = str(caught.value)
     assert "Qwen2.5-72B (72.7B parameters) does not fit on 8 H100 (79.6 GiB)" in said
     assert "missing" in said
     assert "4 such nodes instead of 1" in said
-    assert fits(described(nodes=4, gpus=8, model="H100"), job, DeviceWishes())
+    assert fits(gpu_cluster(nodes=4, gpus=8, model="H100"), job, DeviceConfig())
 
 
 @pytest.mark.parametrize(
-    ("wishes", "words"),
+    ("requested", "words"),
     [
-        (DeviceWishes(tensor_parallel=3), "does not divide the 28 heads"),
-        (DeviceWishes(tensor_parallel=4, actor_infer="gpu[0-5]"), "does not divide the 6 devices"),
-        (DeviceWishes(critic="gpu[0]"), "has no critic model"),
-        (DeviceWishes(layout="split", actor_train="gpu[0-3]", actor_infer="gpu[0-3]"), "are colocated"),
-        (DeviceWishes(layout="split", actor_train="gpu[0-7]"), "No split plan"),
-        (DeviceWishes(tensor_parallel=14), "14, but there are 8"),
+        (DeviceConfig(tensor_parallel=3), "does not divide the 28 heads"),
+        (DeviceConfig(tensor_parallel=4, actor_infer="gpu[0-5]"), "does not divide the 6 devices"),
+        (DeviceConfig(critic="gpu[0]"), "has no critic model"),
+        (DeviceConfig(layout="split", actor_train="gpu[0-3]", actor_infer="gpu[0-3]"), "are colocated"),
+        (DeviceConfig(layout="split", actor_train="gpu[0-7]"), "No split plan"),
+        (DeviceConfig(tensor_parallel=14), "14, but there are 8"),
     ],
 )
-def test_wishes_that_contradict_one_another_are_named(wishes: DeviceWishes, words: str) -> None:
+def test_contradictory_requests_are_rejected(requested: DeviceConfig, words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        make_plan(described(gpus=8, model="H100"), Job(actor=PRESETS["7b"], work=LONG), wishes)
+        make_plan(gpu_cluster(gpus=8, model="H100"), Job(actor=PRESETS["7b"], workload=LONG), requested)
     assert words in str(caught.value)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rollgym.agent import AgentSetup
+from rollgym.core.agent import AgentSetup
+from rollgym.core.errors import UsageError
+from rollgym.core.registry import make
+from rollgym.core.seeding import derive_rng
+from rollgym.core.tasks import TaskSet
 from rollgym.envs.bandit.arms import Arm, random_arms
 from rollgym.envs.bandit.env import BanditEnv
 from rollgym.envs.bandit.expert import BanditExpert
-from rollgym.errors import UsageError
-from rollgym.registry import make
-from rollgym.seeding import derive_rng
-from rollgym.tasks import TaskSet
 
 ENV_ID = "rollgym/Bandit-v0"
 SURE = (Arm("Amber", 0.0, "bernoulli"), Arm("Birch", 1.0, "bernoulli"))

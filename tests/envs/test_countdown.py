@@ -11,15 +11,15 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rollgym.agent import AgentSetup
+from rollgym.core.agent import AgentSetup
+from rollgym.core.errors import UsageError
+from rollgym.core.registry import make
+from rollgym.core.seeding import derive_rng
+from rollgym.core.tasks import TaskSet
 from rollgym.envs.countdown.arithmetic import BadExpression, evaluate, random_expression
 from rollgym.envs.countdown.env import CountdownEnv
 from rollgym.envs.countdown.expert import CountdownExpert
 from rollgym.envs.countdown.puzzle import Puzzle, random_puzzle, solve
-from rollgym.errors import UsageError
-from rollgym.registry import make
-from rollgym.seeding import derive_rng
-from rollgym.tasks import TaskSet
 
 ENV_ID = "rollgym/Countdown-v0"
 PUZZLE = Puzzle((3, 7, 8, 25), 74)

@@ -7,15 +7,15 @@ import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymLake
 from gymnasium.utils.env_checker import check_env
 
-from rollgym.agent import AgentSetup, Briefing
+from rollgym.core.agent import AgentSetup, Briefing
+from rollgym.core.errors import UsageError
+from rollgym.core.registry import make
+from rollgym.core.seeding import derive_rng
+from rollgym.core.tasks import TaskSet
+from rollgym.core.types import EpisodeSpec
 from rollgym.envs.frozen_lake.env import FrozenLakeEnv
 from rollgym.envs.frozen_lake.expert import FrozenLakeExpert, best_moves
 from rollgym.envs.frozen_lake.lake import has_path, random_map
-from rollgym.errors import UsageError
-from rollgym.registry import make
-from rollgym.seeding import derive_rng
-from rollgym.tasks import TaskSet
-from rollgym.types import EpisodeSpec
 
 ENV_ID = "rollgym/FrozenLake-v0"
 ROWS = ("SFF", "FHF", "FFG")

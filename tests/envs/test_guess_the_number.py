@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rollgym.agent import AgentSetup
+from rollgym.core.agent import AgentSetup
+from rollgym.core.errors import UsageError
+from rollgym.core.registry import make
+from rollgym.core.seeding import derive_rng
 from rollgym.envs.guess_the_number.env import GuessTheNumberEnv
 from rollgym.envs.guess_the_number.expert import GuessTheNumberExpert
-from rollgym.errors import UsageError
-from rollgym.registry import make
-from rollgym.seeding import derive_rng
 
 ENV_ID = "rollgym/GuessTheNumber-v0"
 

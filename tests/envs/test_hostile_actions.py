@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rollgym
-from rollgym.errors import UsageError
-from rollgym.text import MAX_ACTION_CHARS
+from rollgym.core.env import MAX_ACTION_CHARS
+from rollgym.core.errors import UsageError
 
-SHIPPED = [card.env_id for card in rollgym.cards() if card.env_id.startswith("rollgym/")]
+SHIPPED = [card.env_id for card in rollgym.list_envs() if card.env_id.startswith("rollgym/")]
 ADAPTED = ["CartPole-v1", "CliffWalking-v1", "Pendulum-v1", "Blackjack-v1"]
 BROWSER = {"rollgym/WebShopBrowser-v0"}
 """Needs a browser; its own tests send it odd actions."""
@@ -102,12 +102,12 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 from types import SimpleNamespace
 import rollgym.agents.parsing as parsing
-from rollgym.envs.code import actions, observe, questions
+from rollgym.envs.code import actions, formatting, questions
 from rollgym.envs.countdown.env import CountdownEnv
 from rollgym.envs.countdown.arithmetic import BadExpression
 from rollgym.envs.webshop import actions as shop
 from rollgym.rewards import judge
-import rollgym.spaces_text as spaces
+import rollgym.adapters.spaces as spaces
 import re
 
 def countdown(text):
@@ -123,7 +123,7 @@ def parsed(text):
 def code(text):
     said = actions.taken_apart(text)
     actions.submits(said), actions.answered(said), actions.defines(text, "f")
-    observe.masked(text), questions.read_number(text)
+    formatting.masked(text), questions.read_number(text)
 
 def shopping(text):
     for strict in (True, False):
@@ -154,6 +154,6 @@ def test_an_action_is_cut_before_an_environment_sees_it() -> None:
     env: Any = rollgym.make("rollgym/Wordle-v0")
     env.reset(seed=0)
     seen: list[str] = []
-    env.unwrapped.respond = lambda action: seen.append(action) or rollgym.Reply("")
+    env.unwrapped.respond = lambda action: seen.append(action) or rollgym.StepResult("")
     env.step("x" * (MAX_ACTION_CHARS + 1))
     assert len(seen[0]) == MAX_ACTION_CHARS

@@ -7,12 +7,12 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import rollgym
-from rollgym.agent import AgentSetup, Briefing
+from rollgym.core.agent import AgentSetup, Briefing
+from rollgym.core.errors import UsageError
+from rollgym.core.types import EpisodeSpec
 from rollgym.envs.mastermind.codes import code_at, count_codes, pegs
 from rollgym.envs.mastermind.env import MastermindEnv
 from rollgym.envs.mastermind.expert import MastermindExpert
-from rollgym.errors import UsageError
-from rollgym.types import EpisodeSpec
 
 ID = "rollgym/Mastermind-v0"
 

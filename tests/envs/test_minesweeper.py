@@ -8,16 +8,16 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import rollgym
-from rollgym.agent import AgentSetup, Briefing
+from rollgym.core.agent import AgentSetup, Briefing
+from rollgym.core.errors import UsageError
+from rollgym.core.types import EpisodeSpec
 from rollgym.envs.minesweeper import count
 from rollgym.envs.minesweeper.count import TooHard, mine_counts
 from rollgym.envs.minesweeper.env import MinesweeperEnv
 from rollgym.envs.minesweeper.expert import MinesweeperExpert
 from rollgym.envs.minesweeper.generate import closed_at_start, needs_no_guess, random_field
-from rollgym.envs.minesweeper.grid import Field, neighbours
+from rollgym.envs.minesweeper.grid import Field, neighbors
 from rollgym.envs.minesweeper.logic import read_board, risks, safe_cells
-from rollgym.errors import UsageError
-from rollgym.types import EpisodeSpec
 
 ID = "rollgym/Minesweeper-v0"
 
@@ -56,7 +56,7 @@ def test_gymnasiums_checker_accepts_it() -> None:
 
 
 def test_neighbours_of_a_corner_an_edge_and_the_middle() -> None:
-    around = neighbours(3, 4)
+    around = neighbors(3, 4)
     assert around[0] == (1, 4, 5)
     assert around[7] == (2, 3, 6, 10, 11)
     assert around[5] == (0, 1, 2, 4, 6, 8, 9, 10)

@@ -9,15 +9,15 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import rollgym
-from rollgym.agent import AgentSetup, Briefing
+from rollgym.core.agent import AgentSetup, Briefing
+from rollgym.core.errors import UsageError
+from rollgym.core.types import EpisodeSpec
 from rollgym.envs.sokoban.actions import parse_actions
 from rollgym.envs.sokoban.deadlock import is_lost
 from rollgym.envs.sokoban.env import SokobanEnv
 from rollgym.envs.sokoban.expert import SokobanExpert
 from rollgym.envs.sokoban.generate import canonical
 from rollgym.envs.sokoban.solver import plan
-from rollgym.errors import UsageError
-from rollgym.types import EpisodeSpec
 
 LANE = "######\n#@$ .#\n######\n"
 CORNER = "#####\n#@  #\n# $ #\n#  .#\n#####\n"

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from rollgym.envs.sokoban.board import Game
+from rollgym.core.errors import UsageError
+from rollgym.envs.sokoban.game import Game
 from rollgym.envs.sokoban.generate import Rules, canonical, carve, draw_board, generate
-from rollgym.envs.sokoban.levels import normalise
+from rollgym.envs.sokoban.levels import normalize
 from rollgym.envs.sokoban.maze import flood
 from rollgym.envs.sokoban.options import PRESETS
 from rollgym.envs.sokoban.solver import solve
-from rollgym.errors import UsageError
 
 
 @pytest.mark.parametrize(("preset", "count"), [("6x6", 100), ("8x8", 25), ("10x10", 4)])
@@ -18,7 +18,7 @@ def test_levels_are_valid_and_keep_to_their_rules(preset: str, count: int) -> No
     rng = np.random.default_rng(1)
     for _ in range(count):
         level = generate(rng, rules)
-        assert normalise(level.text) == level.text
+        assert normalize(level.text) == level.text
         rows = level.text.split("\n")
         assert (len(rows), len(rows[0])) == (rules.height, rules.width)
         assert level.text.count("$") == rules.boxes

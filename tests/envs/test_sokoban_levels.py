@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.core.errors import UsageError
 from rollgym.envs.sokoban.levels import content_hash, load_levels, parse_levels
-from rollgym.errors import UsageError
 
 BOXOBAN = """; 0
 #####

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollgym.envs.sokoban.board import Game
 from rollgym.envs.sokoban.deadlock import any_frozen, is_frozen
+from rollgym.envs.sokoban.game import Game
 from rollgym.envs.sokoban.generate import Rules, draw_board
 from rollgym.envs.sokoban.levels import load_levels
 from rollgym.envs.sokoban.matching import cheapest_matching, hungarian

@@ -8,12 +8,12 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import rollgym
-from rollgym.agent import AgentSetup, Briefing
+from rollgym.core.agent import AgentSetup, Briefing
+from rollgym.core.errors import UsageError
+from rollgym.core.types import EpisodeSpec
 from rollgym.envs.sudoku.env import SudokuEnv
 from rollgym.envs.sudoku.expert import SudokuExpert
 from rollgym.envs.sudoku.grid import Solver, digits_of, full_grid, puzzle_from, solution, units_of
-from rollgym.errors import UsageError
-from rollgym.types import EpisodeSpec
 
 ID = "rollgym/Sudoku-v0"
 

@@ -8,12 +8,12 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import rollgym
-from rollgym.agent import AgentSetup, Briefing
+from rollgym.core.agent import AgentSetup, Briefing
+from rollgym.core.errors import UsageError
+from rollgym.core.types import EpisodeSpec
 from rollgym.envs.tower_of_hanoi.env import TowerOfHanoiEnv
 from rollgym.envs.tower_of_hanoi.expert import TowerOfHanoiExpert
 from rollgym.envs.tower_of_hanoi.pegs import after, distances, legal_moves, starts_of
-from rollgym.errors import UsageError
-from rollgym.types import EpisodeSpec
 
 ID = "rollgym/TowerOfHanoi-v0"
 

@@ -9,12 +9,12 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import rollgym
-from rollgym.agent import AgentSetup, Briefing
+from rollgym.core.agent import AgentSetup, Briefing
+from rollgym.core.errors import UsageError
+from rollgym.core.types import EpisodeSpec
 from rollgym.envs.twenty_forty_eight.board import Board, legal_moves, shift, slide, with_new_tile
 from rollgym.envs.twenty_forty_eight.env import TwentyFortyEightEnv
 from rollgym.envs.twenty_forty_eight.expert import TwentyFortyEightExpert
-from rollgym.errors import UsageError
-from rollgym.types import EpisodeSpec
 
 ID = "rollgym/TwentyFortyEight-v0"
 EMPTY: Board = ((0, 0, 0, 0),) * 4

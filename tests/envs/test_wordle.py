@@ -8,12 +8,12 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollgym.agent import AgentSetup
+from rollgym.core.agent import AgentSetup
+from rollgym.core.errors import UsageError
+from rollgym.core.registry import make
 from rollgym.envs.wordle.env import WordleEnv
 from rollgym.envs.wordle.expert import FIRST, WordleExpert, best_guess, fits
 from rollgym.envs.wordle.words import mark, word_list
-from rollgym.errors import UsageError
-from rollgym.registry import make
 
 ENV_ID = "rollgym/Wordle-v0"
 WORDS = st.text(alphabet="abc", min_size=5, max_size=5)

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rollgym.pool import EnvPool, linux
+from rollgym.core.types import EpisodeSpec
+from rollgym.pool import linux
+from rollgym.pool.base import EnvPool
 from rollgym.pool.local import LocalPool
-from rollgym.types import EpisodeSpec
 
 T = TypeVar("T")
 

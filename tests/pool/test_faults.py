@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollgym.errors import EnvError, WorkerLost
-from rollgym.pool import LeaseLost
+from rollgym.core.errors import EnvError, WorkerLost
+from rollgym.pool.base import LeaseLost
 from rollgym.pool.limits import WorkerLimits
 from rollgym.pool.local import LocalPool
 
@@ -69,7 +69,7 @@ def test_an_environment_whose_helper_died_is_a_loss_and_the_worker_goes_on(kit: 
 
 def test_a_call_that_holds_the_interpreter_is_found_by_its_silence(kit: Any) -> None:
     loss = the_loss(kit, "HoldsTheInterpreter", WorkerLimits(silent_seconds=2.5))
-    assert str(loss) == "the worker gave no sign of life for 2.5 s and was killed during step()"
+    assert str(loss) == "the worker sent no heartbeat for 2.5 s and was killed during step()"
     assert loss.reason == "silent"
 
 
@@ -108,7 +108,7 @@ def test_closing_all_descriptors_costs_the_worker_and_closing_low_ones_nothing(k
     assert kit.run(use).startswith("a worker process died with exit code 70")
 
 
-def test_victims_are_told_whose_victims_they_are(kit: Any) -> None:
+def test_victims_learn_which_episode_failed(kit: Any) -> None:
     async def use(pool: LocalPool) -> tuple[Any, ...]:
         idle = await pool.open(kit.spec(name="idle"))
         await idle.reset()
@@ -156,7 +156,7 @@ def test_idle_leases_are_victims_of_a_death_and_running_ones_suspects(kit: Any) 
     assert str(victim) == "a worker process died by signal 11 (SIGSEGV) during a call of episode bad"
 
 
-def test_nobody_is_suspected_where_nobody_ran(kit: Any) -> None:
+def test_no_lease_is_suspected_without_a_running_call(kit: Any) -> None:
     async def use(pool: LocalPool) -> LeaseLost:
         session = await pool.open(kit.spec())
         await session.reset()
@@ -183,7 +183,7 @@ NONSENSE = [
 ]
 
 
-def test_nonsense_is_named_and_costs_nobody_a_worker(kit: Any) -> None:
+def test_malformed_returns_are_errors_and_keep_the_worker(kit: Any) -> None:
     async def use(pool: LocalPool) -> None:
         for task, complaint in enumerate(NONSENSE):
             with pytest.raises(EnvError) as caught:
@@ -194,7 +194,7 @@ def test_nonsense_is_named_and_costs_nobody_a_worker(kit: Any) -> None:
     kit.run(use)
 
 
-def test_exceptions_exits_and_floods_of_words_cost_nobody_a_worker(kit: Any) -> None:
+def test_exceptions_exits_and_long_texts_keep_the_worker(kit: Any) -> None:
     async def use(pool: LocalPool) -> list[str]:
         said = []
         for env in ("RaisesInReset", "RaisesInStep", "Exits", "SaysTooMuch", "NotANumber", "BadThread"):
@@ -209,7 +209,7 @@ def test_exceptions_exits_and_floods_of_words_cost_nobody_a_worker(kit: Any) -> 
     assert "raised in reset(): RuntimeError: the shop is closed" in closed
     assert "raised in step(): ZeroDivisionError" in many
     assert "raised SystemExit: enough" in exits
-    assert "bytes at once, more than" in much
+    assert "bytes in one call; the limit is" in much
     assert "reward nan; it must be finite" in nan
     assert "pool_thread is 'mine'; it must be 'own', 'any' or 'main'" in thread
 
@@ -236,14 +236,14 @@ def test_a_flood_on_stdout_is_cut_and_said_so(kit: Any, capfd: pytest.CaptureFix
     async def use(pool: LocalPool) -> float:
         for _ in range(2):
             assert await kit.play(pool, kit.spec("Floods")) == GOOD
-        keeper = pool._keeper
-        assert keeper is not None
-        return float(kit.memory_mb(keeper.pid))
+        forkserver = pool._forkserver
+        assert forkserver is not None
+        return float(kit.memory_mb(forkserver.pid))
 
     memory = kit.run(use)
     out, err = capfd.readouterr()
     assert out == ""
-    assert "prints too much; some of it is dropped" in err
+    assert "prints too much; part of the output is dropped" in err
     assert "bytes that worker 1" in err
     assert len(err) < 5_000_000  # of 48 MB
     assert memory < 150
@@ -272,7 +272,7 @@ def test_a_run_among_all_of_them_completes(kit: Any, tmp_path: Path) -> None:
     results: dict[str, list[object]] = {spec.episode_id: [] for spec in specs}
     suspects: list[Any] = []
 
-    async def lane(pool: LocalPool, queue: list[Any]) -> None:
+    async def env_thread(pool: LocalPool, queue: list[Any]) -> None:
         while queue:
             spec = queue.pop(0)
             actions = ["yes"] * (30 if spec.env_id == "faulty:Leaks" else 3)
@@ -289,9 +289,9 @@ def test_a_run_among_all_of_them_completes(kit: Any, tmp_path: Path) -> None:
 
     async def use(pool: LocalPool) -> None:
         queue = list(specs)
-        await asyncio.gather(*(lane(pool, queue) for _ in range(6)))
+        await asyncio.gather(*(env_thread(pool, queue) for _ in range(6)))
         while suspects:
-            await lane(pool, [suspects.pop()])
+            await env_thread(pool, [suspects.pop()])
 
     limits = WorkerLimits(reset_seconds=3.0, step_seconds=3.0, hard_memory_mb=500)
     kit.run(use, workers=2, limits=limits)

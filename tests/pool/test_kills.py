@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollgym.pool import LeaseLost
+from rollgym.pool.base import LeaseLost
 from rollgym.pool.local import LocalPool
 
 
@@ -19,7 +19,7 @@ def test_no_episode_is_lost_or_doubled_by_random_kills(kit: Any, episodes: int, 
     results: dict[int, list[list[str]]] = {number: [] for number in range(episodes)}
     losses: list[LeaseLost] = []
 
-    async def lane(pool: LocalPool, queue: list[int]) -> None:
+    async def env_thread(pool: LocalPool, queue: list[int]) -> None:
         while queue:
             number = queue.pop()
             try:
@@ -30,9 +30,9 @@ def test_no_episode_is_lost_or_doubled_by_random_kills(kit: Any, episodes: int, 
                 losses.append(loss)
                 queue.append(number)
 
-    async def kill(pool: LocalPool, lanes: "asyncio.Future[Any]") -> int:
+    async def kill(pool: LocalPool, env_threads: "asyncio.Future[Any]") -> int:
         done = 0
-        while done < kills and not lanes.done():
+        while done < kills and not env_threads.done():
             finished = sum(map(len, results.values()))
             pids = [worker.pid for worker in pool.stats().workers if worker.pid and worker.leases]
             # Spread over the whole run.
@@ -44,9 +44,9 @@ def test_no_episode_is_lost_or_doubled_by_random_kills(kit: Any, episodes: int, 
         return done
 
     async def use(pool: LocalPool) -> int:
-        lanes = asyncio.gather(*(lane(pool, queue) for _ in range(8)))
-        killed = await kill(pool, lanes)
-        await lanes
+        env_threads = asyncio.gather(*(env_thread(pool, queue) for _ in range(8)))
+        killed = await kill(pool, env_threads)
+        await env_threads
         return killed
 
     queue = list(range(episodes))

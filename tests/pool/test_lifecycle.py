@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from rollgym.errors import EnvError, UsageError
-from rollgym.pool import LeaseLost, linux
+from rollgym.core.errors import EnvError, UsageError
+from rollgym.pool import linux
+from rollgym.pool.base import LeaseLost
 from rollgym.pool.limits import WorkerLimits
 from rollgym.pool.local import LocalPool
 
@@ -126,7 +127,7 @@ def test_a_cancelled_step_costs_the_environment_and_not_the_worker(kit: Any, tmp
     kit.run(use)
 
 
-def test_a_call_nobody_waits_for_is_killed_at_its_deadline_all_the_same(kit: Any) -> None:
+def test_an_abandoned_call_is_killed_at_its_deadline(kit: Any) -> None:
     async def use(pool: LocalPool) -> LeaseLost:
         other = await pool.open(kit.spec(name="other"))
         await other.reset()
@@ -148,7 +149,7 @@ def test_a_call_nobody_waits_for_is_killed_at_its_deadline_all_the_same(kit: Any
     assert str(loss) == f"the worker was killed because {why}"
 
 
-def test_a_pool_whose_process_was_blocked_accuses_nobody(kit: Any) -> None:
+def test_a_blocked_pool_process_blames_no_worker(kit: Any) -> None:
     async def use(pool: LocalPool) -> None:
         session = await pool.open(kit.spec("Sleeps"))
         await session.reset()
@@ -189,28 +190,28 @@ def test_closing_ends_what_hangs_and_what_waits(kit: Any) -> None:
     assert not any(kit.alive(pid) for pid in pids)
 
 
-def test_without_its_keeper_a_pool_starts_anew(kit: Any) -> None:
+def test_a_pool_recovers_from_a_lost_fork_server(kit: Any) -> None:
     async def use(pool: LocalPool) -> str:
         session = await pool.open(kit.spec("Hangs"))
         await session.reset()
         step = asyncio.create_task(session.step("yes"))
         await asyncio.sleep(0.1)
         worker = pool.stats().workers[0].pid or 0
-        assert pool._keeper is not None
-        os.kill(pool._keeper.pid, signal.SIGKILL)
+        assert pool._forkserver is not None
+        os.kill(pool._forkserver.pid, signal.SIGKILL)
         with pytest.raises(LeaseLost) as caught:
             await step
         assert await kit.until_async(lambda: not kit.alive(worker))
         assert len(await kit.play(pool, kit.spec())) == 4
         return str(caught.value)
 
-    assert "the worker was lost with its keeper process" in kit.run(use)
+    assert "the worker was lost with its fork server" in kit.run(use)
 
 
 @pytest.mark.parametrize(
     ("code", "seconds", "complaint"),
     [
-        ("import no_such_module_here", 60.0, "it imports 'no_such_module_here', which is missing"),
+        ("import no_such_module_here", 60.0, "it imports 'no_such_module_here', which is not installed"),
         ("import os; os._exit(3)", 60.0, "died with exit code 3 before it was ready"),
         ("import time; time.sleep(3600)", 1.0, "did not start within 1 s and was killed"),
     ],
@@ -232,7 +233,7 @@ PARENT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from rollgym.pool.local import LocalPool
-from rollgym.types import EpisodeSpec
+from rollgym.core.types import EpisodeSpec
 
 async def main():
     pool = LocalPool(2)
@@ -245,7 +246,7 @@ async def main():
         await other.reset()
         asyncio.ensure_future(other.step("yes"))
         await asyncio.sleep(0.2)
-        print(pool._keeper.pid, *[worker.pid for worker in pool.stats().workers], flush=True)
+        print(pool._forkserver.pid, *[worker.pid for worker in pool.stats().workers], flush=True)
         await asyncio.sleep(60)
     finally:
         await pool.close()

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from rollgym.errors import EnvError, UsageError
-from rollgym.pool import EnvPool
+from rollgym.core.errors import EnvError, UsageError
+from rollgym.core.types import EpisodeSpec
+from rollgym.pool.base import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
-from rollgym.pool.wire import MAX_MESSAGE, End, Unpacker, decode_requests, encode, frame, take
-from rollgym.types import EpisodeSpec
+from rollgym.pool.protocol import MAX_MESSAGE, End, Unpacker, decode_requests, encode, frame, take
 
 
 def spec(env: str = "faulty:Counting", task: int = 5, **kwargs: object) -> EpisodeSpec:
@@ -80,7 +80,7 @@ def test_what_an_environment_prints_does_not_disturb_the_protocol(capfd: pytest.
 
 
 def test_a_pool_without_workers_is_refused() -> None:
-    with pytest.raises(UsageError, match="at least 1 worker"):
+    with pytest.raises(UsageError, match="workers must be at least 1, got 0"):
         LocalPool(0)
 
 
@@ -96,7 +96,7 @@ def test_messages_survive_any_cutting_of_the_stream() -> None:
 
 
 def test_a_frame_beyond_reason_is_refused() -> None:
-    with pytest.raises(ValueError, match="longer than"):
+    with pytest.raises(ValueError, match="exceeds the limit of"):
         Unpacker().feed(b"\xff\xff\xff\xff")
 
 

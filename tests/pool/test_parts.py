@@ -1,51 +1,17 @@
 """The pool's smaller parts, each by itself."""
 
 import os
-import threading
-import time
 from dataclasses import dataclass
 
 import pytest
 
-from rollgym.errors import UsageError
-from rollgym.pool import LeaseLost, board, shared
-from rollgym.pool.host import Shelf
+from rollgym.core.errors import UsageError
+from rollgym.pool import status_page as status
+from rollgym.pool.base import LeaseLost
+from rollgym.pool.health import exit_failure
+from rollgym.pool.hosted_env import IdleEnvs
 from rollgym.pool.limits import WorkerLimits
-from rollgym.pool.output import Output
-from rollgym.pool.verdict import death
-
-
-def test_shared_things_are_made_once_however_many_ask_at_once() -> None:
-    made: list[object] = []
-
-    def slowly() -> object:
-        time.sleep(0.05)
-        made.append(object())
-        return made[-1]
-
-    found: list[object] = []
-    threads = [threading.Thread(target=lambda: found.append(shared("once", slowly))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 1
-    assert found == made * 8
-
-
-def test_a_shared_thing_that_could_not_be_made_is_tried_again() -> None:
-    def fails() -> int:
-        raise OSError("no such file")
-
-    with pytest.raises(OSError, match="no such file"):
-        shared("again", fails)
-    assert shared("again", lambda: 7) == 7
-    assert shared("again", fails) == 7
-
-
-def test_shared_things_may_be_made_of_others() -> None:
-    assert shared("outer", lambda: shared("inner", lambda: 1) + 1) == 2
-    assert shared("nothing", lambda: None) is None
+from rollgym.pool.log_relay import LogRelay
 
 
 @dataclass
@@ -54,8 +20,8 @@ class Kept:
     name: str
 
 
-def test_a_shelf_gives_back_the_same_kind_and_lets_the_oldest_go() -> None:
-    shelf: Shelf[Kept] = Shelf(room=2)
+def test_idle_envs_match_by_kind_and_evict_the_oldest() -> None:
+    shelf: IdleEnvs[Kept] = IdleEnvs(room=2)
     a, b, c = Kept(b"x", "a"), Kept(b"x", "b"), Kept(b"y", "c")
     assert shelf.take(b"x") is None
     assert shelf.put(a) is None
@@ -68,8 +34,8 @@ def test_a_shelf_gives_back_the_same_kind_and_lets_the_oldest_go() -> None:
 
 
 def test_what_is_written_on_one_side_of_a_board_is_read_on_the_other() -> None:
-    fd = board.create()
-    ours, theirs = board.Board(fd), board.Board(fd)
+    fd = status.create()
+    ours, theirs = status.StatusPage(fd), status.StatusPage(fd)
     os.close(fd)
     assert ours.last_beat == 0
     theirs.beat()
@@ -88,7 +54,7 @@ def test_what_is_written_on_one_side_of_a_board_is_read_on_the_other() -> None:
 
 def test_output_is_passed_on_until_it_is_too_much(capfd: pytest.CaptureFixture[str]) -> None:
     reader, writer = os.pipe()
-    output = Output(reader, "worker 9")
+    output = LogRelay(reader, "worker 9")
     os.write(writer, b"hello\n")
     assert output.read()
     assert output.read()  # nothing there, but there may be more
@@ -107,10 +73,10 @@ def test_output_is_passed_on_until_it_is_too_much(capfd: pytest.CaptureFixture[s
     assert output.tail.endswith("\N{REPLACEMENT CHARACTER} last words")
 
 
-def test_deaths_are_told_in_words() -> None:
-    assert death(7).text == "a worker process died with exit code 7"
-    assert death(-9).text == "a worker process died by signal 9 (SIGKILL)"
-    assert death(-63).text == "a worker process died by signal 63"
+def test_exit_codes_and_signals_are_described() -> None:
+    assert exit_failure(7).text == "a worker process died with exit code 7"
+    assert exit_failure(-9).text == "a worker process died by signal 9 (SIGKILL)"
+    assert exit_failure(-63).text == "a worker process died by signal 63"
 
 
 def test_a_loss_has_an_innocent_default() -> None:

@@ -1,12 +1,12 @@
-"""What the tests of rewards share: an episode, and scorers that do as they are told."""
+"""Shared parts of the reward tests: an episode, and scripted scorers."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
+from rollgym.core.types import Episode, EpisodeSpec, Outcome, Turn
 from rollgym.rewards import Score
-from rollgym.types import Episode, EpisodeSpec, Outcome, Turn
 
 
 class Kit:

@@ -1,4 +1,4 @@
-"""A service as a reward, with a real server on this machine: answers, refusals, retries, secrets, bounds."""
+"""The HTTP scorer against a real server on this machine: responses, errors, retries, secrets, limits."""
 
 import asyncio
 import json
@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from virtual import run
 
-from rollgym.errors import RewardError
-from rollgym.failures import failure_of
-from rollgym.records import decode_episode, encode_episode
+from rollgym.core.errors import RewardError
+from rollgym.core.failures import failure_of
+from rollgym.core.serialization import decode_episode, encode_episode
 from rollgym.rewards import Score, score_episode
-from rollgym.rewards.http import FIRST_WAIT, LONGEST_WAIT, MAX_ANSWER, HttpScorer
+from rollgym.rewards.http import FIRST_WAIT, MAX_RESPONSE_BYTES, MAX_WAIT, HttpScorer
 
 SECRET = "Bearer sk-very-secret-0123456789"
 Answer = tuple[int, bytes]
 
 
 class Server:
-    """Answers each request with the next of ``answers`` (the last for ever), and notes what came."""
+    """Answers each request with the next of ``answers`` (the last one forever), and records the requests."""
 
     def __init__(self) -> None:
         self.answers: list[Answer | Callable[[], Answer]] = [(200, b'{"reward": 0.5}')]
@@ -102,7 +102,7 @@ def ask(url: str, episode: Any, waits: list[float] | None = None, **options: Any
             if waits is not None:
                 waits.append(seconds)
 
-        scorer.sleep = sleep
+        scorer.http.sleep = sleep
         try:
             return await scorer.score(episode)
         finally:
@@ -121,7 +121,7 @@ def test_the_episode_is_posted_whole_and_the_answer_is_its_score(kit: Any, serve
 
 
 @pytest.mark.parametrize("trouble", [(503, b"busy"), (500, b"oops"), (0, b"")])
-def test_what_may_pass_is_tried_again_with_growing_waits(kit: Any, server: Server, trouble: Answer) -> None:
+def test_transient_errors_are_retried_with_growing_waits(kit: Any, server: Server, trouble: Answer) -> None:
     waits: list[float] = []
     server.answers = [trouble, trouble, (200, b'{"reward": 2}')]
     assert ask(server.url, kit.episode(), waits).reward == 2.0
@@ -131,16 +131,16 @@ def test_what_may_pass_is_tried_again_with_growing_waits(kit: Any, server: Serve
     assert FIRST_WAIT <= waits[1] <= 2 * FIRST_WAIT
 
 
-def test_after_the_last_attempt_the_reason_is_told(kit: Any, server: Server) -> None:
+def test_the_last_attempt_reports_the_reason(kit: Any, server: Server) -> None:
     waits: list[float] = []
     server.answers = [(503, b"busy\n  now")]
     with pytest.raises(RewardError, match=r"answered 503: busy now \(13 attempts\)"):
         ask(server.url, kit.episode(), waits, retries=12)
     assert len(server.bodies) == 13
-    assert max(waits) <= LONGEST_WAIT
+    assert max(waits) <= MAX_WAIT
 
 
-def test_nobody_there_is_tried_again_too(kit: Any) -> None:
+def test_a_refused_connection_is_retried(kit: Any) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
@@ -161,20 +161,20 @@ def test_a_refusal_is_final(kit: Any, server: Server, status: int) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"", "answered no JSON"),
-        (b"\xff\xfe", "answered no JSON"),
-        (b'{"reward": NaN}', "answered no JSON"),
-        (b"[" * 5000, "answered no JSON"),
-        (b"0.5", "no object with a reward"),
-        (b"{}", "it gave no 'reward'"),
+        (b"", "did not answer with JSON"),
+        (b"\xff\xfe", "did not answer with JSON"),
+        (b'{"reward": NaN}', "did not answer with JSON"),
+        (b"[" * 5000, "did not answer with JSON"),
+        (b"0.5", "did not answer with a JSON object"),
+        (b"{}", "'reward' is missing"),
         (b'{"reward": "1"}', "must be a number, not a str"),
-        (b'{"reward": 1e999}', "must be finite|answered no JSON"),
-        (b'{"reward": null}', "must be a number, not nothing"),
-        (b'{"reward": 1, "success": "yes"}', "success must be true, false or nothing"),
-        (b" " * (MAX_ANSWER + 1), f"longer than {MAX_ANSWER} bytes"),
+        (b'{"reward": 1e999}', "must be finite|did not answer with JSON"),
+        (b'{"reward": null}', "must be a number, not null"),
+        (b'{"reward": 1, "success": "yes"}', "success must be true, false or null"),
+        (b" " * (MAX_RESPONSE_BYTES + 1), f"longer than {MAX_RESPONSE_BYTES} bytes"),
     ],
 )
-def test_an_answer_that_is_no_score_is_a_failure(kit: Any, server: Server, body: bytes, said: str) -> None:
+def test_an_invalid_score_is_a_failure(kit: Any, server: Server, body: bytes, said: str) -> None:
     server.answers = [(200, body)]
     with pytest.raises(RewardError, match=said):
         ask(server.url, kit.episode())
@@ -271,7 +271,7 @@ def test_headers_come_from_the_environment_and_are_shown_nowhere(
                 await score_episode(scorer, kit.episode())
             for shown in (repr(vars(scorer)), repr(scorer._headers)):
                 assert bare not in shown
-            with pytest.raises(TypeError, match="not to be copied"):
+            with pytest.raises(TypeError, match="must not be copied"):
                 pickle.dumps(scorer._headers)
             return episode, caught.value
         finally:

@@ -10,7 +10,7 @@ import pytest
 from spelt import END, Spelt, spell
 from virtual import run
 
-from rollgym.errors import RewardError, UsageError
+from rollgym.core.errors import RewardError, UsageError
 from rollgym.rewards import Score, score_episode
 from rollgym.rewards.judge import TEMPLATE, JudgeScorer
 from rollgym.rewards.transcript import transcript
@@ -50,14 +50,14 @@ def test_the_last_number_counts_within_bounds(kit: Any, reply: str, number: floa
     assert judged(reply, kit.episode()).reward == number
 
 
-def test_what_was_said_is_recorded(kit: Any) -> None:
+def test_the_reply_is_recorded(kit: Any) -> None:
     score = judged("Good.\nScore: 100", kit.episode())
     assert (score.parts, score.note) == ({"said": 100.0}, "Good.\nScore: 100")
 
 
 @pytest.mark.parametrize("reply", ["", "I liked it.", "Score: none", "7"])
 def test_no_number_is_a_failure_that_shows_the_reply(kit: Any, reply: str) -> None:
-    with pytest.raises(RewardError, match="the judge said no number") as caught:
+    with pytest.raises(RewardError, match="the judge's reply has no number") as caught:
         judged(reply, kit.episode())
     assert reply in str(caught.value)
 
@@ -102,7 +102,7 @@ def test_the_same_episode_is_asked_about_in_the_same_way(kit: Any) -> None:
 def test_a_long_episode_loses_its_middle_or_is_refused(kit: Any) -> None:
     episode = kit.episode(*[0.0] * 500)
     with pytest.raises(
-        RewardError, match=r"the judge reads 4096 tokens and the episode takes \d+: set longest"
+        RewardError, match=r"the prompt has \d+ tokens, but the judge\'s context holds 4096: set longest"
     ):
         judged("Score: 1", episode)
     assert judged("Score: 1", episode, longest=1000).reward == 1.0
@@ -177,8 +177,8 @@ def test_an_engine_that_is_made_here_is_closed_here_and_another_stays_open(kit: 
     ("options", "said"),
     [
         ({"template": "How was it?"}, r"no \{transcript\} mark"),
-        ({"pattern": "("}, "no regular expression"),
-        ({"lowest": 1, "highest": 1}, "lowest < highest"),
+        ({"pattern": "("}, "is not a regular expression"),
+        ({"lowest": 1, "highest": 1}, "lowest must be below highest"),
         ({"highest": float("inf")}, "both finite"),
         ({"timeout": 0}, "positive and finite"),
         ({"longest": 0}, "at least 1 character"),
@@ -194,8 +194,8 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any], said: st
 def test_a_real_policy_can_be_asked(kit: Any, tmp_path: Path) -> None:
     """Its weights are random: it says something, the same each time, and hardly ever a number."""
     from rollgym.chat import load_tokenizer
-    from rollgym.engines.torch import TorchEngine
-    from rollgym.trainer.model import make_policy
+    from rollgym.engines.embedded.engine import EmbeddedEngine
+    from rollgym.trainer.builtin_policy.model import make_policy
 
     folder = tmp_path / "judge"
     make_policy(["rollgym/FrozenLake-v0"], folder, size="tiny", context=2048, texts=[TEMPLATE])
@@ -208,7 +208,7 @@ def test_a_real_policy_can_be_asked(kit: Any, tmp_path: Path) -> None:
 
     async def main() -> list[str]:
         scorer = JudgeScorer(
-            lambda: TorchEngine(folder), load_tokenizer(folder), max_tokens=8, temperature=1.0
+            lambda: EmbeddedEngine(folder), load_tokenizer(folder), max_tokens=8, temperature=1.0
         )
         try:
             return [await answer(scorer) for _ in range(2)]
@@ -217,4 +217,4 @@ def test_a_real_policy_can_be_asked(kit: Any, tmp_path: Path) -> None:
 
     first, second = asyncio.run(main())
     assert first == second
-    assert first.startswith(("Score(", "the judge said no number: "))
+    assert first.startswith(("Score(", "the judge's reply has no number: "))

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from auditor import Auditor, Playing
+from auditor import AuditedGroup, Auditor
 from virtual import FOREVER, World, chances, run
 
-from rollgym.agent import AgentSetup, make_agent
-from rollgym.errors import RunError
+from rollgym.core.agent import AgentSetup, make_agent
+from rollgym.core.errors import RunError
+from rollgym.core.types import Episode, EpisodeSpec, Group, Limits, Outcome
 from rollgym.pool.inline import InlinePool
-from rollgym.rewards import Score, Scorer, Weighted
+from rollgym.rewards import CompositeScorer, Score, Scorer
 from rollgym.rewards.function import FunctionScorer
-from rollgym.scheduler.config import SchedulerConfig
-from rollgym.scheduler.events import EventLog
-from rollgym.scheduler.groups import GroupPolicy
-from rollgym.scheduler.scheduler import Scheduler
-from rollgym.scheduler.stream import Source, TaskStream
-from rollgym.scheduler.trace import summary
-from rollgym.scheduler.watchdog import Stalled
-from rollgym.types import Episode, EpisodeSpec, Group, Limits, Outcome
+from rollgym.rollout.config import SchedulerConfig
+from rollgym.rollout.events import EventLog
+from rollgym.rollout.group_state import GroupPolicy
+from rollgym.rollout.scheduler import Scheduler
+from rollgym.rollout.task_sampler import EnvSource, TaskSampler
+from rollgym.rollout.trace import summary
+from rollgym.rollout.watchdog import Stalled
 
 
 @dataclass
@@ -62,21 +62,21 @@ class Hostile:
 class ScoreAuditor(Auditor):
     """An episode that closes is not over yet where it is still to be scored, so it can be called off."""
 
-    def finish(self, group: Playing, status: str) -> None:
+    def finish(self, group: AuditedGroup, status: str) -> None:
         super().finish(group, status)
-        for name in group.running & self.playing.keys():
-            self.called_off.setdefault(name, self.now)
+        for name in group.running & self.in_flight.keys():
+            self.cancelled.setdefault(name, self.now)
 
     def on_test_stop(self, event: dict[str, Any]) -> None:
         super().on_test_stop(event)
-        for name in self.playing:
-            self.called_off.setdefault(name, self.now)
+        for name in self.in_flight:
+            self.cancelled.setdefault(name, self.now)
 
-    def on_emitted(self, event: dict[str, Any]) -> None:
+    def on_episode_finished(self, event: dict[str, Any]) -> None:
         # One that was called off while it closed after a failure, or before any turn, keeps its outcome.
-        if event["outcome"] != "cancelled" and self.playing.get(event["episode"]) != "scoring":
-            self.called_off.pop(event["episode"], None)
-        super().on_emitted(event)
+        if event["outcome"] != "cancelled" and self.in_flight.get(event["episode"]) != "scoring":
+            self.cancelled.pop(event["episode"], None)
+        super().on_episode_finished(event)
 
 
 @dataclass
@@ -94,13 +94,13 @@ class Played:
         async def main() -> None:
             log = EventLog(keep=True, clock=asyncio.get_running_loop().time)
             self.events = log.events
-            stream = TaskStream([Source(env_id="env", limits=Limits(seconds=500.0))], seed=3)
+            stream = TaskSampler([EnvSource(env_id="env", limits=Limits(seconds=500.0))], seed=3)
             scheduler = Scheduler(
                 stream,
                 self.world,
                 self.world,
                 self.config,
-                scorer=Weighted({"hostile": self.scorer}, timeout=50.0),
+                scorer=CompositeScorer({"hostile": self.scorer}, timeout=50.0),
                 log=log,
                 on_episode=self.emitted.append,
             )
@@ -116,7 +116,7 @@ class Played:
 
 
 def member(episode: Episode) -> tuple[Any, ...]:
-    """What an episode is, but for the time it took."""
+    """An episode without its times."""
     return (
         episode.spec,
         episode.outcome,
@@ -131,7 +131,9 @@ def test_every_episode_is_emitted_exactly_once_whatever_its_scorer_does(seed: in
     rng = random.Random(seed)
     config = SchedulerConfig(
         max_in_flight=rng.choice([1, 3, 8]),
-        groups=GroupPolicy(size=rng.choice([1, 3]), extra=rng.choice([0, 2]), refills=rng.choice([2, 9])),
+        groups=GroupPolicy(
+            size=rng.choice([1, 3]), oversample=rng.choice([0, 2]), max_retries_per_group=rng.choice([2, 9])
+        ),
         order=rng.choice(["strict", "ready"]),
         give_up_after=1000,
         stall_seconds=1e6,
@@ -141,7 +143,7 @@ def test_every_episode_is_emitted_exactly_once_whatever_its_scorer_does(seed: in
     played = Played(config, scorer, world).go()
     auditor = ScoreAuditor(config, played.emitted, played.groups)
     auditor.audit(played.events)
-    assert not scorer.inside, "every scorer was told to stop"
+    assert not scorer.inside, "every scorer was cancelled"
     assert max(scorer.asked.values()) == 1, "no episode is scored twice"
     for episode in played.emitted:
         rewards = episode.turns[-1].info.get("rewards") if episode.turns else None
@@ -158,7 +160,7 @@ def test_the_same_batches_come_of_it_whatever_the_timing_and_the_places() -> Non
     for timing, places in ((0, 1), (1, 4), (2, 16)):
         config = SchedulerConfig(
             max_in_flight=places,
-            groups=GroupPolicy(size=2, refills=50),
+            groups=GroupPolicy(size=2, max_retries_per_group=50),
             max_ahead=8,
             give_up_after=1000,
             stall_seconds=1e6,
@@ -177,7 +179,7 @@ def test_a_member_that_could_not_be_scored_is_played_again_and_its_siblings_are_
     async def main() -> tuple[Group, Counter[str]]:
         world = World(turns=1)
         config = SchedulerConfig(groups=GroupPolicy(size=3), max_ahead=1)
-        stream = TaskStream([Source(env_id="env")])
+        stream = TaskSampler([EnvSource(env_id="env")])
         async with Scheduler(stream, world, world, config, scorer=says(verdict)) as scheduler:
             (group,) = await scheduler.take(1)
             return group, scheduler.outcomes
@@ -191,9 +193,9 @@ def test_a_reward_that_never_works_ends_the_run_with_its_error(says: Any) -> Non
     async def main() -> None:
         world = World(turns=1)
         config = SchedulerConfig(give_up_after=3)
-        stream = TaskStream([Source(env_id="env")])
+        stream = TaskSampler([EnvSource(env_id="env")])
         async with Scheduler(stream, world, world, config, scorer=says(ValueError("no key"))) as scheduler:
-            with pytest.raises(RunError, match="the last error: reward 'Says': ValueError: no key"):
+            with pytest.raises(RunError, match="last error: reward 'Says': ValueError: no key"):
                 await scheduler.take(1)
 
     run(main)
@@ -202,7 +204,7 @@ def test_a_reward_that_never_works_ends_the_run_with_its_error(says: Any) -> Non
 def test_evaluation_is_scored_by_the_same_scorer(says: Any) -> None:
     async def main() -> list[Episode]:
         world = World(turns=1)
-        stream = TaskStream([Source(env_id="env")])
+        stream = TaskSampler([EnvSource(env_id="env")])
         async with Scheduler(stream, world, world, scorer=says(1.0)) as scheduler:
             return await scheduler.evaluate([EpisodeSpec(episode_id="x", env_id="env")])
 
@@ -217,10 +219,10 @@ def test_a_scorer_that_hangs_for_ever_is_named_as_what_is_waited_for(says: Any) 
         world = World(turns=1)
         config = SchedulerConfig(max_in_flight=1, stall_seconds=100.0)
         log = EventLog(keep=True, clock=asyncio.get_running_loop().time)
-        stream = TaskStream([Source(env_id="env")])
+        stream = TaskSampler([EnvSource(env_id="env")])
         scheduler = Scheduler(stream, world, world, config, scorer=says(1.0, seconds=1e9), log=log)
         async with scheduler:
-            with pytest.raises(Stalled, match=r"turn 1\): scoring for .* s, waits for its reward"):
+            with pytest.raises(Stalled, match=r"turn 1\): scoring for .* s, waiting for its reward"):
                 await scheduler.take(1)
         assert summary(log.events)["time_by_state"]["scoring"] > 100.0
 
@@ -231,8 +233,10 @@ def whole_run(scorer: Scorer, groups: int = 3) -> tuple[list[Group], list[Episod
     emitted: list[Episode] = []
 
     async def main() -> list[Group]:
-        stream = TaskStream([Source(env_id="faulty:Counting")], seed=1)
-        config = SchedulerConfig(max_in_flight=4, groups=GroupPolicy(size=2, refills=20), max_ahead=3)
+        stream = TaskSampler([EnvSource(env_id="faulty:Counting")], seed=1)
+        config = SchedulerConfig(
+            max_in_flight=4, groups=GroupPolicy(size=2, max_retries_per_group=20), max_ahead=3
+        )
         agent = make_agent("random", AgentSetup(env_id="faulty:Counting"))
         pool = InlinePool()
         try:
@@ -247,7 +251,7 @@ def whole_run(scorer: Scorer, groups: int = 3) -> tuple[list[Group], list[Episod
 
 
 def test_a_whole_run_with_a_function_in_worker_processes() -> None:
-    groups, _ = whole_run(Weighted({"turns": (FunctionScorer("judges:length", workers=2), 10.0)}))
+    groups, _ = whole_run(CompositeScorer({"turns": (FunctionScorer("judges:length", workers=2), 10.0)}))
     for episode in (episode for group in groups for episode in group.episodes):
         assert episode.turns[-1].info["rewards"]["turns"] == 30.0
         played = sum(turn.action == "yes" for turn in episode.turns)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from spelt import END, Spelt, spell
 
-from rollgym.errors import UnknownName, UsageError
+from rollgym.core.errors import UnknownName, UsageError
 from rollgym.rewards import score_episode
 from rollgym.rewards.function import FunctionScorer
 from rollgym.rewards.http import HttpScorer
@@ -52,18 +52,20 @@ def test_a_setting_its_kind_does_not_read_is_refused(kind: Any, other: str) -> N
     RewardSettings(kind=kind, **WHOLE[kind])
     for name, value in WHOLE[other].items():
         if other != kind:
-            with pytest.raises(UsageError, match=f"the kind '{kind}' does not read {name}; it reads name, "):
+            with pytest.raises(
+                UsageError, match=f"kind={kind} has no setting {name}; its settings are name, "
+            ):
                 RewardSettings(kind=kind, **WHOLE[kind], **{name: value})
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kind": "function"}, "needs target"),
-        ({"kind": "http"}, "needs url"),
+        ({"kind": "function"}, "requires target"),
+        ({"kind": "http"}, "requires url"),
         ({"kind": "judge", "weight": float("nan")}, "must be finite, not nan"),
         ({"kind": "judge", "timeout": 0.0}, "positive and finite, not 0.0"),
-        ({"kind": "judge", "name": "environment"}, "the environment's own reward"),
+        ({"kind": "judge", "name": "environment"}, "the name of the environment's reward"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options: Any, said: str) -> None:
@@ -99,7 +101,12 @@ def test_each_kind_becomes_its_scorer_with_its_name_weight_and_timeout() -> None
     assert isinstance(function, FunctionScorer)
     assert isinstance(http, HttpScorer)
     assert isinstance(judge, JudgeScorer)
-    assert (function.timeout, function.name, http.retries, http.name) == (5.0, "length", 7, "service")
+    assert (function.timeout, function.name, http.http.policy.retries, http.name) == (
+        5.0,
+        "length",
+        7,
+        "service",
+    )
     assert judge.engine is engine
 
 
@@ -123,13 +130,13 @@ def test_two_of_the_same_name_are_refused() -> None:
         make_scorer(twice)
 
 
-def test_a_judge_needs_somebody_to_ask() -> None:
-    with pytest.raises(UsageError, match="'judge' needs a model"):
+def test_a_judge_requires_a_model_or_an_engine() -> None:
+    with pytest.raises(UsageError, match="'judge' requires model"):
         make_scorer(RewardSettings(kind="judge"))
     with pytest.raises(UsageError, match="There is no folder nowhere"):
         make_scorer(RewardSettings(kind="judge", model="nowhere"))
 
 
-def test_no_rewards_are_no_scorer() -> None:
+def test_an_empty_list_of_rewards_is_rejected() -> None:
     with pytest.raises(UsageError, match="at least one scorer"):
         make_scorer([])

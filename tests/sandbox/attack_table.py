@@ -1,6 +1,6 @@
-"""Try every attack on every sandbox of this machine; print the table, or write it into docs/security.md.
+"""Try every attack on every sandbox of this machine; print the table, or write it into the docs.
 
-python tests/sandbox/attack_table.py --write docs/security.md
+python tests/sandbox/attack_table.py --write
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 from attacks import ATTACKS, Attack, Trial, Verdict, staged  # noqa: E402
 from attacks.stage import NOBODY  # noqa: E402
 
-from rollgym.errors import RollgymError  # noqa: E402
+from rollgym.core.errors import RollgymError  # noqa: E402
 from rollgym.sandbox.types import Level, SandboxSettings  # noqa: E402
 
 LEVELS = {
@@ -34,6 +34,9 @@ UNPRIVILEGED = " (user)"
 """Ends the name of a column that was run without root."""
 COLUMNS = ["namespaces", "namespaces" + UNPRIVILEGED, "docker", "landlock", "landlock" + UNPRIVILEGED, "none"]
 BEGIN, END = "<!-- table of attacks: begin -->", "<!-- table of attacks: end -->"
+SUMMARY_BEGIN, SUMMARY_END = "<!-- summary of attacks: begin -->", "<!-- summary of attacks: end -->"
+TABLE_PAGE = ROOT / "docs" / "security_tables.md"
+SUMMARY_PAGE = ROOT / "docs" / "security.md"
 Findings = dict[str, tuple[str, str]]
 """By the attack's name: the verdict and why."""
 
@@ -104,7 +107,7 @@ def tried(backend: str, attacks: list[Attack], say: bool = False) -> Findings:
 def user_command() -> list[str]:
     """An interpreter that a user without rights may start; raises where there is none."""
     python = "/usr/bin/python3"
-    code = "import sys, rollgym.sandbox.open, numpy; print(*sys.version_info[:2])"
+    code = "import sys, rollgym.sandbox.factory, numpy; print(*sys.version_info[:2])"
     command = [python, "-B", "-c", code]
     ran = subprocess.run(command, **as_user(), capture_output=True, text=True)  # type: ignore[call-overload]
     if ran.returncode or ran.stdout.split() != [str(n) for n in sys.version_info[:2]]:
@@ -196,7 +199,9 @@ def main() -> None:
     parser.add_argument(
         "--json", action="store_true", help="one backend with the rights of this process, as JSON"
     )
-    parser.add_argument("--write", type=Path, help="the page whose table is renewed; columns not run stay")
+    parser.add_argument(
+        "--write", action="store_true", help="update the tables of the docs; columns that were not run stay"
+    )
     options = parser.parse_args()
     if options.json or options.only:
         attacks = chosen(options.quick, options.only)
@@ -204,13 +209,18 @@ def main() -> None:
         return
     found = columns(options.backend or COLUMNS, options.quick)
     new = {column: {name: verdict for name, (verdict, _) in row.items()} for column, row in found.items()}
-    page = options.write.read_text() if options.write else ""
-    text = table({**cells(page), **new})
+    verdicts = {**cells(TABLE_PAGE.read_text()), **new} if options.write else new
     if not options.write:
-        print(text)
+        print(table(verdicts))
         return
-    before, _, rest = page.partition(BEGIN)
-    options.write.write_text(before + BEGIN + "\n" + text + "\n" + END + rest.partition(END)[2])
+    replace_between(TABLE_PAGE, BEGIN, END, table(verdicts))
+    replace_between(SUMMARY_PAGE, SUMMARY_BEGIN, SUMMARY_END, "\n" + summary(verdicts) + "\n")
+
+
+def replace_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Replace what stands between two markers of a page."""
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(before + begin + "\n" + text + "\n" + end + rest.partition(end)[2])
 
 
 if __name__ == "__main__":

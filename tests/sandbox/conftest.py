@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.errors import RollgymError
+from rollgym.core.errors import RollgymError
 from rollgym.sandbox.client import WorkerSandbox
 from rollgym.sandbox.landlock import open_landlock
 from rollgym.sandbox.namespaces import open_namespaces

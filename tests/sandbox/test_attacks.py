@@ -12,13 +12,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from attack_table import (
     BEGIN,
     END,
-    ROOT,
+    SUMMARY_PAGE,
+    TABLE_PAGE,
     UNPRIVILEGED,
     Findings,
     cells,
     chosen,
     claims,
     settings,
+    summary,
     table,
     tried,
     tried_as_user,
@@ -27,12 +29,12 @@ from attack_table import (
 from attacks import ATTACKS, Attack, Stage, Trial, Verdict, staged
 from attacks.model import LIMITS, Evidence, attack, bounded, stopped, survived, told, truthful, unfetched
 
-from rollgym.errors import RollgymError
+from rollgym.core.errors import RollgymError
 from rollgym.sandbox.types import Ended, Ran
 
-PAGE = ROOT / "docs" / "security.md"
+PAGE = TABLE_PAGE
 OPEN_BEHIND_LANDLOCK = {"stat-host-file"}
-"""What the weaker walls are known not to hold; docs/security.md says so too."""
+"""What the weaker walls are known not to hold; docs/security_tables.md shows the same."""
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +136,7 @@ def test_the_page_lists_every_attack_and_claims_nothing_untried() -> None:
         assert set(shown[column]) == names
         assert set(shown[column].values()) == {"blocked"}
     assert all(set(column) <= names for column in shown.values())
+    assert summary(shown) in SUMMARY_PAGE.read_text()
 
 
 def test_a_table_is_read_as_it_was_written() -> None:

@@ -23,13 +23,13 @@ from engine import Engine, running, why_not
 from soak import soak
 
 from rollgym.cli import main
-from rollgym.errors import UsageError, WorkerLost
+from rollgym.core.errors import UsageError, WorkerLost
 from rollgym.sandbox import docker_engine
 from rollgym.sandbox.client import WorkerSandbox, wire_limits
 from rollgym.sandbox.docker import open_docker
 from rollgym.sandbox.docker_image import build_image, write_tar
 from rollgym.sandbox.doctor import examine
-from rollgym.sandbox.open import open_sandbox
+from rollgym.sandbox.factory import open_sandbox
 from rollgym.sandbox.types import Ended, Level, Limits, SandboxSettings
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from rollgym.cli import main
-from rollgym.errors import MissingExtra, UsageError, WorkerLost
-from rollgym.extras import install_command
+from rollgym.core.errors import MissingExtra, UsageError, WorkerLost
+from rollgym.core.extras import install_command
 from rollgym.sandbox import docker_engine
 from rollgym.sandbox.docker import host_config
 from rollgym.sandbox.docker_channel import Attached
 from rollgym.sandbox.docker_image import write_tar
-from rollgym.sandbox.open import open_sandbox
+from rollgym.sandbox.factory import open_sandbox
 from rollgym.sandbox.types import Limits, SandboxSettings
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="images are made on Linux")
@@ -57,7 +57,7 @@ def test_python_runs_from_the_image_alone(tar: tarfile.TarFile, tmp_path: Path) 
 
 
 def test_a_program_that_is_no_python_is_refused() -> None:
-    with pytest.raises(UsageError, match="/bin/false is no Python"):
+    with pytest.raises(UsageError, match="/bin/false is not a Python"):
         write_tar(io.BytesIO(), "/bin/false")
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollgym.errors import RunError
-from rollgym.sandbox import open as opening
+from rollgym.core.errors import RunError
+from rollgym.sandbox import factory as opening
 from rollgym.sandbox.doctor import doctor, examine
 from rollgym.sandbox.types import Level, SandboxSettings
 
@@ -50,7 +50,7 @@ def test_code_that_does_not_run_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_command_prints_a_table_or_json(no_docker: None, rollgym_command: Callable[..., Any]) -> None:
     ran = rollgym_command("doctor")
     assert "broken [here]" in ran.out
-    assert "There are no walls" in ran.out
+    assert "No isolation" in ran.out
     rows = json.loads(rollgym_command("doctor", "--json").out)
     assert [row["backend"] for row in rows] == ["namespaces", "landlock", "docker", "none"]
     assert rows[0]["level"] == "namespaces"
@@ -63,4 +63,4 @@ def test_a_machine_without_walls_is_exit_code_1(
         monkeypatch.setitem(opening.OPENERS, name, fail)
     ran = rollgym_command("doctor")
     assert ran.code == 1
-    assert "code is refused here" in " ".join(ran.out.split())
+    assert "Default (backend: auto): code is refused" in " ".join(ran.out.split())

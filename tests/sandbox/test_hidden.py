@@ -75,8 +75,8 @@ print("FOUND", sorted(set(map(str, found)))[:5])
 DRIVER = """
 import json, sys
 import rollgym
-from rollgym.errors import RollgymError
-from rollgym.sandbox.open import open_sandbox
+from rollgym.core.errors import RollgymError
+from rollgym.sandbox.factory import open_sandbox
 from rollgym.sandbox.types import Level, Limits, SandboxSettings
 found = {"at": rollgym.__file__}
 for backend in ("namespaces", "landlock"):
@@ -257,7 +257,7 @@ def test_a_module_that_imports_rollgym_cannot_be_preloaded(
     from rollgym.sandbox.types import SandboxSettings
 
     with pytest.raises(pytest.skip.Exception, match="rollgym cannot be imported in a sandbox"):
-        open_or_skip(backend, SandboxSettings(preload=("rollgym.types",)))
+        open_or_skip(backend, SandboxSettings(preload=("rollgym.core.types",)))
 
 
 def test_an_image_has_nothing_of_rollgym(prefix: Path, wheel: Path, place: Path) -> None:

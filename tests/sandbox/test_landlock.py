@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.errors import RunError
-from rollgym.sandbox import landlock, worker_walls
+from rollgym.core.errors import RunError
+from rollgym.sandbox import landlock
+from rollgym.sandbox import worker_confinement as worker_walls
 from rollgym.sandbox.client import WorkerSandbox
 from rollgym.sandbox.landlock import NO_SIGNALS, OTHERS_OF_USER, open_landlock
 from rollgym.sandbox.types import Level, SandboxSettings
@@ -110,7 +111,7 @@ def test_where_signals_are_not_kept_inside_all_are_refused(
 
 
 def _folder(monkeypatch: pytest.MonkeyPatch) -> str:
-    from rollgym.sandbox.folder import make_folder
+    from rollgym.sandbox.workdir import make_folder
 
     return make_folder(None)
 
@@ -119,5 +120,5 @@ def test_walls_that_cannot_be_raised_stop_the_worker(monkeypatch: pytest.MonkeyP
     if not worker_walls.landlock_abi():
         pytest.skip("no Landlock here")
     monkeypatch.setattr(landlock.seccomp, "program", lambda profile: b"garbage!")
-    with pytest.raises(RunError, match="the walls of an execution cannot be raised"):
+    with pytest.raises(RunError, match="the confinement of an execution cannot be applied"):
         open_landlock(SandboxSettings())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.errors import RunError
+from rollgym.core.errors import RunError
 from rollgym.sandbox import cgroup, interpreter, namespaces
 from rollgym.sandbox.client import ENVIRONMENT, WorkerSandbox
 from rollgym.sandbox.interpreter import Interpreter, find_python, spare_uid
@@ -169,10 +169,10 @@ def test_where_bubblewrap_fails_its_own_words_are_told(
 def test_a_worker_without_its_filter_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_all = struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
     monkeypatch.setattr(namespaces.seccomp, "program", lambda profile: allow_all)
-    with pytest.raises(RunError, match="the seccomp filter is not in force"):
+    with pytest.raises(RunError, match="the seccomp filter is not active"):
         open_namespaces(SandboxSettings())
     monkeypatch.setattr(namespaces.seccomp, "program", lambda profile: b"garbage!")
-    with pytest.raises(RunError, match="could not be set up"):
+    with pytest.raises(RunError, match="Cannot set up the sandbox"):
         open_namespaces(SandboxSettings())
 
 

@@ -28,8 +28,8 @@ print(fcntl.fcntl(os.pipe()[1], fcntl.F_GETPIPE_SZ))
 
 SCRIPT = f"""
 import json, sys
-from rollgym.errors import RollgymError
-from rollgym.sandbox.open import open_sandbox
+from rollgym.core.errors import RollgymError
+from rollgym.sandbox.factory import open_sandbox
 from rollgym.sandbox.types import Level, Limits, SandboxSettings
 settings = SandboxSettings(backend=sys.argv[1], minimum=Level.NONE, limits=Limits(seconds=10))
 try:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rollgym.errors import RunError, UsageError, WorkerLost
-from rollgym.sandbox import warm
-from rollgym.sandbox.pool import AT_ONCE, SandboxPool, Walls
+from rollgym.core.errors import RunError, UsageError, WorkerLost
+from rollgym.sandbox import shared_pool as warm
+from rollgym.sandbox.pool import AT_ONCE, Isolation, SandboxPool
 from rollgym.sandbox.types import Level, Limits, Ran, SandboxSettings
 
 
@@ -150,7 +150,7 @@ def test_what_was_not_taken_cannot_be_given(pool: SandboxPool) -> None:
         pool.give(Fake())
     sandbox = pool.take()
     pool.give(sandbox)
-    with pytest.raises(UsageError, match="given back already"):
+    with pytest.raises(UsageError, match="already returned"):
         pool.give(sandbox)
 
 
@@ -256,16 +256,16 @@ def test_what_cannot_be_started_ahead_is_told_to_whoever_needs_it(made: list[Fak
 
 
 def test_a_pool_says_what_its_walls_are(pool: SandboxPool, made: list[Fake]) -> None:
-    assert pool.walls == ("fake", Level.NONE, ())
-    assert (pool.walls.backend, len(made)) == ("fake", 1)
+    assert pool.isolation == ("fake", Level.NONE, ())
+    assert (pool.isolation.backend, len(made)) == ("fake", 1)
 
 
 def test_many_threads_that_ask_at_once_start_few(made: list[Fake]) -> None:
     pool = SandboxPool(size=None, ahead=1, opener=functools.partial(counting, made))
-    walls: list[Walls] = []
+    walls: list[Isolation] = []
 
     def work() -> None:
-        walls.append(pool.walls)
+        walls.append(pool.isolation)
         with pool.borrow():
             time.sleep(0.001)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
 from rollgym.sandbox.seccomp import ALLOW, ARCHITECTURES, KILL, X32, Profile, program
 from rollgym.sandbox.syscalls import CHECKED, GAP, NUMBERS, SHARED, SIGNALS
 
@@ -249,14 +249,14 @@ def test_the_numbers_are_those_of_the_kernel_s_headers(machine: str, header: str
 
 
 def test_an_unknown_machine_is_a_sentence() -> None:
-    with pytest.raises(UsageError, match="no seccomp filter for riscv64.*x86_64 or aarch64"):
+    with pytest.raises(UsageError, match="No seccomp filter for riscv64; supported: x86_64 or aarch64"):
         program(None, "riscv64")
 
 
 REAL = """
 import ctypes, errno, os, socket, subprocess, sys, threading
 from rollgym.sandbox.seccomp import Profile, program
-from rollgym.sandbox.worker_walls import install_filter
+from rollgym.sandbox.worker_confinement import install_filter
 install_filter(program(Profile(no_shared_memory=True)))
 libc = ctypes.CDLL(None, use_errno=True)
 def refused(action):
@@ -298,8 +298,8 @@ def test_a_process_behind_the_real_filter() -> None:
 
 def test_a_filter_that_does_not_hold_is_noticed() -> None:
     code = (
-        "import struct; from rollgym.sandbox.worker_walls import install_filter;"
+        "import struct; from rollgym.sandbox.worker_confinement import install_filter;"
         "install_filter(struct.pack('HBBI', 0x06, 0, 0, 0x7FFF0000))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "the seccomp filter is not in force" in done.stderr
+    assert "the seccomp filter is not active" in done.stderr

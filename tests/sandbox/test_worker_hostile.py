@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollgym.errors import UsageError, WorkerLost
+from rollgym.core.errors import UsageError, WorkerLost
 from rollgym.sandbox import client, protocol
 from rollgym.sandbox.client import WorkerSandbox
 from rollgym.sandbox.types import Level, Limits
@@ -143,7 +143,7 @@ def test_a_silent_worker_is_killed(
     pids = processes(one)
     os.kill(pids[0], signal.SIGSTOP)
     monkeypatch.setattr(client, "GRACE_SECONDS", 0.2)
-    with pytest.raises(WorkerLost, match="said nothing in time"):
+    with pytest.raises(WorkerLost, match="did not answer in time"):
         one.exec("pass", limits=Limits(seconds=0.1))
     assert not any(alive(pid) for pid in pids)
 
@@ -151,7 +151,7 @@ def test_a_silent_worker_is_killed(
 def test_all_is_gone_when_the_host_is_killed(sandbox: WorkerSandbox) -> None:
     host = code(f"""
         import os, threading, time
-        from rollgym.sandbox.open import OPENERS
+        from rollgym.sandbox.factory import OPENERS
         from rollgym.sandbox.types import SandboxSettings
         from rollgym.sandbox.worker_limits import descendants
         sandbox = OPENERS[{sandbox.backend!r}](SandboxSettings())
@@ -186,7 +186,7 @@ def test_a_sandbox_outlives_the_thread_that_opened_it(another: Callable[[], Work
 
 
 def test_frames_that_are_too_large_are_refused(sandbox: WorkerSandbox) -> None:
-    with pytest.raises(UsageError, match="may have 64 MB"):
+    with pytest.raises(UsageError, match="are limited to 64 MB"):
         sandbox.exec("pass", stdin="x" * (65 << 20))
     assert sandbox.exec("print(1)").ok
 

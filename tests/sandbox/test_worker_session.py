@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
 from rollgym.sandbox.client import WorkerSandbox
 from rollgym.sandbox.types import Ended, Limits
 from rollgym.sandbox.worker_limits import cpu_seconds, descendants, stat
@@ -197,7 +197,7 @@ def test_names_outside_the_folder_are_refused(sandbox: WorkerSandbox, name: str)
         lambda: sandbox.write(name, b""),
         lambda: sandbox.exec("", files={name: b""}),
     ):
-        with pytest.raises(UsageError, match="no name for a file"):
+        with pytest.raises(UsageError, match="is not a valid sandbox file name"):
             call()
 
 
@@ -209,6 +209,6 @@ def test_links_and_pipes_are_no_files(sandbox: WorkerSandbox) -> None:
         with pytest.raises(FileNotFoundError):
             sandbox.read(name)
     for name in ("link", "folder/x", "pipe"):
-        with pytest.raises(OSError, match="could not be written"):
+        with pytest.raises(OSError, match="cannot be written"):
             sandbox.write(name, b"x")
     assert sandbox.run("print('still here')").stdout == "still here\n"

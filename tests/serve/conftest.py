@@ -16,11 +16,11 @@ pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
 
 from rollgym.chat import load_tokenizer
-from rollgym.engines import Engine, GenerateRequest, Generation
-from rollgym.engines.torch import TorchEngine
+from rollgym.engines.base import Engine, GenerateRequest, Generation
+from rollgym.engines.embedded.engine import EmbeddedEngine
+from rollgym.io.run_dir import RunFolder
 from rollgym.serve import RecordingServer, ServeOptions
-from rollgym.store import RunFolder
-from rollgym.trainer.model import make_policy
+from rollgym.trainer.builtin_policy.model import make_policy
 
 ENV = "rollgym/FrozenLake-v0"
 
@@ -100,8 +100,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def engine(model: Path) -> Iterator[TorchEngine]:
-    made = TorchEngine(model, threads=1, device="cpu")
+def engine(model: Path) -> Iterator[EmbeddedEngine]:
+    made = EmbeddedEngine(model, threads=1, device="cpu")
     yield made
     asyncio.run(made.close())
 
@@ -112,7 +112,7 @@ def tokenizer(model: Path) -> Any:
 
 
 @pytest.fixture
-def serving(engine: TorchEngine, tokenizer: Any) -> Callable[..., Any]:
+def serving(engine: EmbeddedEngine, tokenizer: Any) -> Callable[..., Any]:
     """``async with serving(...) as place``; options are those of `ServeOptions`."""
 
     @asynccontextmanager

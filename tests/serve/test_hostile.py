@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollgym.serve.requests import Refused, read_chat
+from rollgym.serve.requests import ApiError, read_chat
 
 Serving = Callable[..., Any]
 TEXT = "@ F F F\nF H F H"
@@ -60,9 +60,9 @@ def test_whatever_is_sent_is_read_or_refused_with_a_sentence(
     answer: Any
     try:
         answer = read_chat(json.dumps(told).encode() if body is None else body)
-    except Refused as refused:
+    except ApiError as refused:
         answer = refused
-    if isinstance(answer, Refused):
+    if isinstance(answer, ApiError):
         assert answer.status == 400
         assert str(answer).endswith(".")
     else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollgym.errors import AgentError, UsageError
+from rollgym.core.errors import AgentError, UsageError
 from rollgym.serve import ServeOptions
 from rollgym.testing import ScriptedEngine
 
@@ -93,7 +93,7 @@ def test_sampling_that_a_request_asks_for_is_used(serving: Serving) -> None:
 def test_with_fixed_sampling_the_servers_own_is_used(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is trained on must have the distribution of the run, and siblings must differ."""
+    """Training data must come from the run's sampling distribution, and episodes of a group must differ."""
 
     async def work(place: Any) -> None:
         one, two, three = [await place.ask([TEXT], name, **ASKED, max_tokens=30) for name in "abc"]
@@ -113,7 +113,7 @@ def test_with_fixed_sampling_the_servers_own_is_used(
 
 def test_fixed_sampling_needs_a_temperature() -> None:
     for cold in (None, 0.0):
-        with pytest.raises(UsageError, match="fixed_sampling needs a temperature above 0"):
+        with pytest.raises(UsageError, match="fixed_sampling requires temperature above 0"):
             ServeOptions(fixed_sampling=True, temperature=cold)
 
 
@@ -130,7 +130,7 @@ def test_a_stop_text_ends_the_reply_and_what_was_sampled_up_to_it_is_kept(servin
         assert short.action_ids == full.action_ids[:count]
         assert short.logprobs == full.logprobs[:count]
         assert stop in (short.response or "")
-        decode = place.server.sessions.open["cut"]._desk.template.codec.decode
+        decode = place.server.sessions.open["cut"]._context.template.codec.decode
         assert stop not in decode(short.action_ids[:-1], special=False)
         none = await place.say([TEXT], "none", seed=3, max_tokens=120, stop="never said")
         assert none == whole
@@ -142,18 +142,18 @@ def test_a_stop_text_ends_the_reply_and_what_was_sampled_up_to_it_is_kept(servin
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"messages": []}, "last message must be the user's"),
+    ({"messages": []}, "last message must have the role user, not None"),
     ({"messages": "hello"}, "Expected `array`"),
     ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "role 'tool'"),
     (
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-        "assistant's",
+        "must have the role user, not assistant",
     ),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text is read"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text is supported"),
     (
         {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]},
-        "those come first",
+        "put it first",
     ),
     ({"n": 2}, "n must be 1"),
     ({"temperature": -1}, "temperature must be from 0 to 2"),
@@ -190,8 +190,8 @@ def test_other_refusals_have_their_status(serving: Serving) -> None:
                 await post(chat, json=GOOD | {"model": "gpt-4"}),
                 await get("/v2/models"),
                 await get("/v1/models/other"),
-                await post("/session/nobody/end", json={}),
-                await get("/session/nobody"),
+                await post("/session/missing/end", json={}),
+                await get("/session/missing"),
             ],
             405: [await get(chat), await post("/v1/models", json={})],
             409: [await post("/session", json={"id": "twice"}), await post("/session", json={"id": "twice"})][

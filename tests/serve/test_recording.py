@@ -1,4 +1,4 @@
-"""What is recorded is what the engine did: ids, log-probs, rows."""
+"""Recorded episodes match what the engine did: ids, log-probs, rows."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,19 +10,19 @@ import pytest
 from torch_models import plain_logprobs
 from transformers import AutoModelForCausalLM
 
-from rollgym.engines import WeightSource
-from rollgym.engines.torch import TorchEngine
-from rollgym.store import RunFolder, load_run
-from rollgym.trainer.batch import make_batch
-from rollgym.trainer.rows import token_episode
-from rollgym.types import Episode, Outcome
+from rollgym.core.types import Episode, Outcome
+from rollgym.engines.base import WeightSource
+from rollgym.engines.embedded.engine import EmbeddedEngine
+from rollgym.io.run_dir import RunFolder, read_run
+from rollgym.trainer.data.batch import make_batch
+from rollgym.trainer.data.sequences import token_episode
 
 Serving = Callable[..., Any]
 BEGIN, NEXT, THIRD = "@ F F F\nF H F H", "F @ F F\nF H F H", "F F @ F\nF H F H"
 
 
 def play(serving: Serving, talk: Callable[[Any], Any], **options: Any) -> tuple[list[Episode], Any]:
-    """What a client does, as episodes; and the engine's notes."""
+    """Run a client; return its episodes and the engine's record."""
 
     async def run() -> tuple[list[Episode], Any]:
         async with serving(**options) as place:
@@ -62,7 +62,7 @@ def test_the_second_turn_extends_the_first_without_tokenising_it_again(serving: 
     assert second[len(first) :][: len(spy.made[0][1].token_ids)] == spy.made[0][1].token_ids
     assert third[: len(second)] == second
     assert not any(turn.new_row for turn in episode.turns)
-    (row,) = token_episode(episode).rows
+    (row,) = token_episode(episode).sequences
     assert row.ids.tolist() == [*third, *spy.made[2][1].token_ids]
 
 
@@ -74,10 +74,12 @@ def test_log_probs_equal_a_recomputation_with_the_model(serving: Serving, model:
 
     (episode,), _ = play(serving, talk)
     tokens = token_episode(episode)
-    (row,) = tokens.rows
+    (row,) = tokens.sequences
     plain: Any = AutoModelForCausalLM.from_pretrained(model).eval()
     again = plain_logprobs(plain, row.ids.tolist(), start=1, temperature=0.7)
-    assert [again[place - 1] for place in row.places] == pytest.approx(tokens.behaviour.tolist(), abs=1e-4)
+    assert [again[place - 1] for place in row.action_positions] == pytest.approx(
+        tokens.behavior.tolist(), abs=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_a_rewritten_history_begins_a_row(serving: Serving, history: list[Any]) 
     (episode,), spy = play(serving, talk)
     assert [turn.new_row for turn in episode.turns] == [False, True, False]
     assert episode.turns[1].prompt_ids == spy.made[1][0].prompt_ids
-    rows = token_episode(episode).rows
+    rows = token_episode(episode).sequences
     assert [row.ids.tolist() for row in rows] == [
         [*request.prompt_ids, *made.token_ids] for request, made in (spy.made[0], spy.made[2])
     ]
@@ -110,7 +112,7 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def test_a_talk_that_is_gone_back_to_keeps_its_sampled_ids_in_a_row_of_its_own(serving: Serving) -> None:
+def test_a_resumed_conversation_keeps_its_sampled_ids_in_a_new_row(serving: Serving) -> None:
     async def talk(place: Any) -> None:
         first = await place.say([BEGIN], "one")
         await place.say(["something else"], "one")
@@ -166,7 +168,7 @@ def test_examples_of_replies_in_the_first_request_are_read_as_the_template_write
 
 
 def test_versions_are_recorded_when_weights_change_between_turns(serving: Serving, model: Path) -> None:
-    own = TorchEngine(model, threads=1, device="cpu")
+    own = EmbeddedEngine(model, threads=1, device="cpu")
 
     async def talk(place: Any) -> None:
         first = await place.say([BEGIN], "one")
@@ -191,14 +193,14 @@ def test_a_recorded_run_is_read_by_our_own_readers_and_becomes_a_batch(
             await place.end(name, reward=1.0)
 
     episodes, _ = play(serving, talk, folder=folder, env_id="rollgym/FrozenLake-v0")
-    manifest, read = load_run(tmp_path / "run")
+    manifest, read = read_run(tmp_path / "run")
     assert read == episodes
     assert manifest["kind"] == "serve"
     tokens = [token_episode(episode) for episode in read]
-    ones = [np.ones(one.count) for one in tokens]
-    batch = make_batch(tokens, advantages=ones, old=[one.behaviour for one in tokens])
-    assert batch.tokens == sum(len(turn.action_ids) for episode in read for turn in episode.turns)
-    assert len(batch.rows) == 2
+    ones = [np.ones(one.num_tokens) for one in tokens]
+    batch = make_batch(tokens, advantages=ones, old=[one.behavior for one in tokens])
+    assert batch.num_tokens == sum(len(turn.action_ids) for episode in read for turn in episode.turns)
+    assert len(batch.sequences) == 2
 
 
 def test_sampling_follows_the_request(serving: Serving) -> None:

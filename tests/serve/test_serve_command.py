@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from rollgym.extras import install_command
-from rollgym.store import load_run
-from rollgym.trainer.retell import retell
-from rollgym.trainer.rows import token_episode
-from rollgym.types import Outcome
+from rollgym.core.extras import install_command
+from rollgym.core.types import Outcome
+from rollgym.io.run_dir import read_run
+from rollgym.trainer.data.sequences import token_episode
+from rollgym.trainer.imitation.retokenize import retokenize
 
 Command = Callable[..., Any]
 
@@ -38,7 +38,7 @@ def test_ctrl_c_ends_open_conversations_as_cancelled_and_writes_everything(
         assert process.stdout is not None
         assert process.stderr is not None
         told = process.stdout.readline()
-        found = re.search(r"The model 'policy' is at (http://127.0.0.1:\d+)/v1, episodes go to run", told)
+        found = re.search(r"Serving 'policy' at (http://127.0.0.1:\d+)/v1, recording to run", told)
         assert found, told + process.stderr.read()
         body = {"model": "policy", "messages": [{"role": "user", "content": "@ F"}], "max_tokens": 4}
         for name in ("done", "open"):
@@ -51,7 +51,7 @@ def test_ctrl_c_ends_open_conversations_as_cancelled_and_writes_everything(
     assert process.returncode == 0, err
     assert "2 episodes (1 terminated, 1 cancelled) are in run." in out
     assert "Traceback" not in err
-    manifest, (done, left) = load_run(tmp_path / "run")
+    manifest, (done, left) = read_run(tmp_path / "run")
     assert (done.outcome, left.outcome, left.length) == (Outcome.TERMINATED, Outcome.CANCELLED, 1)
     assert manifest["env"]["id"] == done.spec.env_id == "rollgym/FrozenLake-v0"
     assert done.spec.split == "train"
@@ -60,7 +60,7 @@ def test_ctrl_c_ends_open_conversations_as_cancelled_and_writes_everything(
 def test_what_was_recorded_can_be_imitated(serving: Any, model: Path) -> None:
     import asyncio
 
-    from rollgym.agent import AgentSetup, make_agent
+    from rollgym.core.agent import AgentSetup, make_agent
 
     async def run() -> Any:
         async with serving() as place:
@@ -74,10 +74,10 @@ def test_what_was_recorded_can_be_imitated(serving: Any, model: Path) -> None:
 
     (episode,) = asyncio.run(run())
     agent: Any = make_agent("lm", AgentSetup(env_id="x"), model=str(model))
-    told = retell(episode, agent)
+    told = retokenize(episode, agent)
     assert [turn.observation for turn in told.turns] == ["@ F", "F @"]
     assert [turn.response or turn.action for turn in told.turns] == [turn.action for turn in episode.turns]
-    assert token_episode(told).count > 0
+    assert token_episode(told).num_tokens > 0
 
 
 def test_mistakes_are_one_sentence_each(
@@ -90,15 +90,15 @@ def test_mistakes_are_one_sentence_each(
         port = taken.getsockname()[1]
         cases = {
             "There is no folder nowhere": ["nowhere", "--port", 0],
-            "The folder empty holds no model": ["empty", "--port", 0],
-            f"Nothing can listen at 127.0.0.1, port {port}": [model, "--port", port],
+            "The folder empty does not hold a model": ["empty", "--port", 0],
+            f"Cannot listen on 127.0.0.1, port {port}": [model, "--port", port],
             "The port must be from 0 to 65535": [model, "--port", 70000],
-            "name a variable that holds a key": [model, "--host", "0.0.0.0", "--port", 0],
+            "pass --api-key-env NAME, or use host 127.0.0.1": [model, "--host", "0.0.0.0", "--port", 0],
             "the variable NO_KEY is empty or not set": [model, "--api-key-env", "NO_KEY"],
             "--resume needs --out": [model, "--resume", "--port", 0],
             "The idle time must be positive": [model, "--idle", 0],
             "option of agent 'lm'": [model, "--port", 0, "--agent-arg", "devices=cpu"],
-            "full already holds results": [model, "--port", 0, "--out", "full"],
+            "full already contains results": [model, "--port", 0, "--out", "full"],
         }
         for sentence, words in cases.items():
             ran = rollgym_command("serve", *words)

@@ -7,29 +7,29 @@ from typing import Any
 
 import pytest
 
-from rollgym.errors import ResultsError, UsageError
+from rollgym.core.errors import ResultsError, UsageError
+from rollgym.core.types import Episode, Outcome
+from rollgym.io.run_dir import RunFolder, read_run
 from rollgym.serve import RecordingServer, ServeOptions
-from rollgym.store import RunFolder, load_run
 from rollgym.testing import ScriptedEngine
-from rollgym.trainer.rows import token_episode
-from rollgym.types import Episode, Outcome
+from rollgym.trainer.data.sequences import token_episode
 
 Serving = Callable[..., Any]
 TEXT, NEXT = "@ F F F\nF H F H", "F @ F F\nF H F H"
 
 
-def play(serving: Serving, talk: Callable[[Any], Any], **options: Any) -> list[Episode]:
+def play(serving: Serving, conversation: Callable[[Any], Any], **options: Any) -> list[Episode]:
     async def run() -> list[Episode]:
         async with serving(**options) as place:
             finished = place.server.episodes()
-            await talk(place)
+            await conversation(place)
         return [episode async for episode in finished]
 
     return asyncio.run(run())
 
 
 async def converse(place: Any, name: str, turns: int, way: str) -> None:
-    """A client with messages of its own, which checks that only its own come back."""
+    """A client with unique messages, which checks that only they come back."""
     said: list[str] = []
     headers = {"x-rollgym-session": name} if way == "header" else {}
     path = f"/session/{name}/v1" if way == "path" else "/v1"
@@ -49,10 +49,10 @@ async def converse(place: Any, name: str, turns: int, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["path", "header", "nameless"])
 def test_twenty_clients_at_once_do_not_mix(serving: Serving, way: str) -> None:
-    async def talk(place: Any) -> None:
+    async def conversation(place: Any) -> None:
         await asyncio.gather(*(converse(place, f"c{i}", 2 + i % 3, way) for i in range(20)))
 
-    episodes = play(serving, talk)
+    episodes = play(serving, conversation)
     assert len(episodes) == 20
     for episode in episodes:
         name = episode.turns[0].observation.split()[0]
@@ -61,12 +61,12 @@ def test_twenty_clients_at_once_do_not_mix(serving: Serving, way: str) -> None:
         ]
         assert episode.length == 2 + int(name[1:]) % 3 == episode.total_reward
         assert not any(turn.new_row for turn in episode.turns)
-        assert len(token_episode(episode).rows) == 1
+        assert len(token_episode(episode).sequences) == 1
     assert len({episode.turns[0].observation for episode in episodes}) == 20
 
 
 def test_nameless_clients_with_the_very_same_conversation_stay_apart(serving: Serving) -> None:
-    async def talk(place: Any) -> None:
+    async def conversation(place: Any) -> None:
         first = [await place.ask([TEXT], temperature=0) for _ in range(3)]
         texts = [answer.json()["choices"][0]["message"]["content"] for answer in first]
         assert len(set(texts)) == 1
@@ -75,37 +75,37 @@ def test_nameless_clients_with_the_very_same_conversation_stay_apart(serving: Se
         assert len(set(names[0])) == 3
         assert sorted(names[0]) == sorted(names[1])
 
-    for episode in play(serving, talk):
+    for episode in play(serving, conversation):
         assert [turn.observation for turn in episode.turns] == [TEXT, NEXT]
         assert not any(turn.new_row for turn in episode.turns)
 
 
 def test_a_nameless_client_that_rewrites_what_came_last_stays_in_its_session(serving: Serving) -> None:
-    async def talk(place: Any) -> None:
+    async def conversation(place: Any) -> None:
         first = await place.say([TEXT])
         await place.say([TEXT, first, NEXT])
         await place.say([TEXT, first, "another question"])
 
-    (episode,) = play(serving, talk)
+    (episode,) = play(serving, conversation)
     assert [turn.new_row for turn in episode.turns] == [False, False, True]
 
 
-def test_parallel_requests_in_one_session_are_rows_of_their_own(serving: Serving) -> None:
-    async def talk(place: Any) -> None:
+def test_parallel_requests_in_one_session_are_separate_rows(serving: Serving) -> None:
+    async def conversation(place: Any) -> None:
         first = await place.say([TEXT], "one")
         await asyncio.gather(*(place.say([TEXT, first, f"{NEXT} {i}"], "one") for i in range(3)))
         await place.end("one")
 
-    (episode,) = play(serving, talk)
+    (episode,) = play(serving, conversation)
     assert [turn.new_row for turn in episode.turns] == [False, False, True, True]
-    assert [len(row.places) > 0 for row in token_episode(episode).rows] == [True] * 3
+    assert [len(row.action_positions) > 0 for row in token_episode(episode).sequences] == [True] * 3
 
 
 def test_a_session_can_be_opened_for_a_task(serving: Serving) -> None:
     task = {"id": "t-7", "env_id": "rollgym/Sokoban-v0", "task": 7, "split": "dev", "env_seed": 3}
     more = {"group_id": "g", "member": 2, "metadata": {"who": "me"}, "sampling_seed": 9, "max_turns": 1}
 
-    async def talk(place: Any) -> None:
+    async def conversation(place: Any) -> None:
         opened = (await place.http.post("/session", json=task | more)).json()
         assert opened["base_url"] == f"{place.server.url}/session/t-7/v1"
         await place.say([TEXT], opened["id"])
@@ -118,7 +118,7 @@ def test_a_session_can_be_opened_for_a_task(serving: Serving) -> None:
         assert (await place.http.post("/session/t-7/end", json={})).status_code == 410
         assert (await place.http.post("/session", json={"id": "t-7"})).status_code == 409
 
-    (episode,) = play(serving, talk)
+    (episode,) = play(serving, conversation)
     spec = episode.spec
     assert (spec.episode_id, spec.env_id, spec.task, spec.split) == ("t-7", "rollgym/Sokoban-v0", 7, "dev")
     assert (spec.env_seed, spec.group_id, spec.member, spec.sampling_seed) == (3, "g", 2, 9)
@@ -127,7 +127,7 @@ def test_a_session_can_be_opened_for_a_task(serving: Serving) -> None:
 
 
 def test_rewards_go_to_the_turn_they_follow(serving: Serving) -> None:
-    async def talk(place: Any) -> None:
+    async def conversation(place: Any) -> None:
         reward = place.http.post
         early = await reward("/session/none/reward", json={"reward": 1})
         assert early.status_code == 404
@@ -144,14 +144,14 @@ def test_rewards_go_to_the_turn_they_follow(serving: Serving) -> None:
             True,
         )
 
-    (episode,) = play(serving, talk)
+    (episode,) = play(serving, conversation)
     assert [turn.reward for turn in episode.turns] == [0.5, 2.0]
     assert [turn.terminated for turn in episode.turns] == [False, True]
     assert episode.success is True
 
 
 def test_every_end_has_its_outcome(serving: Serving) -> None:
-    async def talk(place: Any) -> None:
+    async def conversation(place: Any) -> None:
         for name in ("plain", "cut", "full", "idle", "rewarded", "ctrl-c"):
             await place.say([TEXT], name)
         await place.http.post("/session", json={"id": "unused"})
@@ -162,11 +162,11 @@ def test_every_end_has_its_outcome(serving: Serving) -> None:
         await place.end("unused")
         await place.http.post("/session/rewarded/reward", json={"reward": 1.0})
         for name in ("idle", "rewarded"):
-            place.server.sessions.open[name].touched -= 1000
+            place.server.sessions.open[name].last_active -= 1000
         while len(place.server.sessions.open) > 1:
             await asyncio.sleep(0.01)
 
-    found = {episode.spec.episode_id: episode.outcome.value for episode in play(serving, talk)}
+    found = {episode.spec.episode_id: episode.outcome.value for episode in play(serving, conversation)}
     assert found == {
         "plain": "terminated",
         "cut": "truncated",
@@ -179,7 +179,7 @@ def test_every_end_has_its_outcome(serving: Serving) -> None:
 
 
 def test_a_session_that_ends_while_its_reply_is_drawn_says_so(serving: Serving) -> None:
-    async def talk(place: Any) -> None:
+    async def conversation(place: Any) -> None:
         begun, never = asyncio.Event(), asyncio.Event()
 
         async def wait() -> None:
@@ -194,7 +194,7 @@ def test_a_session_that_ends_while_its_reply_is_drawn_says_so(serving: Serving) 
         assert (await asking).status_code == 410
         assert place.spy.cancelled == 1
 
-    (episode,) = play(serving, talk)
+    (episode,) = play(serving, conversation)
     assert episode.length == 1
 
 
@@ -220,7 +220,7 @@ def test_closing_answers_those_who_wait_and_writes_everything(serving: Serving, 
 
     asyncio.run(run())
     assert statuses == [410]
-    _, (episode,) = load_run(tmp_path / "run")
+    _, (episode,) = read_run(tmp_path / "run")
     assert (episode.outcome, episode.length) == (Outcome.CANCELLED, 1)
     assert '"cancelled": 1' in (tmp_path / "run" / "summary.json").read_text()
 
@@ -238,30 +238,30 @@ def test_a_run_that_goes_on_does_not_take_a_name_twice(serving: Serving, tmp_pat
 
     play(serving, once, folder=RunFolder.create(tmp_path / "run", about))
     play(serving, again, folder=RunFolder.resume(tmp_path / "run", about, ("kind",)))
-    _, episodes = load_run(tmp_path / "run")
+    _, episodes = read_run(tmp_path / "run")
     assert [episode.spec.episode_id for episode in episodes] == ["one", "two"]
     (tmp_path / "run" / "episodes.jsonl").write_text("nonsense\n")
     with pytest.raises(ResultsError):
-        load_run(tmp_path / "run")
+        read_run(tmp_path / "run")
 
 
 def test_what_a_session_has_computed_is_forgotten_with_it(serving: Serving, tokenizer: Any) -> None:
     engine = ScriptedEngine(lambda request: [request.sampling.stop_ids[0]])
 
-    async def talk(place: Any) -> None:
+    async def conversation(place: Any) -> None:
         await place.say([TEXT], "one")
         await place.end("one")
 
-    play(serving, talk, inner=engine)
+    play(serving, conversation, inner=engine)
     assert engine.forgotten == ["one"]
 
 
 def test_a_port_in_use_is_one_sentence(serving: Serving, tokenizer: Any) -> None:
-    async def talk(place: Any) -> None:
+    async def conversation(place: Any) -> None:
         port = int(place.server.url.rsplit(":", 1)[1])
         second = RecordingServer(place.spy, tokenizer, ServeOptions(port=port))
-        with pytest.raises(UsageError, match=f"listen at 127.0.0.1, port {port}: Address already"):
+        with pytest.raises(UsageError, match=f"listen on 127.0.0.1, port {port}: Address already"):
             await second.start()
         await second.close()
 
-    play(serving, talk)
+    play(serving, conversation)

@@ -1,4 +1,4 @@
-"""Ways to run a small training."""
+"""Fixtures that run a small training."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ Run = Callable[..., Path]
 @pytest.fixture
 def train_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Train in this process; returns the run's folder."""
-    from rollgym.trainer.command import run_training
+    from rollgym.trainer.main import run_training
 
     fast_versions(monkeypatch)
 

@@ -1,4 +1,4 @@
-"""Training while episodes play on: how old what is trained on may be, and what is recorded of it."""
+"""Asynchronous training: the staleness bound and its metrics."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from training import SMALL, lines, merged
 
-from rollgym.config import load
-from rollgym.errors import UsageError
-from rollgym.trainer.checkpoint import Checkpoints
+from rollgym.config.loader import load
+from rollgym.core.errors import UsageError
 from rollgym.trainer.config import TrainConfig
-from rollgym.trainer.progress import Progress
-from rollgym.trainer.setup import scheduler_config
+from rollgym.trainer.runtime import scheduler_config
+from rollgym.trainer.tracking.checkpoint import Checkpoints
+from rollgym.trainer.train_state import TrainState
 
 Run = Callable[..., Path]
 
 
 def oldest_by_step(folder: Path) -> dict[int, int]:
-    """The oldest version behind any token that a step was trained on."""
+    """The oldest weight version of any token that a step trained on."""
     found: dict[int, int] = {}
     for episode in lines(folder / "episodes.jsonl"):
         versions = [version for turn in episode["turns"] for version, _ in turn["version_spans"]]
@@ -27,35 +27,35 @@ def oldest_by_step(folder: Path) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("staleness", "under_way"), [(0, "finish"), (1, "finish"), (3, "finish"), (2, "restart")]
+    ("staleness", "on_weight_update"), [(0, "finish"), (1, "finish"), (3, "finish"), (2, "restart")]
 )
-def test_no_token_is_older_than_the_bound(train_here: Run, staleness: int, under_way: str) -> None:
-    rollout = {"staleness": staleness, "under_way": under_way, "max_in_flight": 6}
+def test_no_token_is_older_than_the_bound(train_here: Run, staleness: int, on_weight_update: str) -> None:
+    rollout = {"max_staleness": staleness, "on_weight_update": on_weight_update, "max_in_flight": 6}
     folder = train_here("run", rollout=rollout, stop={"steps": 8})
     ages = {step: step - 1 - oldest for step, oldest in oldest_by_step(folder).items()}
     assert set(ages) == set(range(1, 9))
     assert max(ages.values()) <= staleness
-    told = {line["step"]: line["staleness_max"] for line in lines(folder / "metrics.jsonl")}
-    assert told == ages
+    logged = {line["step"]: line["staleness_max"] for line in lines(folder / "metrics.jsonl")}
+    assert logged == ages
 
 
-def test_episodes_play_while_the_learner_trains(train_here: Run) -> None:
+def test_episodes_run_while_the_learner_trains(train_here: Run) -> None:
     """Episodes end between a take and the next version only where staleness allows it."""
 
     def ended_while_training(folder: Path) -> int:
         training, ended = False, 0
         for event in lines(folder / "events.jsonl"):
-            if event["kind"] == "taken":
+            if event["kind"] == "group_taken":
                 training = True
-            elif event["kind"] == "version":
+            elif event["kind"] == "weights_updated":
                 training = False
-            elif event["kind"] == "emitted" and training:
+            elif event["kind"] == "episode_finished" and training:
                 ended += 1
         return ended
 
     quiet = {"evaluation": {"every": 0}}
     ahead = train_here(
-        "ahead", rollout={"staleness": 1, "groups": 1, "max_in_flight": 2}, stop={"steps": 6}, **quiet
+        "ahead", rollout={"max_staleness": 1, "groups": 1, "max_in_flight": 2}, stop={"steps": 6}, **quiet
     )
     turns = train_here("turns", rollout={"groups": 1, "max_in_flight": 2}, stop={"steps": 6}, **quiet)
     assert ended_while_training(ahead) > 0
@@ -67,32 +67,34 @@ def test_sync_is_the_special_case_of_staleness_0() -> None:
         return scheduler_config(load(TrainConfig, merged(SMALL, {"rollout": rollout})))
 
     assert (settings().order, settings().max_ahead, settings().max_staleness) == ("strict", 2, 0)
-    ahead = settings(staleness=2)
+    ahead = settings(max_staleness=2)
     assert (ahead.order, ahead.max_ahead, ahead.max_staleness) == ("ready", 6, 2)
 
 
-def test_a_setting_that_nobody_would_read_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"rollout.staleness"):
-        load(TrainConfig, merged(SMALL, {"rollout": {"under_way": "restart"}}))
+def test_a_setting_without_effect_is_rejected() -> None:
+    with pytest.raises(UsageError, match=r"rollout.max_staleness"):
+        load(TrainConfig, merged(SMALL, {"rollout": {"on_weight_update": "restart"}}))
 
 
-def test_a_run_ahead_of_its_learner_is_resumed_without_losing_a_task(train_here: Run) -> None:
-    changes = {"rollout": {"staleness": 2}, "checkpoints": {"every": 2}}
+def test_an_asynchronous_run_resumes_without_losing_a_task(train_here: Run) -> None:
+    changes = {"rollout": {"max_staleness": 2}, "checkpoints": {"every": 2}}
     folder = train_here("run", **changes, stop={"steps": 4})
-    pending = progress(folder).again
+    pending = state_of(folder).unfinished_groups
     assert pending, "episodes were played ahead when the run ended"
     train_here("run", **changes, stop={"steps": 8}, resume=True)
     groups = [one["spec"]["group_id"] for one in lines(folder / "episodes.jsonl")]
     assert len(groups) == 8 * 2 * 4
     assert all(groups.count(name) == 4 for name in set(groups)), "no task is trained on twice"
-    after = progress(folder)
+    after = state_of(folder)
     trained = [int(name[1:]) for name in set(groups)]
-    assert sorted([*trained, *after.again]) == list(range(after.next_ticket)), "and none is left out"
+    assert sorted([*trained, *after.unfinished_groups]) == list(range(after.next_group)), (
+        "and none is left out"
+    )
     assert set(pending) & set(trained), "those that were pending are trained on"
 
 
-def progress(folder: Path) -> Progress:
-    """Where the newest checkpoint says that the run is."""
+def state_of(folder: Path) -> TrainState:
+    """The state in the newest checkpoint."""
     found = Checkpoints(folder / "checkpoints", 2).newest(lambda note: None)
     assert found is not None
-    return Progress.from_json(found[1])
+    return TrainState.from_json(found[1])

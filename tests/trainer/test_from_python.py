@@ -9,11 +9,11 @@ import pytest
 from lessons import Yes
 from training import SMALL, fast_versions, lines
 
-from rollgym.errors import UsageError
-from rollgym.trainer.command import run_training
-from rollgym.trainer.credit import ESTIMATORS
-from rollgym.trainer.given import named_settings
-from rollgym.trainer.losses import POLICY_LOSSES
+from rollgym.core.errors import UsageError
+from rollgym.trainer.advantages import ESTIMATORS
+from rollgym.trainer.config_objects import named_settings
+from rollgym.trainer.losses.policy import POLICY_LOSSES
+from rollgym.trainer.main import run_training
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def settings(**changes: Any) -> dict[str, Any]:
     return {**SMALL, **short, **changes}
 
 
-def test_a_class_and_a_function_are_trained_with_under_a_loop(
+def test_classes_and_functions_as_settings_inside_a_running_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast_versions(monkeypatch)
@@ -53,7 +53,11 @@ def test_a_class_and_a_function_are_trained_with_under_a_loop(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())
     further = {**given, "stop": {"steps": 2}}
     assert run_training(further, (), tmp_path / "run", resume=True, plain=True)["steps"] == 2
-    with pytest.raises(UsageError, match="envs.0.id: local/Yeah-v0 is not defined .* use rollout.workers=0"):
+    message = (
+        "envs.0.id: other processes cannot import local/Yeah-v0, which is not defined .* "
+        "use rollout.workers=0"
+    )
+    with pytest.raises(UsageError, match=message):
         run_training(given, ["rollout.workers=1"], tmp_path / "other", plain=True)
     assert not (tmp_path / "other").exists()
 
@@ -89,7 +93,7 @@ def test_objects_become_names() -> None:
         ({"envs": [{"id": Yes()}]}, "passed as an instance of Yes"),
     ],
 )
-def test_unsuitable_objects_are_a_sentence(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_unsuitable_objects_are_a_usage_error(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         run_training(settings(**changes), (), tmp_path / "run", plain=True)
     assert not (tmp_path / "run").exists()

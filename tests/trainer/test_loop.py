@@ -1,4 +1,4 @@
-"""The loop: what is evaluated when, when it ends, which environments are played."""
+"""The loop: evaluations, stop conditions, mixtures and the curriculum."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from training import SMALL, Story, lines, merged
 
-from rollgym.config import load
-from rollgym.errors import UsageError
-from rollgym.scheduler.scheduler import Scheduler
+from rollgym.config.loader import load
+from rollgym.core.errors import UsageError
+from rollgym.core.types import Episode, EpisodeSpec
+from rollgym.rollout.scheduler import Scheduler
 from rollgym.trainer.config import TrainConfig
-from rollgym.trainer.progress import Progress, reason_to_stop
-from rollgym.types import Episode, EpisodeSpec
+from rollgym.trainer.train_state import TrainState, reason_to_stop
 
 Run = Callable[..., Path]
 PLAIN = "lessons:Yes"
@@ -34,7 +34,7 @@ def phases(folder: Path) -> list[tuple[int, str]]:
 
 @pytest.fixture
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[list[Episode]]:
-    """What every evaluation played."""
+    """The episodes of every evaluation."""
     found: list[list[Episode]] = []
     real = Scheduler.evaluate
 
@@ -46,7 +46,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[list[Episode]]:
     return found
 
 
-def test_evaluation_episodes_enter_no_training_statistics(train_here: Run) -> None:
+def test_evaluation_episodes_do_not_affect_training(train_here: Run) -> None:
     """Rule 32."""
     often = Story.of(train_here("often", evaluation={"every": 1, "episodes": 9}))
     never = Story.of(train_here("never", evaluation={"every": 0, "episodes": 1}))
@@ -110,16 +110,16 @@ def test_each_batch_is_played_by_the_weights_of_the_step_before(train_here: Run)
         assert {turn["policy_version"] for turn in episode["turns"]} == {episode["step"] - 1}
 
 
-def test_no_task_is_handed_out_twice(train_here: Run) -> None:
+def test_no_task_is_started_twice(train_here: Run) -> None:
     groups = [one["spec"]["group_id"] for one in lines(train_here("run") / "episodes.jsonl")]
     assert len(set(groups)) == 8
     assert sorted(set(groups)) == [f"g{number:06d}" for number in range(8)]
 
 
-def test_training_ends_as_soon_as_held_out_success_is_enough(
+def test_training_ends_when_held_out_success_is_reached(
     train_here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollgym.trainer import run
+    from rollgym.trainer import train_run as run
 
     real, left = run._score, [0.1, 0.2, 0.7, 0.3]
     monkeypatch.setattr(run, "_score", lambda *args: real(*args) | {"success_rate": left.pop(0)})
@@ -159,12 +159,14 @@ def test_whichever_reason_comes_first_ends_the_run(
     stop = {"steps": 10, "success": 0.5, "minutes": 2}
     config = load(TrainConfig, merged(SMALL, {"stop": stop}))
     clock: Any = SimpleNamespace(seconds=seconds)
-    assert reason_to_stop(config, Progress(step=step, last=last), clock) == expected
+    assert reason_to_stop(config, TrainState(step=step, last=last), clock) == expected
 
 
-def test_progress_survives_being_written_down() -> None:
-    progress = Progress(step=3, again=[4, 5], issues={4: 1}, window=[0.5], best=0.25, marks={"a": 7})
-    assert Progress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
+def test_train_state_survives_json() -> None:
+    state = TrainState(
+        step=3, unfinished_groups=[4, 5], first_attempts={4: 1}, window=[0.5], best=0.25, marks={"a": 7}
+    )
+    assert TrainState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
 def test_a_mixture_shares_every_batch_by_weight(train_here: Run) -> None:
@@ -195,7 +197,7 @@ def test_the_curriculum_opens_the_next_environment_when_the_last_is_mastered(tra
         second,
         {*second, PLAIN},
         {*second, PLAIN},
-        {*second, PLAIN},  # which nobody masters
+        {*second, PLAIN},  # never mastered
     ]
 
 
@@ -204,27 +206,27 @@ def test_the_curriculum_waits_until_success_is_enough(train_here: Run) -> None:
     assert {name for groups in played(folder).values() for name in groups} == {PLAIN}
 
 
-def test_rewards_that_never_vary_are_told_and_teach_nothing(train_here: Run) -> None:
+def test_rewards_without_variance_are_counted_and_give_no_gradient(train_here: Run) -> None:
     folder = train_here("run", envs=[{"id": "lessons:Even"}], stop={"steps": 2})
     for line in lines(folder / "metrics.jsonl"):
-        assert line["credit_groups_without_variance"] == 1.0
+        assert line["zero_std_group_frac"] == 1.0
         assert line["grad_norm"] == 0.0
 
 
-def test_groups_with_equal_returns_can_be_left_out_but_not_for_ever(train_here: Run) -> None:
-    rollout = {"skip_equal_returns": True, "max_skipped": 3}
+def test_groups_with_equal_returns_can_be_filtered_up_to_a_limit(train_here: Run) -> None:
+    rollout = {"filter_zero_variance": True, "max_skipped": 3}
     folder = train_here("run", envs=[{"id": "lessons:Even"}], rollout=rollout, stop={"steps": 2})
     groups = sorted({one["spec"]["group_id"] for one in lines(folder / "episodes.jsonl")})
     assert groups == ["g000003", "g000007", "g000011", "g000015"]
 
 
 def test_an_adapted_kl_coefficient_is_recorded_and_moves(train_here: Run) -> None:
-    folder = train_here("run", loss={"name": "grpo", "kl_coef": 0.1}, kl_target=0.01)
+    folder = train_here("run", loss={"name": "grpo", "kl_coef": 0.1, "kl_target": 0.01})
     state = json.loads((folder / "checkpoints" / "step-00000004" / "state.json").read_text())
     assert 0 < state["kl_coef"] != 0.1
 
 
-def test_a_context_shorter_than_the_first_prompt_is_said_to_be(train_here: Run) -> None:
+def test_a_context_shorter_than_the_first_prompt_is_an_error(train_here: Run) -> None:
     envs = [{"id": "rollgym/Bandit-v0"}]
-    with pytest.raises(UsageError, match=r"no episode had a single turn.*raise model\.context"):
+    with pytest.raises(UsageError, match=r"no episode has a turn.*raise model\.context"):
         train_here("run", envs=envs, model={"context": 32}, agent={"instructions": True})

@@ -1,6 +1,7 @@
-"""What a configuration says reaches the part of a run that computes with it, also after a resume."""
+"""Settings reach the component that uses them, also after a resume."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +9,26 @@ import pytest
 from training import SMALL, Story, lines, merged
 
 from rollgym.chat import load_tokenizer
-from rollgym.config import load
+from rollgym.config.loader import load
 from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.learner.config import LearnerOptions
 from rollgym.trainer.learner.objective import GAP_LIMIT
-from rollgym.trainer.run import held_out
-from rollgym.trainer.setup import engine_options, learner_options, scheduler_config
+from rollgym.trainer.runtime import engine_options, learner_options, scheduler_config
+from rollgym.trainer.train_run import held_out
 
 Run = Callable[..., Path]
 TAUGHT = {"agent": "lessons:Teacher", "episodes": 12, "epochs": 3, "batch": 6, "learning_rate": 0.01}
 ONCE: dict[str, Any] = {"mini_batches": 1, "epochs": 1}
-"""Of the learner: one optimizer step for each training step, whose metrics are of the policy that played."""
+"""Learner settings: one optimizer step per training step, so that metrics describe the rollout policy."""
 
 
 def metrics(folder: Path, name: str) -> list[float]:
     return [line[name] for line in lines(folder / "metrics.jsonl")]
 
 
-def test_the_learner_scores_at_the_temperature_that_the_engine_samples_with(train_here: Run) -> None:
+def test_the_learner_scores_at_the_sampling_temperature(train_here: Run) -> None:
     folder = train_here("run", agent={"temperature": 0.5}, stop={"steps": 2})
-    assert max(metrics(folder, "logprob_gap_max")) < 1e-4
+    assert max(metrics(folder, "train_rollout_logprob_diff_max")) < 1e-4
     assert min(metrics(folder, "entropy")) > 0.1, "at any temperature the tokens would have these log-probs"
 
 
@@ -35,7 +37,7 @@ def test_the_learner_scores_at_the_temperature_that_the_engine_samples_with(trai
     [("lessons:Cut", {}, "truncated"), ("lessons:Yes", {"turns": 1}, "turn_limit")],
     ids=["the environment", "a limit"],
 )
-def test_whatever_cuts_an_episode_short_the_critic_reads_what_came_last(
+def test_the_critic_reads_the_last_observation_of_a_truncated_episode(
     train_here: Run, env: str, limits: dict[str, int], outcome: str
 ) -> None:
     """Rule 9: without the last observation, the value of the state after it would be of another state."""
@@ -44,7 +46,7 @@ def test_whatever_cuts_an_episode_short_the_critic_reads_what_came_last(
         envs=[{"id": env, "limits": limits}],
         estimator="gae",
         loss={"name": "ppo"},
-        learner={"critic": "own"},
+        learner={"critic": "separate"},
         stop={"steps": 2},
     )
     tokenizer = load_tokenizer(folder / "model")
@@ -55,34 +57,34 @@ def test_whatever_cuts_an_episode_short_the_critic_reads_what_came_last(
         assert one["final_observation"] in tokenizer.decode(one["final_ids"])
 
 
-def test_what_follows_a_cut_is_counted_by_the_critic_and_what_follows_an_end_is_not(train_here: Run) -> None:
+def test_the_critic_bootstraps_after_truncation_and_not_after_termination(train_here: Run) -> None:
     """The same words and rewards, but one environment ends the task and the other cuts it short."""
     settings: dict[str, Any] = {
         "estimator": "gae",
         "loss": {"name": "ppo"},
-        "learner": {"critic": "own", "critic_rate": 0.01},
+        "learner": {"critic": "separate", "critic_rate": 0.01},
         "stop": {"steps": 3},
     }
     ended = Story.of(train_here("ended", envs=[{"id": "lessons:Yes"}], **settings))
     cut = Story.of(train_here("cut", envs=[{"id": "lessons:Cut"}], **settings))
     first = [[turn["action_ids"] for turn in one["turns"]] for one in ended.episodes[:8]]
     assert first == [[turn["action_ids"] for turn in one["turns"]] for one in cut.episodes[:8]]
-    assert cut.metrics[0]["credit_cut_short"] == 1
-    assert cut.metrics[0]["value_loss"] == ended.metrics[0]["value_loss"], "a new critic says 0"
+    assert cut.metrics[0]["truncated_frac"] == 1
+    assert cut.metrics[0]["value_loss"] == ended.metrics[0]["value_loss"], "a new critic predicts 0"
     assert cut.metrics[1]["value_loss"] != ended.metrics[1]["value_loss"]
     assert cut.weights != ended.weights
 
 
-def test_the_reference_is_the_taught_policy(train_here: Run) -> None:
+def test_the_reference_is_the_warm_started_policy(train_here: Run) -> None:
     settings = {"loss": {"name": "grpo", "kl_coef": 0.1}, "learner": ONCE, "stop": {"steps": 2}}
     taught = metrics(train_here("taught", warm_start=TAUGHT, **settings), "reference_kl")
-    assert taught[0] == pytest.approx(0, abs=1e-9), "the policy has not moved from what it was taught"
+    assert taught[0] == pytest.approx(0, abs=1e-9), "the policy has not moved from its warm start"
     assert taught[1] > 1e-7
     untaught = metrics(train_here("untaught", **settings), "reference_kl")
     assert untaught[0] == pytest.approx(0, abs=1e-9)
 
 
-def test_a_resumed_run_keeps_the_taught_policy_as_its_reference(train_here: Run) -> None:
+def test_a_resumed_run_keeps_the_warm_started_policy_as_its_reference(train_here: Run) -> None:
     settings: dict[str, Any] = {
         "warm_start": TAUGHT,
         "loss": {"name": "grpo", "kl_coef": 0.1},
@@ -92,7 +94,7 @@ def test_a_resumed_run_keeps_the_taught_policy_as_its_reference(train_here: Run)
     train_here("run", stop={"steps": 1}, **settings)
     found = metrics(train_here("run", stop={"steps": 3}, resume=True, **settings), "reference_kl")
     assert found == expected
-    assert expected[2] < 0.05, "what it was taught is farther away than two steps"
+    assert expected[2] < 0.05, "the policy before the warm start is farther away than two steps"
 
 
 IN_REWARD: dict[str, Any] = {"name": "reinforce", "kl_coef": 0.5, "kl_in": "reward"}
@@ -102,17 +104,16 @@ def test_an_adapted_kl_coefficient_reaches_the_reward(train_here: Run) -> None:
     """The loss has no KL term, so the weights differ only where the rewards do."""
     settings: dict[str, Any] = {"loss": IN_REWARD, "estimator": "reinforce", "learner": ONCE}
     fixed = Story.of(train_here("fixed", **settings))
-    adapted = Story.of(train_here("adapted", kl_target=1e-6, **settings))
+    adapted = Story.of(train_here("adapted", **{**settings, "loss": {**IN_REWARD, "kl_target": 1e-6}}))
     assert adapted.metrics[0] == fixed.metrics[0], "the first step begins with the same coefficient"
     assert adapted.weights != fixed.weights
 
 
-def test_a_resumed_run_goes_on_with_the_adapted_kl_coefficient(train_here: Run) -> None:
+def test_a_resumed_run_keeps_the_adapted_kl_coefficient(train_here: Run) -> None:
     settings: dict[str, Any] = {
-        "loss": IN_REWARD,
+        "loss": {**IN_REWARD, "kl_target": 1e-6},
         "estimator": "reinforce",
         "learner": ONCE,
-        "kl_target": 1e-6,
     }
     expected = Story.of(train_here("whole", stop={"steps": 4}, **settings))
     train_here("run", stop={"steps": 2}, **settings)
@@ -123,67 +124,81 @@ def test_a_resumed_run_goes_on_with_the_adapted_kl_coefficient(train_here: Run) 
 def test_the_schedule_counts_every_optimizer_step_of_the_run(
     train_here: Run, epochs: int, parts: int
 ) -> None:
-    """Rule 24: it ends with the last step, however often a batch is gone through."""
+    """Rule 24: it ends with the last step, for any number of epochs per batch."""
     chosen = {"epochs": epochs, "mini_batches": parts, "learning_rate": 0.01, "schedule": "linear"}
-    folder = train_here("run", learner={**chosen, "final_share": 0.1}, stop={"steps": 3})
+    folder = train_here("run", learner={**chosen, "min_lr_ratio": 0.1}, stop={"steps": 3})
     total = 3 * epochs * parts
     last = [step * epochs * parts - 1 for step in (1, 2, 3)]
     expected = [0.01 * (1 - 0.9 * number / (total - 1)) for number in last]
     assert metrics(folder, "learning_rate") == pytest.approx(expected)
 
 
-def test_what_learners_are_told_besides_their_settings() -> None:
-    """All of it, wherever they run; the seed is the run's own."""
+def test_learner_options() -> None:
+    """The same wherever they run; the seed depends on the run's seed."""
     chosen = {
         "agent": {"temperature": 0.7},
-        "weighting": "constant",
-        "constant": 9.0,
-        "loss": {"name": "grpo", "kl_coef": 0.1},
-        "kl_target": 0.3,
+        "loss": {
+            "name": "grpo",
+            "kl_coef": 0.1,
+            "kl_target": 0.3,
+            "aggregation": "constant",
+            "aggregation_constant": 9.0,
+        },
         "learner": {"epochs": 2, "mini_batches": 3},
         "stop": {"steps": 5},
     }
     one, other = (learner_options(load(TrainConfig, merged(SMALL, {**chosen, "seed": n}))) for n in (0, 1))
-    assert one.pop("seed") != other.pop("seed")
-    assert one == other
-    assert one == {
-        "weighting": "constant",
-        "constant": 9.0,
-        "temperature": 0.7,
-        "total_steps": 30,
-        "kl_target": 0.3,
-        "gap_limit": GAP_LIMIT["float32"],
-    }
+    assert one.seed != other.seed
+    assert one == replace(other, seed=one.seed)
+    assert one == LearnerOptions(
+        aggregation="constant",
+        aggregation_constant=9.0,
+        temperature=0.7,
+        total_steps=30,
+        kl_target=0.3,
+        gap_limit=GAP_LIMIT["float32"],
+        seed=one.seed,
+    )
 
 
-def test_what_schedulers_and_engines_are_told() -> None:
+def test_scheduler_config_and_engine_options() -> None:
     """Every setting of `rollout` and `engine` that they read, none at its default."""
     rollout = {
         "groups": 3,
         "group_size": 5,
-        "extra": 1,
-        "refills": 6,
-        "when_short": "drop",
+        "oversample": 1,
+        "max_retries_per_group": 6,
+        "incomplete_groups": "drop",
         "max_in_flight": 7,
-        "staleness": 2,
-        "under_way": "restart",
-        "skip_equal_returns": True,
+        "max_staleness": 2,
+        "on_weight_update": "restart",
+        "filter_zero_variance": True,
         "equal_tolerance": 0.5,
         "max_skipped": 4,
         "stall_seconds": 9.0,
     }
     engine = {"max_batch": 11, "cache_tokens": 4096, "threads": 2}
     config = load(TrainConfig, merged(SMALL, {"rollout": rollout, "engine": engine}))
-    told = scheduler_config(config)
-    names = ("max_in_flight", "under_way", "skip_equal_returns", "equal_tolerance", "max_skipped")
-    assert [getattr(told, name) for name in names] == [rollout[name] for name in names]
-    assert (told.stall_seconds, told.max_staleness, told.max_ahead, told.order) == (9.0, 2, 9, "ready")
-    groups = told.groups
-    assert (groups.size, groups.extra, groups.refills, groups.when_short) == (5, 1, 6, "drop")
+    scheduler = scheduler_config(config)
+    names = ("max_in_flight", "on_weight_update", "filter_zero_variance", "equal_tolerance", "max_skipped")
+    assert [getattr(scheduler, name) for name in names] == [rollout[name] for name in names]
+    assert (scheduler.stall_seconds, scheduler.max_staleness, scheduler.max_ahead, scheduler.order) == (
+        9.0,
+        2,
+        9,
+        "ready",
+    )
+    groups = scheduler.groups
+    assert (groups.size, groups.oversample, groups.max_retries_per_group, groups.incomplete_groups) == (
+        5,
+        1,
+        6,
+        "drop",
+    )
     assert engine_options(config) == engine
 
 
-def test_held_out_episodes_are_those_of_the_evaluations_settings() -> None:
+def test_held_out_episodes_follow_the_evaluation_settings() -> None:
     env = {"id": "rollgym/FrozenLake-v0", "kwargs": {"size": 6}, "limits": {"turns": 9}}
     asked = {"episodes": 5, "seed": 3}
     config, other = (

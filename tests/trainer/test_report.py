@@ -1,4 +1,4 @@
-"""The page and the picture of a training run, and the demo that ends with them."""
+"""The demo with its report page, and the learning curve."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from rich.console import Console
 
-from rollgym.trainer.picture import learning_curve
+from docs.images.learning_curve import learning_curve
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -20,7 +20,7 @@ SMALL = (
 )  # fmt: skip
 
 
-def test_the_demo_ends_with_numbers_and_a_page(
+def test_the_demo_ends_with_results_and_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -36,7 +36,7 @@ def test_the_demo_ends_with_numbers_and_a_page(
     assert result["seconds"] > 0
     page = (tmp_path / result["run"] / "report.html").read_text(encoding="utf-8")
     assert "Content-Security-Policy" in page
-    assert "http://" not in page.replace("http://www.w3.org/2000/svg", ""), "nothing is fetched"
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", ""), "the page loads nothing"
 
 
 def test_a_curve_shows_each_evaluation_and_escapes_names() -> None:

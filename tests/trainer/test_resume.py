@@ -1,7 +1,7 @@
-"""Killed at any moment and resumed, a run ends as if it had never been killed.
+"""A run that is killed at any moment and resumed ends with the same bits as an uninterrupted one.
 
-The commands run in processes of their own (tests/fixtures/forge.py), which get a real signal: at an exact
-moment (the n-th call of a function), or at a random one.
+The commands run in separate processes (tests/fixtures/forge.py), which get a real signal: at an exact moment
+(the n-th call of a function), or at a random one.
 """
 
 import json
@@ -18,19 +18,19 @@ from typing import Any
 import pytest
 from training import Forge, Story, write
 
-from rollgym.errors import ResultsError
+from rollgym.core.errors import ResultsError
 
-UPDATE = "rollgym.trainer.learner.local:LocalLearner.update"
-RENEW = "rollgym.trainer.setup:Parts.renew"
-KEEP = "rollgym.trainer.journal:Journal.keep"
-EVALUATED = "rollgym.trainer.journal:Journal.evaluated"
-SUMS = "rollgym.trainer.checkpoint:write_json"
-TAKE = "rollgym.scheduler.scheduler:Scheduler.take"
-EVALUATE = "rollgym.scheduler.scheduler:Scheduler.evaluate"
-NAME = "rollgym.trainer.checkpoint:_replace"
-SAVE = "rollgym.trainer.learner.local:LocalLearner.save"
-MODEL = "rollgym.trainer.model:_save_model"
-SUMMARY = "rollgym.trainer.run:write_json"
+UPDATE = "rollgym.trainer.learner.learner:Learner.update"
+SYNC = "rollgym.trainer.runtime:Components.sync_weights"
+EPISODES = "rollgym.trainer.tracking.jsonl:RunLogger.log_episodes"
+EVALUATED = "rollgym.trainer.tracking.jsonl:RunLogger.log_evaluation"
+SUMS = "rollgym.trainer.tracking.checkpoint:write_json"
+TAKE = "rollgym.rollout.scheduler:Scheduler.take"
+EVALUATE = "rollgym.rollout.scheduler:Scheduler.evaluate"
+NAME = "rollgym.trainer.tracking.checkpoint:_replace"
+SAVE = "rollgym.trainer.learner.learner:Learner.save"
+MODEL = "rollgym.trainer.builtin_policy.model:_save_model"
+SUMMARY = "rollgym.trainer.train_run:write_json"
 
 WARM: dict[str, Any] = {
     "warm_start": {"agent": "lessons:Teacher", "episodes": 6, "epochs": 3, "batch": 3, "learning_rate": 1e-4},
@@ -48,7 +48,7 @@ def ended(forge: Forge, folder: Path, *, words: tuple[str, ...] = ()) -> Story:
 
 
 def whole(forge: Forge, folder: Path, **changes: Any) -> Story:
-    """The run that nobody disturbs."""
+    """An uninterrupted run."""
     folder.mkdir()
     write(folder, **changes)
     assert forge.run(folder, "train", "small.yaml", "--out", "run") == 0, (folder / "err.txt").read_text()
@@ -56,7 +56,7 @@ def whole(forge: Forge, folder: Path, **changes: Any) -> Story:
 
 
 def same(story: Story, expected: Story) -> None:
-    """Piece by piece, for a shorter message than that of the whole."""
+    """Compare piece by piece, for a shorter message."""
     assert story.weights == expected.weights
     assert story.metrics == expected.metrics
     assert story.evaluations == expected.evaluations
@@ -75,16 +75,16 @@ def plain(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Story:
     return whole(forge, tmp_path_factory.mktemp("plain") / "w")
 
 
-def test_killed_again_and_again_and_resumed_it_ends_the_same(
+def test_a_run_killed_and_resumed_many_times_ends_the_same(
     forge: Forge, tmp_path: Path, undisturbed: Story
 ) -> None:
     """Rule 35."""
     write(tmp_path, **WARM)
     words: tuple[str, ...] = ("train", "small.yaml", "--out", "run")
     for moment in (
-        (RENEW, 2),  # in the warm start
+        (SYNC, 2),  # in the warm start
         (NAME, 1),  # before the first checkpoint has its name
-        (KEEP, 1),  # between a step's metrics and its episodes
+        (EPISODES, 1),  # between a step's metrics and its episodes
         (SUMS, 2),  # in the middle of a checkpoint
         (UPDATE, 1),  # between a checkpoint and the next step
         (EVALUATED, 2),  # after the last evaluation
@@ -98,12 +98,12 @@ def test_killed_again_and_again_and_resumed_it_ends_the_same(
     same(ended(forge, tmp_path), undisturbed)
 
 
-MOMENTS = [(MODEL, 1), (EVALUATED, 1), (UPDATE, 3), (SAVE, 1), (SAVE, 2), (NAME, 2), (NAME, 3), (KEEP, 5)]
+MOMENTS = [(MODEL, 1), (EVALUATED, 1), (UPDATE, 3), (SAVE, 1), (SAVE, 2), (NAME, 2), (NAME, 3), (EPISODES, 5)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS, ids=[f"{place.rsplit(':')[1]}-{call}" for place, call in MOMENTS])
-def test_killed_once_at_any_of_these_moments_it_ends_the_same(
+def test_a_run_killed_once_at_each_moment_ends_the_same(
     forge: Forge, tmp_path: Path, undisturbed: Story, moment: tuple[str, int]
 ) -> None:
     """Rule 35."""
@@ -114,7 +114,9 @@ def test_killed_once_at_any_of_these_moments_it_ends_the_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-def test_killed_at_twenty_random_moments_it_ends_the_same(forge: Forge, tmp_path: Path, workers: int) -> None:
+def test_a_run_killed_at_twenty_random_moments_ends_the_same(
+    forge: Forge, tmp_path: Path, workers: int
+) -> None:
     """Rule 35."""
     settings = {**WARM, "stop": {"steps": 60}, "rollout": {"workers": workers}}
     expected = whole(forge, tmp_path / "w", **settings)
@@ -137,17 +139,17 @@ def test_killed_at_twenty_random_moments_it_ends_the_same(forge: Forge, tmp_path
     same(ended(forge, tmp_path), expected)
 
 
-def test_killed_before_its_first_checkpoint_it_begins_again(
+def test_a_run_killed_before_its_first_checkpoint_starts_over(
     forge: Forge, tmp_path: Path, plain: Story
 ) -> None:
     """Rule 35."""
     write(tmp_path)
     assert forge.run(tmp_path, "train", "small.yaml", "--out", "run", at=(SAVE, 1)) == -SIGKILL
-    assert (tmp_path / "run" / "evaluations.jsonl").read_text(), "something to forget"
+    assert (tmp_path / "run" / "evaluations.jsonl").read_text(), "something to rewind"
     same(ended(forge, tmp_path), plain)
 
 
-def test_the_curriculum_goes_on_where_it_was(forge: Forge, tmp_path: Path) -> None:
+def test_the_curriculum_resumes_at_its_stage(forge: Forge, tmp_path: Path) -> None:
     """Rule 35."""
     settings = {
         "envs": [{"id": "lessons:Granted"}, {"id": "lessons:Yes"}],
@@ -169,15 +171,15 @@ def test_the_curriculum_goes_on_where_it_was(forge: Forge, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "changes",
     [
-        {"estimator": "gae", "learner": {"critic": "own"}},
-        {"loss": {"name": "grpo", "kl_coef": 0.1}, "kl_target": 0.01},
-        {"rollout": {"skip_equal_returns": True, "max_skipped": 2, "refills": 0}},
+        {"estimator": "gae", "learner": {"critic": "separate"}},
+        {"loss": {"name": "grpo", "kl_coef": 0.1, "kl_target": 0.01}},
+        {"rollout": {"filter_zero_variance": True, "max_skipped": 2, "max_retries_per_group": 0}},
         {"learner": {"schedule": "cosine", "warmup_steps": 3, "epochs": 2}},
         {"learner": {"lora": {"rank": 2}}},
     ],
     ids=["critic", "adaptive KL", "skipping", "schedule", "lora"],
 )
-def test_whatever_changes_while_training_is_in_the_checkpoint(
+def test_all_training_state_is_in_the_checkpoint(
     forge: Forge, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Rule 35."""
@@ -190,15 +192,15 @@ def test_whatever_changes_while_training_is_in_the_checkpoint(
 @pytest.mark.parametrize(
     ("moment", "number", "kept"),
     [
-        ((UPDATE, 3), SIGINT, "the checkpoint of step 3 is kept"),
-        ((TAKE, 2), SIGINT, "the checkpoint of step 1 is kept"),
-        ((EVALUATE, 2), SIGINT, "the checkpoint of step 2 is kept"),
-        ((RENEW, 1), SIGTERM, "the checkpoint of step 1 is kept"),
-        ((SAVE, 2), SIGINT, "the checkpoint of step 2 is kept"),
+        ((UPDATE, 3), SIGINT, "checkpoint of step 3 saved"),
+        ((TAKE, 2), SIGINT, "checkpoint of step 1 saved"),
+        ((EVALUATE, 2), SIGINT, "checkpoint of step 2 saved"),
+        ((SYNC, 1), SIGTERM, "checkpoint of step 1 saved"),
+        ((SAVE, 2), SIGINT, "checkpoint of step 2 saved"),
     ],
     ids=["while updating", "while generating", "while evaluating", "termination", "while saving"],
 )
-def test_asked_to_stop_it_says_how_to_go_on_and_does(
+def test_a_stopped_run_prints_how_to_resume_and_resumes(
     forge: Forge, tmp_path: Path, plain: Story, moment: tuple[str, int], number: int, kept: str
 ) -> None:
     write(tmp_path)
@@ -208,36 +210,36 @@ def test_asked_to_stop_it_says_how_to_go_on_and_does(
     said = (tmp_path / "err.txt").read_text().strip().splitlines()[-1]
     assert said.startswith("rollgym: Stopped after step ")
     assert kept in said
-    assert said.endswith("`rollgym train --resume --out run --trust-code` goes on.")
+    assert said.endswith("Resume with `rollgym train --resume --out run --trust-code`.")
     assert "Traceback" not in (tmp_path / "err.txt").read_text()
     same(ended(forge, tmp_path), plain)
 
 
-def test_a_damaged_newest_checkpoint_costs_only_the_way_from_the_one_before(
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     forge: Forge, tmp_path: Path, plain: Story
 ) -> None:
     write(tmp_path)
     assert forge.run(tmp_path, "train", "small.yaml", "--out", "run", at=(UPDATE, 4)) == -SIGKILL
     newest = tmp_path / "run" / "checkpoints" / "step-00000002"
-    (newest / "optimiser.pt").write_bytes(b"rubbish")
+    (newest / "optimizer.pt").write_bytes(b"rubbish")
     same(ended(forge, tmp_path), plain)
     said = (tmp_path / "err.txt").read_text()
-    assert "step-00000002 is damaged: optimiser.pt is not what was written" in said
-    assert "going on after step 0" in said
+    assert "step-00000002 is damaged: optimizer.pt was changed after it was written" in said
+    assert "resuming after step 0" in said
 
 
 Run = Callable[..., Path]
 
 
-def test_a_finished_run_goes_on_to_more_steps_as_if_it_had_never_ended(train_here: Run) -> None:
+def test_a_finished_run_resumed_to_more_steps_is_as_if_it_never_ended(train_here: Run) -> None:
     """Rule 35."""
     expected = Story.of(train_here("whole", stop={"steps": 5}))
     train_here("run", stop={"steps": 3})
     same(Story.of(train_here("run", stop={"steps": 5}, resume=True)), expected)
 
 
-def test_a_run_that_went_on_to_more_steps_remembers_how_many(train_here: Run, tmp_path: Path) -> None:
-    from rollgym.trainer.command import run_training
+def test_a_run_resumed_to_more_steps_remembers_how_many(train_here: Run, tmp_path: Path) -> None:
+    from rollgym.trainer.main import run_training
 
     train_here("run", stop={"steps": 1})
     train_here("run", stop={"steps": 3}, resume=True)
@@ -262,11 +264,11 @@ def test_training_time_is_counted_over_resumptions(train_here: Run) -> None:
     )
 
 
-def test_where_every_checkpoint_is_damaged_the_run_cannot_go_on(train_here: Run) -> None:
+def test_a_run_with_only_damaged_checkpoints_cannot_resume(train_here: Run) -> None:
     folder = train_here("run")
     before = (folder / "metrics.jsonl").read_bytes()
     for place in (folder / "checkpoints").glob("step-*"):
         (place / "learner.safetensors").write_bytes(b"")
-    with pytest.raises(ResultsError, match="No checkpoint of this run is whole"):
+    with pytest.raises(ResultsError, match="All checkpoints of this run are damaged"):
         train_here("run", resume=True)
-    assert (folder / "metrics.jsonl").read_bytes() == before, "nothing is forgotten for nothing"
+    assert (folder / "metrics.jsonl").read_bytes() == before, "no line is dropped"

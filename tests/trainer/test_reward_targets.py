@@ -1,4 +1,4 @@
-"""Targets of rewards are resolved before a run makes a policy, a folder or a process."""
+"""Reward targets are checked before a run makes a policy, a folder or a process."""
 
 import socket
 from http.server import BaseHTTPRequestHandler
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from local_http import LocalServer
 
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
 from rollgym.rewards.resolve import resolve_rewards
 from rollgym.rewards.settings import RewardSettings
 
@@ -23,8 +23,8 @@ def free_port() -> int:
 
 @pytest.fixture
 def refused(train_here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
-    """Train with one reward; the sentence it is refused with, when nothing was made or left behind."""
-    from rollgym.trainer import setup
+    """Train with one reward; returns the error message after checking that nothing was made."""
+    from rollgym.trainer import runtime as setup
 
     made: list[str] = []
     monkeypatch.setattr(setup, "prepare_model", lambda *args: made.append("policy"))
@@ -45,9 +45,9 @@ def refused(train_here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("no_such_module:f", "there is no module 'no_such_module'"),
+        ("no_such_module:f", "module 'no_such_module' was not found"),
         ("judges:lenght", "There is no object in judges called 'lenght'. Did you mean length?"),
-        ("judges:A_NUMBER", "judges:A_NUMBER is of type int and cannot be called: name a function"),
+        ("judges:A_NUMBER", "judges:A_NUMBER is not callable (type int): name a function"),
         ("judges:free_of_arguments", "cannot be called with one Episode (TypeError: too many positional"),
         ("broken_reward:f", "importing it failed with ZeroDivisionError"),
         ("__main__:f", "cannot be imported by a worker"),
@@ -81,20 +81,20 @@ def test_a_missing_key_is_found_first(refused: Refused, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"model": "no/such/folder"}, "judge no/such/folder: there is no such folder"),
+        ({"model": "no/such/folder"}, "judge no/such/folder: folder not found"),
         ({"template": "How was it?"}, "has no {transcript} mark"),
         ({"pattern": "("}, "The judge's pattern '('"),
     ],
 )
-def test_a_judge_is_looked_at_first(refused: Refused, options: dict[str, str], said: str) -> None:
+def test_a_judge_is_checked_first(refused: Refused, options: dict[str, str], said: str) -> None:
     assert said in refused(kind="judge", **options)
 
 
-def test_a_folder_without_a_model_judges_nothing(refused: Refused, tmp_path: Path) -> None:
+def test_a_judge_needs_a_model_folder(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in refused(kind="judge", model=str(tmp_path / "empty"))
     (tmp_path / "empty" / "config.json").write_text("{}")
-    assert "holds no tokenizer" in refused(kind="judge", model=str(tmp_path / "empty"))
+    assert "does not hold a tokenizer" in refused(kind="judge", model=str(tmp_path / "empty"))
 
 
 def test_two_rewards_of_one_name_are_found_first(train_here: Any, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_two_rewards_of_one_name_are_found_first(train_here: Any, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
-def test_an_engine_that_is_not_there_is_found_first(train_here: Any, tmp_path: Path) -> None:
+def test_an_unreachable_engine_is_found_first(train_here: Any, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(UsageError, match=r"engine.url: 127.0.0.1:\d+ cannot be reached .*start the SGLang"):
         train_here("run", engine={"kind": "sglang", "url": url})
@@ -113,7 +113,7 @@ def test_an_engine_that_is_not_there_is_found_first(train_here: Any, tmp_path: P
 def test_validation_imports_and_connects_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from training import SMALL
 
-    from rollgym.config import load
+    from rollgym.config.loader import load
     from rollgym.trainer.config import TrainConfig
 
     monkeypatch.setattr(socket, "socket", None)

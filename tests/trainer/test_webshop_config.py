@@ -1,4 +1,4 @@
-"""The shipped configurations for WebShop do a step: the small one as it is, the large one with a stand-in."""
+"""The shipped WebShop configs train one step: the small one as it is, the large one with a small model."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ pytest.importorskip("tantivy")
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
-from rollgym.trainer.command import run_training  # noqa: E402
+from rollgym.trainer.main import run_training  # noqa: E402
 
 MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
@@ -33,7 +33,7 @@ FEW = [
 
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Trains by a shipped configuration; returns the run's folder."""
+    """Train a shipped config; returns the run's folder."""
     monkeypatch.setenv("ROLLGYM_CACHE", str(tmp_path / "cache"))
     fast_versions(monkeypatch)
 
@@ -46,7 +46,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def stand_in(folder: Path) -> Path:
-    """A model of Qwen2's shape that spells: 256 bytes, its marks and its form of a conversation."""
+    """A tiny Qwen2 model with a byte tokenizer, its special tokens and its chat template."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     spelling = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     spelling.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -72,7 +72,7 @@ def stand_in(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_small_configuration_does_a_step(trained: Any) -> None:
+def test_the_small_config_trains_one_step(trained: Any) -> None:
     words = ["envs.0.kwargs.shop=simple:200", "warm_start.episodes=100", "warm_start.epochs=1"]
     folder = trained("webshop-grpo", *words)
     assert len(lines(folder / "metrics.jsonl")) == 1
@@ -80,13 +80,13 @@ def test_the_small_configuration_does_a_step(trained: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_configuration_for_qwen_does_a_step_with_a_model_of_its_shape(
+def test_the_qwen_config_trains_one_step_with_a_model_of_its_architecture(
     trained: Any, tmp_path: Path
 ) -> None:
     words = [f"model.path={stand_in(tmp_path / 'model')}", "agent.max_tokens=8", "rollout.workers=0"]
     small = ["envs.0.kwargs.shop=synthetic:50", "envs.0.kwargs.max_turns=2", "rollout.max_skipped=0"]
     folder = trained("webshop-qwen", *words, *small)
     (step,) = lines(folder / "metrics.jsonl")
-    assert step["logprob_gap_max"] < 1e-3
+    assert step["train_rollout_logprob_diff_max"] < 1e-3
     turn = lines(folder / "episodes.jsonl")[0]["turns"][0]
     assert "[SEP]" in turn["observation"]

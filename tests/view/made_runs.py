@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from rollgym.records import encode_episode
-from rollgym.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn
+from rollgym.core.serialization import encode_episode
+from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn
 
 MANIFEST = {
     "schema": 1, "kind": "eval", "env": {"id": "rollgym/Made-v0", "version": "v0", "kwargs": {}},

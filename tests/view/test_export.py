@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from made_runs import failed_episode, line_of, make_episode
 
-from rollgym.errors import UsageError
+from rollgym.core.errors import UsageError
 from rollgym.view import export
 from rollgym.view.export import choose
 from rollgym.view.page import blocks, pack, policy
-from rollgym.view.read import Row
+from rollgym.view.reader import Row
 
 MakeRun = Callable[..., Path]
 
@@ -115,9 +115,9 @@ def test_the_command_writes_into_the_runs_folder(make_run: MakeRun, rollgym_comm
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "There is no folder nowhere"),
+        (["nowhere"], "Folder not found: nowhere"),
         (["{run}", "--episodes", "-1"], "--episodes must be at least 0"),
-        (["{run}", "--live", "--export", "a.html"], "give one of the two"),
+        (["{run}", "--live", "--export", "a.html"], "pass one of the two"),
         (["{run}", "--live", "--port", "70000"], "--port must be from 0 to 65535"),
         (["{run}", "--export", "missing/a.html"], "Cannot write missing/a.html"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from made_runs import failed_episode, make_episode
 
-from rollgym.stats import wilson
+from rollgym.evaluation.stats import wilson
 from rollgym.view import RunView
 from rollgym.view.overview import overview, thin, time_split
 
@@ -77,7 +77,7 @@ def test_training_is_told_from_first_to_last(make_run: MakeRun) -> None:
     assert set(curves) == {"success", "clip"}  # entropy was never a number
     assert curves["clip"][0] == [1, pytest.approx(0.3)]
     assert page["split"]["parts"]["generate"][0] == [1, 3.0]
-    assert page["notes"] == ["The run kept no episodes."]
+    assert page["notes"] == ["The run stored no episodes."]
 
 
 def test_an_empty_run_says_that_it_is_empty(make_run: MakeRun) -> None:

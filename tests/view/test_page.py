@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollgym.evaluate import Request, evaluate
+from rollgym.evaluation.runner import Request, evaluate
 from rollgym.view import export
 
 MakeRun = Callable[..., Path]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from made_runs import failed_episode, line_of, make_episode
 
-from rollgym.types import Outcome
+from rollgym.core.types import Outcome
 from rollgym.view import export
 
 MakeRun = Callable[..., Path]
@@ -38,9 +38,9 @@ def test_filters_and_sorting(make_run: MakeRun, tmp_path: Path, open_page: OpenP
     assert page.locator(".rows .row .id >> nth=0").inner_text() == "e0"
 
 
-def alpha(colour: str) -> tuple[list[int], float]:
-    """An rgba() colour as the browser gives it back."""
-    *parts, last = colour.removeprefix("rgba(").removesuffix(")").split(",")
+def alpha(color: str) -> tuple[list[int], float]:
+    """An rgba() color as the browser gives it back."""
+    *parts, last = color.removeprefix("rgba(").removesuffix(")").split(",")
     return [int(part) for part in parts], float(last)
 
 
@@ -58,23 +58,23 @@ def test_token_colours_match_what_is_stored(make_run: MakeRun, tmp_path: Path, o
     page.wait_for_selector(".token")
     assert page.locator(".token").all_inner_texts() == ["11", "12", "13", "14", "15"]
 
-    def colours(mode: str) -> list[Any]:
+    def colors(mode: str) -> list[Any]:
         page.click(f"[data-mode={mode}]")
         found = page.eval_on_selector_all(".token", "all => all.map(one => one.style.backgroundColor)")
-        assert found[:2] == ["", ""]  # the environment's tokens have no colour in any mode
-        return [alpha(colour) for colour in found[2:]]
+        assert found[:2] == ["", ""]  # the environment's tokens have no color in any mode
+        return [alpha(color) for color in found[2:]]
 
     orange, blue, green = [213, 94, 0], [0, 114, 178], [0, 158, 115]
-    for (colour, strength), logprob in zip(colours("logprob"), logprobs, strict=True):
-        assert colour == orange
+    for (color, strength), logprob in zip(colors("logprob"), logprobs, strict=True):
+        assert color == orange
         assert strength == pytest.approx(0.7 * min(1, (-logprob / 5) ** 0.5), abs=0.002)
-    ratio = colours("ratio")
-    assert [colour for colour, _ in ratio] == [orange, blue, orange]
+    ratio = colors("ratio")
+    assert [color for color, _ in ratio] == [orange, blue, orange]
     assert ratio[0][1] == pytest.approx(ratio[1][1], abs=0.002)  # 1.25 and 0.8 are as far from 1
     assert ratio[2][1] == 0
-    assert colours("advantage") == [(green, pytest.approx(0.7)), (orange, pytest.approx(0.35)), (green, 0)]
-    assert colours("mask") == [(blue, pytest.approx(0.35))] * 3
-    first, second, third = colours("version")
+    assert colors("advantage") == [(green, pytest.approx(0.7)), (orange, pytest.approx(0.35)), (green, 0)]
+    assert colors("mask") == [(blue, pytest.approx(0.35))] * 3
+    first, second, third = colors("version")
     assert first == second != third
     page.hover(".token >> nth=3")
     words = page.inner_text(".tip.on")
@@ -113,4 +113,4 @@ def test_code_is_highlighted_and_a_shop_page_has_buttons(
 def test_an_episode_that_never_began_is_shown(make_run: MakeRun, tmp_path: Path, open_page: OpenPage) -> None:
     lost = make_episode(0, outcome=Outcome.WORKER_LOST, turns=(), success=None)
     page = open_page(export(make_run([lost]), tmp_path / "page.html").path, "#episodes/0")
-    page.wait_for_selector("text=No turn was played.")
+    page.wait_for_selector("text=No turns.")

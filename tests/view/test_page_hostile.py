@@ -47,7 +47,7 @@ def test_hostile_text_is_shown_as_text(make_run: MakeRun, tmp_path: Path, open_p
     page.wait_for_selector(".turn")
     assert page.inner_text(".turn pre.seen") == SHOWN
     assert page.inner_text(".turn pre.said >> nth=0") == SHOWN
-    page.click("summary:has-text('whole reply')")
+    page.click("summary:has-text('full response')")
     page.wait_for_selector(f"text={SHOWN[-10:]}!")
     assert page.title().startswith("<script>")
     assert "owned" not in page.title().replace("='owned'", "")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollgym.view import RunView, export
-from rollgym.view.bodies import Bodies
+from rollgym.view.episode_detail import EpisodeDetails
 
 pytest.importorskip("torch")
 
@@ -22,12 +22,12 @@ def test_a_trained_run_is_shown_with_its_tokens(tmp_path: Path, open_page: Calla
     subprocess.run(command, check=True, capture_output=True)
     run = RunView(tmp_path / "run")
     run.follow(final=True)
-    bodies = Bodies(run)
+    bodies = EpisodeDetails(run)
     for line in run.metrics:  # what is worked out again is what the run had
         step = [bodies.body(n)["values"]["advantages"] for n in run.by_step[line["step"]]]
-        assert max(abs(a) for one in step for a in one) == pytest.approx(line["credit_advantage_largest"])
+        assert max(abs(a) for one in step for a in one) == pytest.approx(line["advantage_abs_max"])
         tokens = [a for one in step for a in one]
-        assert sum(tokens) / len(tokens) == pytest.approx(line["credit_advantage_mean"], abs=1e-9)
+        assert sum(tokens) / len(tokens) == pytest.approx(line["advantage_mean"], abs=1e-9)
     body = bodies.body(0)
     page = open_page(export(tmp_path / "run", tmp_path / "page.html").path)
     page.wait_for_selector(".hero")

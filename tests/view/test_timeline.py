@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from rollgym.view.lines import Tail
+from rollgym.view.tail import Tail
 from rollgym.view.timeline import MOST_LANES, Timeline, lanes
 
 
 def state(t: float, episode: str, name: str, turn: int = 0, engine: int | None = None) -> dict[str, Any]:
     return {
         "t": t,
-        "kind": "state",
+        "kind": "episode_state",
         "episode": episode,
         "state": name,
         "turn": turn,
@@ -23,13 +23,13 @@ def state(t: float, episode: str, name: str, turn: int = 0, engine: int | None =
 
 
 EVENTS = [
-    {"t": 0.0, "kind": "started", "episode": "a", "group": "g"},
+    {"t": 0.0, "kind": "episode_started", "episode": "a", "group": "g"},
     state(0.0, "a", "resetting"),
     state(1.0, "a", "generating", engine=0),
-    {"t": 2.0, "kind": "version", "version": 3},
+    {"t": 2.0, "kind": "weights_updated", "version": 3},
     state(6.0, "a", "stepping"),
     state(6.5, "a", "done"),
-    {"t": 7.0, "kind": "emitted", "episode": "a"},
+    {"t": 7.0, "kind": "episode_finished", "episode": "a"},
 ]
 
 
@@ -65,7 +65,11 @@ def test_of_very_many_lanes_some_are_drawn() -> None:
 def test_damage_is_counted_and_the_rest_is_drawn(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     lines = [json.dumps(event) for event in EVENTS]
-    lines[3:3] = ["{half", '{"t": "soon", "kind": "state"}', '{"t": 1, "kind": "state", "episode": "b"}']
+    lines[3:3] = [
+        "{half",
+        '{"t": "soon", "kind": "episode_state"}',
+        '{"t": 1, "kind": "episode_state", "episode": "b"}',
+    ]
     path.write_text("\n".join(lines) + "\n")
     tail = Tail(path)
     assert len(Timeline(tail).read()["lanes"]) == 2

@@ -1,4 +1,4 @@
-"""Imitation: what a learner changes while it learns from demonstrations, and how it goes on after that."""
+"""Imitation learning: the learner's config and loss for demonstrations, and its fresh start afterwards."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rollgym.trainer.learner.settings import LearnerSettings
-from rollgym.trainer.loss_settings import LossSettings
+from rollgym.trainer.learner.config import LearnerConfig
+from rollgym.trainer.losses.settings import LossConfig
 
 BODY, HEAD = "critic.body.", "critic.head."
-"""How the names of a critic's parameters begin: of its own transformer, if it has one, and of its head."""
+"""Name prefixes of a critic's parameters: those of a separate transformer, and those of its head."""
 
 
-def imitation_settings(settings: LearnerSettings, rate: float) -> LearnerSettings:
-    """The learner's settings with the schedule of imitation: each batch once, and the rate falls linearly."""
+def imitation_config(config: LearnerConfig, rate: float) -> LearnerConfig:
+    """Return the learner's config for imitation: one epoch per batch, and a linearly decaying rate."""
     return replace(
-        settings,
+        config,
         learning_rate=rate,
         schedule="linear",
         warmup_steps=0,
-        final_share=0.1,
+        min_lr_ratio=0.1,
         epochs=1,
         mini_batches=1,
     )
 
 
-def imitation_loss() -> LossSettings:
-    """With advantages of 1 and no correction, this is the negative log-likelihood of the demonstrations."""
-    return LossSettings("reinforce", tis_cap=None)
+def imitation_loss() -> LossConfig:
+    """Return a loss that is the negative log-likelihood of demonstrations, which have advantages of 1."""
+    return LossConfig("reinforce", tis_cap=None)
 
 
 class FreshStart:
@@ -39,7 +39,7 @@ class FreshStart:
 
     Args:
         names: All trained parameters.
-        taught: A model folder. A separate critic's transformer gets its weights.
+        taught: A model folder, whose weights a separate critic's transformer gets.
     """
 
     steps = 0
@@ -49,7 +49,7 @@ class FreshStart:
         self._body = {} if taught is None else _body_weights(taught)
 
     def read(self, name: str, key: str, start: int, stop: int) -> Tensor | None:
-        """A stretch of a weight, or ``None`` where it stays."""
+        """Return a range of a weight, or ``None`` to keep the current values."""
         if name.startswith(HEAD):
             return torch.zeros(stop - start)
         if not self._body or not name.startswith(BODY):
@@ -59,7 +59,7 @@ class FreshStart:
 
 def _body_weights(folder: Path) -> dict[str, Tensor]:
     from rollgym.engines.embedded.model import read_module
-    from rollgym.trainer.scoring import parts
+    from rollgym.trainer.learner.forward import parts
 
     body = parts(read_module(folder, torch.float32))[0]
     return {name: parameter.detach() for name, parameter in body.named_parameters()}

@@ -1,4 +1,4 @@
-"""What a learner loses on a micro-batch, and which rows and weights go into it."""
+"""The loss of a micro-batch: which rows have a gradient, token weights, policy and value loss, metrics."""
 
 from __future__ import annotations
 
@@ -8,138 +8,152 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollgym.trainer.batch import Batch
-from rollgym.trainer.learner import Metrics
-from rollgym.trainer.learner.settings import LearnerSettings
-from rollgym.trainer.loss_metrics import Metric, max_of, mean_of
-from rollgym.trainer.losses import LossSettings, Tokens, policy_loss, value_loss
-from rollgym.trainer.rows import FloatArray
-from rollgym.trainer.scoring import Scores
-from rollgym.trainer.weighting import Mode, token_weights
+from rollgym.trainer.data.batch import Batch
+from rollgym.trainer.data.sequences import FloatArray
+from rollgym.trainer.learner.config import LearnerConfig
+from rollgym.trainer.learner.protocol import Metrics
+from rollgym.trainer.losses.aggregation import Mode, token_weights
+from rollgym.trainer.losses.metrics import Metric, max_of, mean_of
+from rollgym.trainer.losses.policy import Tokens, policy_loss
+from rollgym.trainer.losses.settings import LossConfig
+from rollgym.trainer.losses.value import value_loss
 
-GAPS = ("logprob_gap", "logprob_gap_max", "logprob_gap_stale")
+GAPS = ("train_rollout_logprob_diff", "train_rollout_logprob_diff_max", "stale_logprob_diff")
 """Metrics that compare the engine's log-probs with the learner's."""
-
-
 GAP_LIMIT = {"float32": 0.2, "bfloat16": 0.5}
-"""Mean ``logprob_gap`` above which engine and learner compute different models; rounding is far below it."""
+"""Mean ``train_rollout_logprob_diff`` above which engine and learner compute different models."""
 
 
 def wrong_model(name: str, gap: float, limit: float) -> str:
-    """What ends a run whose engine samples from another distribution than the learner trains."""
+    """Return the error message for an engine that samples from another distribution than is trained."""
     return (
         f"The engine's log-probs of {name} differ from the learner's by {gap:.2g} nats on average for tokens "
         f"that the current weights sampled (at most {limit:g} can be rounding): one of the two computes "
-        "another model. Nothing was learnt from them. Try learner.layout=padded or another engine.kind, and "
+        "another model. The batch was not trained on. Try learner.layout=padded or another engine.kind, and "
         "see docs/model_families.md."
     )
 
 
 def batch_weights(batch: Batch, episodes: Sequence[int], mode: Mode, constant: float | None) -> FloatArray:
-    """What each token weighs in an optimiser step on these episodes."""
-    every = batch.lengths
-    lengths = [every[number] for number in episodes]
-    weights = np.zeros(batch.tokens)
-    weights[batch.flat(batch.rows_of(episodes))] = np.concatenate(
+    """Return the weight of each token in an optimizer step on these episodes."""
+    all_lengths = batch.lengths
+    lengths = [all_lengths[number] for number in episodes]
+    weights = np.zeros(batch.num_tokens)
+    weights[batch.token_indices(batch.sequences_of(episodes))] = np.concatenate(
         token_weights(lengths, mode, constant=constant)
     )
     return weights
 
 
-def teaching(batch: Batch, rows: list[int], loss: LossSettings) -> list[int]:
-    """The rows whose gradient is not zero by itself; the others still count in every denominator."""
+def rows_with_gradient(batch: Batch, rows: list[int], loss: LossConfig) -> list[int]:
+    """Return the rows whose gradient is not zero; the others still count in every denominator."""
     if loss.entropy_coef or (loss.kl_coef and loss.kl_in == "loss") or "returns" in batch.arrays:
         return rows
     advantages, starts = batch.arrays["advantages"], batch.starts
     chosen = [row for row in rows if np.any(advantages[starts[row] : starts[row + 1]])] or rows[:1]
     if loss.ratio_level == "episode":  # the ratio is over all rows of an episode
-        episodes = set(batch.owner[chosen].tolist())
-        return [row for row in rows if int(batch.owner[row]) in episodes]
+        episodes = set(batch.episode_of[chosen].tolist())
+        return [row for row in rows if int(batch.episode_of[row]) in episodes]
     return chosen
 
 
-def shortest(batch: Batch) -> list[int]:
-    """The row that costs least."""
-    return [min(range(len(batch.rows)), key=lambda row: len(batch.rows[row].inputs))]
+def shortest_row(batch: Batch) -> list[int]:
+    """Return the cheapest row, for ranks that only keep collectives matching."""
+    return [min(range(len(batch.sequences)), key=lambda row: len(batch.sequences[row].inputs))]
 
 
-def losses_of(
+def micro_batch_loss(
     batch: Batch,
     part: Sequence[int],
     weights: FloatArray,
-    scores: Scores,
+    logprobs: Tensor,
+    entropy: Tensor,
     values: Tensor | None,
-    loss: LossSettings,
-    settings: LearnerSettings,
+    loss: LossConfig,
+    config: LearnerConfig,
 ) -> tuple[list[Tensor], dict[str, Metric]]:
-    """The policy's loss on some rows of a batch and, where there are values, the critic's; with metrics."""
-    device, at = scores.logprobs.device, batch.flat(part)
-    arrays = {name: _tensor(found[at], device) for name, found in batch.arrays.items()}
+    """Compute the policy's loss on rows of a batch and, with values, the critic's; returns metrics too.
+
+    Args:
+        batch: The batch.
+        part: Numbers of its rows.
+        weights: [tokens of the batch] the weight of each token.
+        logprobs: [tokens of the rows] under the trained policy, with gradients; likewise entropy and values.
+        entropy: The policy's entropy before each token.
+        values: The critic's value before each token.
+        loss: The policy loss.
+        config: The learner's, for the critic's loss.
+    """
+    device, at = logprobs.device, batch.token_indices(part)
+    arrays = {name: _tensor(array[at], device) for name, array in batch.arrays.items()}
     shared = np.arange(len(part))
     if loss.ratio_level == "episode":
-        shared = np.unique(batch.owner[list(part)], return_inverse=True)[1]
-    numbers = np.repeat(shared, [len(batch.rows[row].places) for row in part])
+        shared = np.unique(batch.episode_of[list(part)], return_inverse=True)[1]
+    numbers = np.repeat(shared, [len(batch.sequences[row].action_positions) for row in part])
     weight = _tensor(weights[at], device)
     result = policy_loss(
         Tokens(
-            logprobs=scores.logprobs,
+            logprobs=logprobs,
             old=arrays["old"],
-            behaviour=arrays["behaviour"],
+            behavior=arrays["behavior"],
             advantages=arrays["advantages"],
             weights=weight,
-            rows=torch.from_numpy(numbers).to(device),
-            entropy=scores.entropy,
+            sequence_ids=torch.from_numpy(numbers).to(device),
+            entropy=entropy,
             reference=arrays.get("reference"),
         ),
         loss,
     )
     losses, metrics = [result.loss], dict(result.metrics)
-    for name in GAPS:  # `policy_loss` compares with "old"; what the engine is compared with is this policy
+    for name in GAPS:  # `policy_loss` compares with "old"; the engine is compared with this policy
         metrics.pop(name, None)
-    gap = (scores.logprobs.detach() - arrays["behaviour"]).abs()
+    gap = (logprobs.detach() - arrays["behavior"]).abs()
     metrics |= _gap_metrics(gap, weight != 0, arrays.get("staleness"))
     if values is not None:
-        more, told = critic_loss(batch, part, weights, values, settings)
-        losses += more
-        metrics |= told
+        value_losses, value_metrics = critic_loss(batch, part, weights, values, config)
+        losses += value_losses
+        metrics |= value_metrics
     return losses, metrics
 
 
 def critic_loss(
-    batch: Batch, part: Sequence[int], weights: FloatArray, values: Tensor, settings: LearnerSettings
+    batch: Batch, part: Sequence[int], weights: FloatArray, values: Tensor, config: LearnerConfig
 ) -> tuple[list[Tensor], dict[str, Metric]]:
-    """The critic's loss on some rows of a batch, with metrics."""
-    at = batch.flat(part)
+    """Compute the critic's loss on rows of a batch, with metrics."""
+    at = batch.token_indices(part)
     old, returns = (_tensor(batch.arrays[name][at], values.device) for name in ("values", "returns"))
-    worth = value_loss(values, old, returns, _tensor(weights[at], values.device), settings.value_clip)
-    return [settings.value_coef * worth.loss], dict(worth.metrics)
+    result = value_loss(values, old, returns, _tensor(weights[at], values.device), config.value_clip)
+    return [config.value_coef * result.loss], dict(result.metrics)
 
 
 def engine_gap(batch: Batch, first: Metrics) -> Metrics:
-    """How far the engine's log-probs are from this policy's: of all rows, or of those of the first step.
+    """Measure the engine's log-probs against this policy's, over all rows or over those of the first step.
 
-    ``logprob_gap`` is over tokens that the current weights sampled: engine against learner, nothing else.
-    ``logprob_gap_stale`` is over tokens of older weights, which differ because the policy has moved.
+    ``train_rollout_logprob_diff`` is over tokens that the current weights sampled.
+    ``stale_logprob_diff`` is over tokens of older weights, which differ because the policy has moved.
     """
-    old, behaviour = batch.arrays["old"], batch.arrays["behaviour"]
-    if old is behaviour:  # the engine's word was taken; the first step began with the policy that played
+    old, behavior = batch.arrays["old"], batch.arrays["behavior"]
+    if old is behavior:  # not recomputed; the first step began with the sampling policy
         return {name: first[name] for name in GAPS if name in first}
-    gap = torch.from_numpy(np.abs(old - behaviour))
+    gap = torch.from_numpy(np.abs(old - behavior))
     stale = batch.arrays.get("staleness")
     every = torch.ones_like(gap, dtype=torch.bool)
-    found = _gap_metrics(gap, every, None if stale is None else torch.from_numpy(stale))
-    return {name: metric.value for name, metric in found.items()}
+    metrics = _gap_metrics(gap, every, None if stale is None else torch.from_numpy(stale))
+    return {name: metric.value for name, metric in metrics.items()}
 
 
 def _gap_metrics(gap: Tensor, mask: Tensor, staleness: Tensor | None) -> dict[str, Metric]:
-    """The gap over tokens of the current version and, apart, over older ones; only where there are any."""
+    """Return the gap over tokens of the current version and, separately, over older ones, if any."""
     fresh = mask if staleness is None else mask & (staleness == 0)
-    found = {"logprob_gap": mean_of(gap, fresh), "logprob_gap_max": max_of(gap, fresh)}
+    metrics = {
+        "train_rollout_logprob_diff": mean_of(gap, fresh),
+        "train_rollout_logprob_diff_max": max_of(gap, fresh),
+    }
     if staleness is None:
-        return found
+        return metrics
     stale = mask & (staleness != 0)
-    found = found if fresh.any() else {}
-    return found | ({"logprob_gap_stale": mean_of(gap, stale)} if stale.any() else {})
+    metrics = metrics if fresh.any() else {}
+    return metrics | ({"stale_logprob_diff": mean_of(gap, stale)} if stale.any() else {})
 
 
 def _tensor(values: FloatArray, device: torch.device) -> Tensor:

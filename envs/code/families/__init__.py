@@ -1,1 +1,1 @@
-"""Kinds of generated problems, in our own words: each a template with parameters."""
+"""Families of generated problems: templates with parameters."""

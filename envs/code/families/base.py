@@ -1,4 +1,4 @@
-"""What a kind of problem is made of, and how a problem is made from it."""
+"""Problem families and generation of problems from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rollgym.envs.code.compare import shown
-from rollgym.envs.code.inside import decode, encode
+from rollgym.envs.code.harness import decode, encode
 from rollgym.envs.code.types import Case, Cases, Problem
 
 Rng = np.random.Generator
@@ -24,7 +24,7 @@ _DRAWS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kind of problem. ``$name`` in its texts stands for a parameter, ``{x}`` for nothing special."""
+    """A problem family. ``$name`` in its texts stands for a parameter."""
 
     name: str
     topic: str
@@ -37,7 +37,7 @@ class Family:
     inputs: Maker
     parameters: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     edges: tuple[Arguments, ...] = ()
-    """Inputs that every problem of the kind is tested on."""
+    """Inputs that every problem of the family is tested on."""
 
     def choose(self, rng: Rng) -> dict[str, Any]:
         """Random parameters."""
@@ -53,7 +53,7 @@ class Family:
         return fill(self.solution, {name: repr(value) for name, value in parameters.items()})
 
     def problem(self, parameters: Mapping[str, Any], rng: Rng) -> Problem:
-        """A problem with these parameters and random tests."""
+        """Build a problem with these parameters and random tests."""
         program = self.program(parameters)
         statement = fill(self.statement, {name: str(value) for name, value in parameters.items()})
         return make_problem(self, statement, program, parameters, rng)
@@ -86,7 +86,7 @@ def example(name: str, case: Case) -> str:
 
 
 def _cases(family: Family, program: str, parameters: Mapping[str, Any], rng: Rng) -> tuple[Case, ...]:
-    """Cases with inputs of their own, of which the first ones show different values."""
+    """Return cases with distinct inputs, the first ones with different values."""
     function = compiled(program, family.function)
     seen: set[str] = set()
     found: list[Case] = []
@@ -106,7 +106,7 @@ def _cases(family: Family, program: str, parameters: Mapping[str, Any], rng: Rng
 
 
 def _varied(cases: list[Case]) -> list[Case]:
-    """The cases, those first whose value was not seen yet: examples should tell something."""
+    """Order the cases so that new values come first."""
     seen: set[str] = set()
     new: list[Case] = []
     old: list[Case] = []
@@ -129,7 +129,7 @@ def _case(function: Callable[..., Any], arguments: Arguments) -> Case:
 
 @functools.lru_cache(maxsize=64)
 def compiled(program: str, name: str) -> Callable[..., Any]:
-    """The function of a reference solution. Only texts of this package come here, never an agent's."""
+    """Compile a reference solution. Only texts of this package, never an agent's."""
     names: dict[str, Any] = {}
     exec(compile(program, "<reference>", "exec"), names)  # noqa: S102
     function: Callable[..., Any] = names[name]

@@ -15,7 +15,7 @@ class Step:
     """One thing to do to the list ``xs``."""
 
     phrase: str
-    """What it does, in words; ``$n`` is its number."""
+    """Description in words; ``$n`` is its number."""
     code: str
     """One line of Python that does it."""
     choices: tuple[int, ...] = (0,)

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.core.env import StepResult, bare
+from rollgym.core.errors import MissingExtra
+from rollgym.core.tasks import Task
 from rollgym.envs.webshop.browser.find import find_chromium
 from rollgym.envs.webshop.browser.host import BrowserLost, Seat, host
 from rollgym.envs.webshop.browser.tab import Tab
 from rollgym.envs.webshop.browser.tree import CLICKED, TYPED, Tree
 from rollgym.envs.webshop.env import WebShopEnv, purchase
 from rollgym.envs.webshop.html import template_called
-from rollgym.envs.webshop.server.visits import Step, Visit
-from rollgym.errors import MissingExtra
-from rollgym.tasks import Task
-from rollgym.text import Reply, bare
+from rollgym.envs.webshop.server.sessions import ShopSession, Step
 
 BACK = "back"
 WORDS_HINT = "your words"
@@ -33,7 +33,7 @@ class WebShopBrowserEnv(WebShopEnv):
     """Find the product that an instruction describes, choose its options, and buy it, in a web browser.
 
     Observation: the accessibility tree of the page, a line for each text, and for each thing that can be used
-    a line such as ``[e3] button "Buy Now"``. References are numbered anew on every page.
+    a line such as ``[e3] button "Buy Now"``. References are renumbered on every page.
 
     Actions: ``click[e3]``; ``type[e1][words]``, which types into a field and presses Enter; ``back``. What is
     not possible changes nothing and gives ``valid=False`` with reward 0.
@@ -77,14 +77,14 @@ class WebShopBrowserEnv(WebShopEnv):
             render_mode=render_mode,
         )
         self.instructions = _instructions(max_turns)
-        self._visit: Visit | None = None
+        self._visit: ShopSession | None = None
         self._tree = Tree("", {})
         self._way: list[int] = []
         """Numbers of the visit's pages in the browser's history, the current one last."""
         self._finalizer = weakref.finalize(self, Seat.abandon, self._seat)
 
     def begin(self, task: Task) -> str:
-        """Enter the shop with the task's goal, in a browser context of its own."""
+        """Enter the shop with the task's goal in a new browser context."""
         super().begin(task)
         self._leave()
         number = int(self._numbers[task.split][task.index])
@@ -94,7 +94,7 @@ class WebShopBrowserEnv(WebShopEnv):
         self._arrive(*self._seat.call(tab.look))
         return self._tree.text
 
-    def respond(self, action: str) -> Reply:
+    def respond(self, action: str) -> StepResult:
         """Click, type or go back."""
         said = bare(action)
         self._turns += 1
@@ -142,9 +142,9 @@ class WebShopBrowserEnv(WebShopEnv):
         self._seat.close()
         super().close()
 
-    # What an action does.
+    # Effects of actions.
 
-    def _click(self, ref: str) -> Reply:
+    def _click(self, ref: str) -> StepResult:
         target = self._tree.targets.get(ref)
         if target is None or target.role not in CLICKED:
             why = (
@@ -155,7 +155,7 @@ class WebShopBrowserEnv(WebShopEnv):
         self._arrive(*self._seat.call(lambda: tab.click(target.ref)))
         return self._reply()
 
-    def _type(self, ref: str, words: str) -> Reply:
+    def _type(self, ref: str, words: str) -> StepResult:
         target = self._tree.targets.get(ref)
         if target is None or target.role not in TYPED:
             return self._refuse(f"there is no field [{ref}] to type into on this page")
@@ -166,7 +166,7 @@ class WebShopBrowserEnv(WebShopEnv):
         self._arrive(*self._seat.call(lambda: tab.type(target.ref, words)))
         return self._reply()
 
-    def _back(self) -> Reply:
+    def _back(self) -> StepResult:
         if len(self._way) < 2:
             return self._refuse("there is no page to go back to")
         tab = self._open_tab()
@@ -180,18 +180,20 @@ class WebShopBrowserEnv(WebShopEnv):
         number = int(path.rpartition("/")[2]) if re.fullmatch(r"/\w+/[\w-]+/\d+", path) else -1
         if number not in visit.steps or visit.address(number) != path:
             self._seat.close()
-            raise BrowserLost(f"the browser was lost: it shows {path[:100]!r}, which is no page of the visit")
+            raise BrowserLost(
+                f"the browser was lost: it shows {path[:100]!r}, which is not a page of the session"
+            )
         self._tree = tree
         self._way.append(number)
         self._move(visit.steps[number].session)
 
-    def _reply(self) -> Reply:
+    def _reply(self) -> StepResult:
         step: Step = self._open_visit().steps[self._way[-1]]
         assert step.outcome is not None, "only the first page has none"
         outcome = step.outcome
         return self._answer(self._tree.text, outcome.reward, outcome.done, outcome.valid, purchase(outcome))
 
-    def _refuse(self, why: str) -> Reply:
+    def _refuse(self, why: str) -> StepResult:
         said = f"Not possible: {why}.\n" if self.shop.rules.explain else ""
         return self._answer(said + self._tree.text, valid=False)
 
@@ -202,8 +204,8 @@ class WebShopBrowserEnv(WebShopEnv):
         done: bool = False,
         valid: bool = True,
         info: Mapping[str, Any] | None = None,
-    ) -> Reply:
-        return Reply(
+    ) -> StepResult:
+        return StepResult(
             shown,
             reward,
             terminated=done,
@@ -224,7 +226,7 @@ class WebShopBrowserEnv(WebShopEnv):
             raise BrowserLost("the browser was lost: the environment is closed, or its browser crashed")
         return self._seat.tab
 
-    def _open_visit(self) -> Visit:
+    def _open_visit(self) -> ShopSession:
         assert self._visit is not None, "an episode has begun"
         return self._visit
 

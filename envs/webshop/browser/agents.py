@@ -33,7 +33,7 @@ class Shown(NamedTuple):
 
 
 def read_page(observation: str) -> Shown:
-    """What can be used on a page, and the options with their values."""
+    """Interactive elements of a page, and the options with their values."""
     shown = Shown({}, {}, "")
     group, depth = "", 0
     for line in observation.splitlines():

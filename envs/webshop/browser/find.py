@@ -1,4 +1,4 @@
-"""Where Chromium is."""
+"""Locates Chromium."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from rollgym.errors import MissingExtra, UsageError
+from rollgym.core.errors import MissingExtra, UsageError
 
 VARIABLE = "ROLLGYM_CHROMIUM"
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-"""Programs that will do; the first is the lightest, and calls nobody by itself."""
+"""Supported programs; the first is the lightest and makes no network requests by itself."""
 FIX = (
     "Install it by `apt install chromium-headless-shell` or `playwright install chromium-headless-shell`, or "
     f"say where it is: the argument chromium=, or the environment variable {VARIABLE}."
@@ -35,12 +35,12 @@ def find_chromium(given: str | None = None, environ: Mapping[str, str] = os.envi
 def _usable(said: str, how: str) -> str:
     found = shutil.which(os.path.expanduser(said))
     if found is None:
-        raise UsageError(f"{how} says that Chromium is {said!r}, which is no program that can be run. {FIX}")
+        raise UsageError(f"{how} names {said!r} as Chromium, which is not an executable. {FIX}")
     return found
 
 
 def _own(environ: Mapping[str, str]) -> bool:
-    """Whether Playwright has downloaded a browser of its own."""
+    """Whether Playwright has downloaded its own browser."""
     default = Path.home() / ".cache" / "ms-playwright"
     place = Path(environ.get("PLAYWRIGHT_BROWSERS_PATH") or default)
     return any(place.glob("chromium*"))

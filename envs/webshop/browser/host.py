@@ -1,6 +1,6 @@
 """The browser of this process and the shop's server: one of each, for all environments of the process.
 
-Both live in one thread with a loop of its own, whichever thread an environment is called from. The browser is
+Both run in one thread with a separate event loop, for environments of any thread. The browser is
 started by the first episode, and closed when no environment has used it for a moment, or when Python ends.
 """
 
@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rollgym.core.errors import RunError, WorkerLost, one_line
 from rollgym.envs.webshop.browser.find import FIX
 from rollgym.envs.webshop.browser.tab import SECONDS, Tab
-from rollgym.envs.webshop.server.visits import Visits
-from rollgym.errors import RunError, WorkerLost, one_line
+from rollgym.envs.webshop.server.sessions import ShopSessions
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright
@@ -45,7 +45,7 @@ FLAGS = [
 
 
 class BrowserLost(WorkerLost):
-    """The browser crashed, was killed or does not answer: nobody's fault who plays in it."""
+    """The browser crashed, was killed or does not answer; not the episode's fault."""
 
 
 def _said(error: BaseException) -> str:
@@ -64,7 +64,7 @@ class Engine:
         self.browser = browser
         self.users = 0
         self.tabs = 0
-        """How many were opened in it."""
+        """Number of contexts opened in it."""
         self.old = False
         """No more episodes begin in it; it is closed when the last one has ended."""
 
@@ -106,7 +106,7 @@ class Host:
     """The thread, its loop, the server and the browsers (one of each program that was asked for)."""
 
     def __init__(self) -> None:
-        self.visits = Visits(most=1_000_000, idle=float("inf"))  # environments close their own
+        self.visits = ShopSessions(most=1_000_000, idle=float("inf"))  # environments close their own
         self._loop = asyncio.new_event_loop()
         self._engines: dict[str | None, Engine] = {}
         self._all: set[Engine] = set()
@@ -168,7 +168,7 @@ class Host:
 
     async def _open_server(self) -> None:
         from rollgym.envs.webshop.server import shop_app
-        from rollgym.web import listening, web_server
+        from rollgym.utils.http_server import listening, web_server
 
         listener = listening("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -267,7 +267,7 @@ class Seat:
             raise BrowserLost(f"the browser was lost: {_said(error)}") from error
 
     def close(self, broken: bool = False) -> None:
-        """Give the place up. Nobody waits for a broken browser, and no more episodes begin in it."""
+        """Release the slot. A broken browser is not waited for and takes no more episodes."""
         leaving = self._leaving(broken)
         if leaving is not None and not broken:
             with contextlib.suppress(Exception):

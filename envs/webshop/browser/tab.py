@@ -1,18 +1,18 @@
-"""One episode's page: a context of its own in the browser, closed to everything but the shop."""
+"""Page of one episode: a separate browser context that can reach only the shop."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+from rollgym.core.errors import EnvError
 from rollgym.envs.webshop.browser.tree import Tree, read_tree
-from rollgym.errors import EnvError
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, Page, Response, Route
 
 SECONDS = 30.0
-"""How long the browser may take for anything."""
+"""Timeout of every browser operation."""
 WINDOW = (1100, 800)
 # Not urlsplit, which remembers the addresses it took apart: here no two visits have the same.
 _ADDRESS = re.compile(r"[a-z]+://[^/?#]*([^?#]*).*", re.DOTALL)

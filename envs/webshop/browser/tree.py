@@ -1,7 +1,7 @@
 """The accessibility tree of a page as short lines, with a reference for each thing that can be used.
 
 Playwright gives the tree as indented lines with references that depend on all pages before; here they are
-numbered anew on every page, so that the same page always reads the same.
+renumbered on every page, so that the same page always has the same text.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tree(NamedTuple):
 
     text: str
     targets: dict[str, Target]
-    """What can be used, by the reference that is shown."""
+    """Interactive elements by the displayed reference."""
 
     def refs(self, roles: frozenset[str]) -> list[str]:
         """References of the targets with one of these roles."""
@@ -57,7 +57,7 @@ def read_tree(snapshot: str) -> Tree:
     """Playwright's snapshot (``mode="ai"``) in our form."""
     lines: list[str] = []
     targets: dict[str, Target] = {}
-    above: list[Node] = []  # those with a line of their own
+    above: list[Node] = []  # nodes with a separate line
     for node in map(_node, snapshot.splitlines()):
         if node is None:
             continue

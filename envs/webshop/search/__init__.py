@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from rollgym.core.errors import UnknownName, UsageError
 from rollgym.envs.webshop.search import lucene, tantivy_index
 from rollgym.envs.webshop.search.analysis import tokens
 from rollgym.envs.webshop.search.lucene_build import LuceneBuilder
 from rollgym.envs.webshop.types import Product, Search
-from rollgym.errors import UnknownName, UsageError
 
 ENGINES = (lucene.NAME, tantivy_index.NAME)
 LARGE = 100_000
@@ -38,7 +38,7 @@ def document(product: Product) -> str:
 
 
 def default_engines(count: int) -> tuple[str, ...]:
-    """The engines to build for a catalogue of ``count`` products where nobody asks for others."""
+    """Return the default engines for a catalog of ``count`` products."""
     return (lucene.NAME,) if count < LARGE else (tantivy_index.NAME,)
 
 
@@ -53,7 +53,7 @@ def build_search(
     """Index the documents, numbered from 0 on, for each of the engines.
 
     Args:
-        folder: Where each engine gets a folder of its own; an older one is replaced when the new is whole.
+        folder: Parent folder; each engine gets a subfolder, replaced atomically.
         documents: One text for each product; read once, never held.
         engines: Names out of `ENGINES`.
         names: The products' asins, read after the documents: `lucene-exact` orders equal scores by them, as
@@ -152,7 +152,7 @@ def _seal(place: Path, engine: str, count: int) -> None:
 
 
 def _manifest(place: Path) -> dict[str, Any]:
-    """What `_seal` wrote, checked against what is there."""
+    """Verify the files against the record of `_seal`."""
     again = "build the shop's search again."
     try:
         manifest: dict[str, Any] = json.loads((place / _MANIFEST).read_text())

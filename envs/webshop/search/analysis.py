@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from typing import Any
 
+from rollgym.core.errors import MissingExtra
 from rollgym.envs.webshop.search.porter import stem
-from rollgym.errors import MissingExtra
 
 LONGEST = 255
 """A longer word is cut into pieces of this many UTF-16 units."""

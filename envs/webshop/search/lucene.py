@@ -30,7 +30,7 @@ MAX_TERMS = 1024
 ARRAYS = ("terms", "term_ends", "posting_ends", "documents", "codes", "weights", "ranks")
 
 _SPARSE = 64
-"""Where fewer than one document in so many is touched, no array of all documents is made."""
+"""Below one touched document in this many, no dense score array is built."""
 _DENSE = 4
 """A term that more than one document in so many has is added to all of them, which is faster."""
 _BLOCK = 256
@@ -64,7 +64,7 @@ def inverse_norms(average: float) -> NDArray[np.float32]:
 
 
 def inverse_frequency(containing: int, total: int) -> np.float32:
-    """How much a term says that ``containing`` of ``total`` documents have."""
+    """Return the inverse document frequency of a term in ``containing`` of ``total`` documents."""
     return np.float32(math.log(1 + (total - containing + 0.5) / (containing + 0.5)))
 
 

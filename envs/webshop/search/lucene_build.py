@@ -75,7 +75,7 @@ class LuceneBuilder:
             shutil.rmtree(self._work)
 
     def abandon(self) -> None:
-        """Stop; the folder is no index."""
+        """Abort; the folder is not an index."""
         shutil.rmtree(self._work, ignore_errors=True)
 
     def _start_run(self) -> None:
@@ -186,5 +186,5 @@ def _ranks(names: Sequence[str]) -> NDArray[np.uint32]:
 
 
 def _bounds(counts: NDArray[Any]) -> NDArray[np.int64]:
-    """Where each begins that has so many, and where the last one ends."""
+    """Return start offsets from counts, and the end."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

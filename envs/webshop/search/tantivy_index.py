@@ -1,4 +1,4 @@
-"""Search by tantivy, for large catalogues: the same terms as `lucene-exact`, its own ranking.
+"""Search by tantivy, for large catalogs: the same terms as `lucene-exact`, its own ranking.
 
 tantivy's BM25 has k1 1.2 and b 0.75 and cannot be given others, so the order of results differs from
 Lucene's. Queries are put together term by term: no text of an agent ever reaches a query parser.
@@ -12,12 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rollgym.core.errors import MissingExtra
 from rollgym.envs.webshop.search.lucene import MAX_CHARACTERS, query_terms
-from rollgym.errors import MissingExtra
 
 NAME = "tantivy"
 MEMORY = 2_000_000_000
-"""What building may take at most; it takes what it needs. Beyond it the index has several segments."""
+"""Maximum memory of a build in bytes; above it the index has several segments."""
 
 _TEXT, _NUMBER = "text", "number"
 
@@ -57,13 +57,13 @@ class TantivyBuilder:
         """Write everything; names play no part, equal scores are ordered by number."""
         self._writer.commit()
         self._writer.wait_merging_threads()
-        # tantivy lets nobody else read its own two lists, so other users of the machine could not open it.
+        # tantivy makes its two metadata files private, so other users could not open the index.
         mode = (self._folder / ".tantivy-writer.lock").stat().st_mode
         for name in ("meta.json", ".managed.json"):
             (self._folder / name).chmod(mode)
 
     def abandon(self) -> None:
-        """Stop, and wait until nothing writes to the folder any more; it is no index."""
+        """Abort and wait for pending writes; the folder is not an index."""
         del self._writer
 
 

@@ -20,14 +20,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from rollgym.core.errors import UsageError
 from rollgym.envs.webshop.html import TEMPLATES, template_called
 from rollgym.envs.webshop.pages import Block
 from rollgym.envs.webshop.server.pictures import picture
-from rollgym.envs.webshop.server.visits import PATHS, Step, Visit, Visits
+from rollgym.envs.webshop.server.sessions import PATHS, ShopSession, ShopSessions, Step
 from rollgym.envs.webshop.shop import Shop, open_shop
 from rollgym.envs.webshop.types import Goal
-from rollgym.errors import UsageError
-from rollgym.web import listening, web_server
+from rollgym.utils.http_server import listening, web_server
 
 MAX_BODY = 16_384
 """Bytes of a form that are read; the search field takes a thousand characters."""
@@ -47,12 +47,12 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Site:
-    """What the pages are made from."""
+    """Data of the pages."""
 
-    def __init__(self, visits: Visits, shop: Shop | None, hosts: tuple[str, ...]) -> None:
+    def __init__(self, visits: ShopSessions, shop: Shop | None, hosts: tuple[str, ...]) -> None:
         self.visits = visits
         self.shop = shop
-        """Where people choose tasks; None for a site that is only driven, which tells no score."""
+        """Task chooser for people; None for an automated site, which shows no score."""
         self._hosts = hosts
 
     def guarded(self, handler: Handler) -> Handler:
@@ -74,7 +74,7 @@ class Site:
         """The start page, where a person takes a task."""
         shop = self._lobby()
         sizes = {name: len(numbers) for name, numbers in _splits(shop).items()}
-        shown = shop.catalogue
+        shown = shop.catalog
         return _page(
             "start.html", products=len(shown), goals=shown.goal_count, sizes=sizes, rules=shop.rules.name
         )
@@ -132,20 +132,20 @@ class Site:
             raise HTTPException(404)
         return self.shop
 
-    def _place(self, request: Request) -> tuple[Visit, int]:
+    def _place(self, request: Request) -> tuple[ShopSession, int]:
         where = request.path_params
         visit, number = self.visits.get(where["visit"]), int(where["number"])
         if visit is None:
-            raise HTTPException(404, "This visit is over: nobody has looked at it for long, or it never was.")
+            raise HTTPException(404, "This session has expired or does not exist.")
         if number not in visit.steps or PATHS[visit.steps[number].session.kind] != where["page"]:
             raise HTTPException(404)
         return visit, number
 
 
-_SAID = {404: "There is no such page in this shop.", 405: "This page cannot be used in that way."}
+_SAID = {404: "Page not found.", 405: "This page cannot be used in that way."}
 
 
-def shop_app(visits: Visits, shop: Shop | None = None, hosts: tuple[str, ...] = LOCAL) -> Starlette:
+def shop_app(visits: ShopSessions, shop: Shop | None = None, hosts: tuple[str, ...] = LOCAL) -> Starlette:
     """The web site.
 
     Args:
@@ -180,14 +180,14 @@ def serve(
 
     Args:
         folder: The shop.
-        host: The address to listen on. Anybody who can reach another than the default can play.
+        host: Address to listen on. Non-loopback addresses expose the shop to the network.
         port: The port to listen on; 0 takes a free one.
         rules: ``clean`` or ``original``.
         search: The search engine.
         goals: Which goals to hand out; None for those the shop has first.
         say: Called with the sentence that tells the address, in place of printing it.
     """
-    from rollgym.envs.webshop.catalogue.store import read_manifest
+    from rollgym.envs.webshop.catalog.store import read_manifest
 
     kinds = list(read_manifest(Path(folder))["goals"])
     if not kinds:
@@ -195,10 +195,10 @@ def serve(
     shop = open_shop(str(folder), rules=rules, search=search, goals=goals or kinds[0])
     with listening(host, port) as listener:
         names = () if host in ("0.0.0.0", "::", "") else (*LOCAL, host)
-        server = web_server(shop_app(Visits(), shop, names))
+        server = web_server(shop_app(ShopSessions(), shop, names))
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
-        told = f"A shop of {len(shop.catalogue):,} products is open at {address} (Ctrl-C closes it)."
+        told = f"A shop of {len(shop.catalog):,} products is open at {address} (Ctrl-C closes it)."
         say(told) if say else print(told, flush=True)
         try:
             server.run(sockets=[listener])
@@ -218,7 +218,7 @@ def _with_headers(response: Response) -> Response:
 
 
 def _from_here(request: Request, host: str) -> bool:
-    """Whether a form was sent by a page of this shop; a program that is no browser says nothing of it."""
+    """Whether a form was sent by a page of this shop; non-browser clients send no origin."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None and site not in ("same-origin", "none"):
         return False
@@ -242,19 +242,19 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _splits(shop: Shop) -> dict[str, Sequence[int]]:
-    found = shop.catalogue.splits.get("disjoint", {})
+    found = shop.catalog.splits.get("disjoint", {})
     return {name: found[name] for name in ("train", "dev", "test") if len(found.get(name, ()))}
 
 
 def _goal_number(shop: Shop, goal: str, split: str) -> int:
-    count = shop.catalogue.goal_count
+    count = shop.catalog.goal_count
     if goal.strip():
         if not re.fullmatch(r"[0-9]{1,9}", goal.strip()) or int(goal) >= count:
-            raise HTTPException(404, f"There is no such task: they have the numbers 0 to {count - 1}.")
+            raise HTTPException(404, f"Task not found: tasks are numbered 0 to {count - 1}.")
         return int(goal)
     numbers = _splits(shop).get(split, range(count)) if split in ("", *_splits(shop)) else ()
     if not numbers:
-        raise HTTPException(404, "There are no such tasks.")
+        raise HTTPException(404, "Tasks not found.")
     return int(numbers[secrets.randbelow(len(numbers))])
 
 

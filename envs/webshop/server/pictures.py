@@ -21,7 +21,7 @@ _OTHER = '<path d="M50 22 80 36v30L50 80 20 66V36z"/>'
 
 
 def picture(product: Product) -> Markup:
-    """A tile in a colour of the product's own, with a drawing of its department. It says nothing."""
+    """A tile in a color of the product's own, with a drawing of its department. It says nothing."""
     hue = hashlib.sha256(product.asin.encode()).digest()[0] * 360 // 256
     # Nothing of the product's own words is in it.
     return Markup(

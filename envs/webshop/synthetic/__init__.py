@@ -1,4 +1,4 @@
-"""Shops of our own making, of any size: the default, so that nothing has to be downloaded.
+"""Synthetic shops of any size: the default, without a download.
 
 A product is a function of the style, the seed and its number alone, so a small shop is the beginning of a
 large one. Two styles: ``full`` reads like a real shop, ``simple`` has few and short words for small policies.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rollgym.envs.webshop.synthetic.draws import endless_draws, numbered_draws
+from rollgym.core.errors import UsageError
+from rollgym.core.seeding import derive_seed
 from rollgym.envs.webshop.synthetic.full import full_product
+from rollgym.envs.webshop.synthetic.goal_text import goal_texts
+from rollgym.envs.webshop.synthetic.rng import endless_draws, numbered_draws
 from rollgym.envs.webshop.synthetic.simple import simple_product
-from rollgym.envs.webshop.synthetic.wishes import wishes
 from rollgym.envs.webshop.synthetic.words import STYLES, vocabulary
-from rollgym.envs.webshop.types import Catalogue, Goal, Product
-from rollgym.errors import UsageError
-from rollgym.seeding import derive_seed
+from rollgym.envs.webshop.types import Catalog, Goal, Product
 
 __all__ = ["GOALS_A_PRODUCT", "MOST_GOALS", "STYLES", "goal_count", "goals", "products"]
 
@@ -45,11 +45,11 @@ def products(size: int, seed: int, *, style: str = "full") -> Iterator[Product]:
         yield make(_asin(first + number), words, draw)
 
 
-def goals(catalogue: Catalogue, size: int, seed: int, *, style: str = "full") -> Iterator[Goal]:
+def goals(catalog: Catalog, size: int, seed: int, *, style: str = "full") -> Iterator[Goal]:
     """The goals of a shop: first one of each product, then a second of each, and so on.
 
     Args:
-        catalogue: Holds what `products` made.
+        catalog: Holds what `products` made.
         size: How many products of it are asked for.
         seed: Another seed makes other goals.
         style: The style of the products.
@@ -58,13 +58,13 @@ def goals(catalogue: Catalogue, size: int, seed: int, *, style: str = "full") ->
     chosen = min(size, total)
     numbers = [place * size // chosen for place in range(chosen)] if chosen else []
     rounds = math.ceil(total / chosen) if chosen else 0
-    rows = [_wishes(catalogue.product(number), number, rounds, seed, style) for number in numbers]
+    rows = [_wishes(catalog.product(number), number, rounds, seed, style) for number in numbers]
     for place in range(total):
         yield rows[place % chosen][place // chosen]
 
 
 def goal_count(size: int) -> int:
-    """How many goals a shop of so many products has."""
+    """Return the number of goals of a shop with this many products."""
     return min(size * GOALS_A_PRODUCT, MOST_GOALS)
 
 
@@ -76,7 +76,7 @@ def _wishes(product: Product, number: int, count: int, seed: int, style: str) ->
             f"Product {product.asin} ({product.query!r}) is not of a synthetic shop in {style} style; "
             "goals are made for what products() made, in the same style."
         )
-    return wishes(product, kind, count, words, endless_draws("webshop goals", style, seed, number), style)
+    return goal_texts(product, kind, count, words, endless_draws("webshop goals", style, seed, number), style)
 
 
 def _asin(number: int) -> str:

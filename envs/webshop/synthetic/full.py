@@ -5,23 +5,23 @@ from __future__ import annotations
 import functools
 from string import Formatter
 
-from rollgym.envs.webshop.synthetic.draws import Draws
+from rollgym.envs.webshop.synthetic.rng import Rng
 from rollgym.envs.webshop.synthetic.words import Option, ProductType, Vocabulary, bare
 from rollgym.envs.webshop.types import Product
 
 OPTION_COUNTS = (0, 0, 1, 1, 1, 1, 2, 2, 2, 3)
-"""How many options products have; fewer where their type has no more."""
+"""Weights of the number of options; fewer if the type has fewer."""
 ENDINGS = (0.99, 0.99, 0.49, 0.95, 0.0)
 RANGES = 0.1
 """The share of products with two prices."""
 TOLD = 0.75
-"""The share of attributes that a bullet point tells of; some are told nowhere."""
+"""Fraction of attributes mentioned in bullet points."""
 _SPEAK = {"one": ("this", "is", "comes"), "many": ("these", "are", "come"), "some": ("this", "is", "comes")}
 _CAPITALS = frozenset(("b", "bpa", "c", "e", "gmo", "gps", "hdmi", "led", "tv", "usb", "uv"))
 _SMALL = frozenset(("a", "an", "and", "for", "in", "the", "to", "with"))
 
 
-def full_product(asin: str, words: Vocabulary, draw: Draws) -> Product:
+def full_product(asin: str, words: Vocabulary, draw: Rng) -> Product:
     """The product that the draws make."""
     kind = draw.pick_early(draw.pick_early(draw.pick(words.departments)))
     qualities = draw.some(kind.qualities, 2 + draw.below(3))
@@ -54,13 +54,13 @@ def full_product(asin: str, words: Vocabulary, draw: Draws) -> Product:
     )
 
 
-def choose_options(kind: ProductType, count: int, spread: int, draw: Draws) -> dict[str, tuple[str, ...]]:
+def choose_options(kind: ProductType, count: int, spread: int, draw: Rng) -> dict[str, tuple[str, ...]]:
     """So many options, each with two values or up to ``spread`` - 1 more."""
     chosen = draw.in_order(kind.options, count)
     return {option.name: _values(option, 2 + draw.below(spread), draw) for option in chosen}
 
 
-def _values(option: Option, count: int, draw: Draws) -> tuple[str, ...]:
+def _values(option: Option, count: int, draw: Rng) -> tuple[str, ...]:
     values = draw.in_order(option.values, count)
     return tuple(value if isinstance(value, str) else draw.pick(value) for value in values)
 
@@ -77,7 +77,7 @@ def _description(
     qualities: list[str],
     features: list[str],
     words: Vocabulary,
-    draw: Draws,
+    draw: Rng,
 ) -> str:
     this, verb, comes = _SPEAK[kind.form]
     notes = draw.some(kind.notes, 2)
@@ -102,7 +102,7 @@ def _bullets(
     qualities: list[str],
     features: list[str],
     words: Vocabulary,
-    draw: Draws,
+    draw: Rng,
 ) -> tuple[str, ...]:
     patterns = words.bullets
     told = [quality for quality in qualities if draw.chance(TOLD)]
@@ -115,7 +115,7 @@ def _bullets(
     return tuple(draw.some(lines, len(lines)))
 
 
-def _prices(kind: ProductType, draw: Draws) -> tuple[tuple[float, ...], float]:
+def _prices(kind: ProductType, draw: Rng) -> tuple[tuple[float, ...], float]:
     """The prices as shown, and the price to pay."""
     low = round(int(draw.between(*kind.price)) + draw.pick(ENDINGS), 2)
     if not draw.chance(RANGES):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollgym.envs.webshop.synthetic.draws import Draws
 from rollgym.envs.webshop.synthetic.full import choose_options
+from rollgym.envs.webshop.synthetic.rng import Rng
 from rollgym.envs.webshop.synthetic.words import Vocabulary
 from rollgym.envs.webshop.types import Product
 
@@ -12,7 +12,7 @@ STEP = 5
 OPTION_COUNTS = (0, 1, 1, 1, 1, 2)
 
 
-def simple_product(asin: str, words: Vocabulary, draw: Draws) -> Product:
+def simple_product(asin: str, words: Vocabulary, draw: Rng) -> Product:
     """The product that the draws make: its title tells all its attributes."""
     kind = draw.pick_early(draw.pick_early(draw.pick(words.departments)))
     qualities = tuple(draw.some(kind.qualities, 2 + draw.below(2)))

@@ -12,7 +12,7 @@ from importlib import resources
 
 import msgspec
 
-from rollgym.errors import UnknownName
+from rollgym.core.errors import UnknownName
 
 STYLES = ("full", "simple")
 

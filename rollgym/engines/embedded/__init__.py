@@ -1,1 +1,1 @@
-"""The parts of the embedded engine (`rollgym.engines.torch` puts them together)."""
+"""The parts of the embedded engine (`rollgym.engines.embedded.engine` puts them together)."""

@@ -1,18 +1,18 @@
-"""One pass through the model as rows: what each row is, and attention over the arena.
+"""The packed batch of one forward pass, and attention over the KV cache.
 
-A row is one token of one sequence, whether it is being prefilled or was just sampled. Linear layers do not
-care; attention does, and works in groups: one for the last row of every running sequence (a view of the
-whole arena), and one for each sequence that has more rows than one.
+A row is one token of one sequence, prefilled or just sampled. Linear layers treat all rows alike; attention
+works in groups: one for the last row of every running sequence (a view of the whole KV cache), and one for
+each sequence with more than one row.
 
-With a `Rule`, a row's result has the same bits in whatever company it is computed: alone, in a batch, or
-as part of a long prompt. The kernels behind a matrix product pick the order in which they add by the size
-of the product, so a rule keeps to sizes that are added in one order (measured, see docs/engine.md; `probe`
-finds the rule for the machine at hand):
+With a `ReductionRule`, a row's result has the same bits in any batch: alone, with others, or as part of a
+long prompt. The kernels of a matrix product choose their order of summation by the size of the product, so a
+rule restricts the sizes to those with one order (measured, see docs/engines.md; `batch_invariance` finds the
+rule for a machine):
 
 * the number of rows is padded to a multiple of 4: fewer rows use another kernel;
-* so is the number of queries that one head of keys answers;
-* keys are padded to a multiple of 16 and masked, which adds exact zeros at the end. Lengths in a certain
-  gap are split in two at a place that depends on the length, so they are padded to the gap's end.
+* so is the number of queries per key head;
+* keys are padded to a multiple of 16 and masked, which adds exact zeros at the end. Lengths in a certain gap
+  are split in two at an offset that depends on the length, so they are padded to the end of the gap.
 """
 
 from __future__ import annotations
@@ -24,27 +24,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rollgym.engines.embedded.cache import Arena, round_up
-from rollgym.engines.embedded.features import PLAIN, Features, weigh
+from rollgym.engines.embedded.features import PLAIN, Features, eager_attention
+from rollgym.engines.embedded.kv_cache import KVCache, round_up
 
-__all__ = ["Group", "Rows", "Rule", "Span", "attend", "lay_out", "store"]
+__all__ = [
+    "AttentionGroup",
+    "ForwardBatch",
+    "ReductionRule",
+    "Span",
+    "attend",
+    "make_forward_batch",
+    "write_kv",
+]
 
 _STEP = 16
 _BLOCK = 512
-"""The attention kernel works through this many keys at a time."""
+"""Keys per block of the attention kernel."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Sizes that are added up in one order."""
+class ReductionRule:
+    """Sizes of matrix products with one order of summation."""
 
     gap: tuple[int, int] = (_BLOCK, _BLOCK)
-    """Lengths of a block of keys to be avoided: above the first and below the second number."""
+    """Lengths of a block of keys to avoid: above the first and below the second number."""
     rows: int = 4
     queries: int = 4
 
     def length(self, count: int) -> int:
-        """How many keys to work through for this many."""
+        """Return the padded number of keys."""
         count = round_up(count, _STEP)
         rest = count % _BLOCK
         return count - rest + self.gap[1] if self.gap[0] < rest < self.gap[1] else count
@@ -52,7 +60,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one slot computes in a pass: these ids, the first of them at this position."""
+    """Ids that one slot computes in a pass, starting at a position."""
 
     slot: int
     start: int
@@ -60,24 +68,24 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Rows that attend in one call, each to the keys of a slot of its own or all to the same."""
+class AttentionGroup:
+    """Rows that attend in one call, each to its own slot or all to the same slot."""
 
     first: int
     last: int
     shared: bool
     keys: Sequence[Tensor]
-    """Of each layer, ``[slot, head, position]``; views of the arena."""
+    """Of each layer, ``[slot, head, position]``; views of the KV cache."""
     values: Sequence[Tensor]
     bias: Tensor
-    """0 where a row may look, minus infinity where it may not."""
+    """0 where a row may attend, minus infinity elsewhere."""
     at: Tensor
     """[row] positions."""
     local: dict[tuple[int | None, int | None], Tensor] = field(default_factory=dict)
-    """The same by window and chunk, for layers that do not look all the way back."""
+    """The bias by window and chunk, for layers with local attention."""
 
     def bias_of(self, features: Features) -> Tensor:
-        """Where rows may look in a layer with a window or chunks."""
+        """Return the bias for a layer with a window or chunks."""
         limits = features.window, features.chunk
         if limits == (None, None):
             return self.bias
@@ -89,23 +97,23 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """One pass. The first rows are the last token of each span, in order; padding comes at the end."""
+class ForwardBatch:
+    """The packed tokens of a pass: first the last token of each span, then the others, then padding."""
 
     ids: Tensor
     positions: Tensor
     count: int
-    """Rows that are real."""
-    places: tuple[Tensor, Tensor]
-    """(slot, position) of each real row."""
+    """Number of rows without padding."""
+    cache_index: tuple[Tensor, Tensor]
+    """(slot, position) of each row."""
     layers: Sequence[Tensor]
-    """The arena's layers, ``[slot, position, key or value, head]``."""
-    groups: Sequence[Group]
-    rule: Rule
+    """The layers of the KV cache, ``[slot, position, key or value, head]``."""
+    groups: Sequence[AttentionGroup]
+    rule: ReductionRule
 
 
-def lay_out(spans: Sequence[Span], arena: Arena, rule: Rule) -> Rows:
-    """Arrange spans of consecutive slots as rows."""
+def make_forward_batch(spans: Sequence[Span], kv_cache: KVCache, rule: ReductionRule) -> ForwardBatch:
+    """Pack spans of consecutive slots into a batch."""
     ids = [span.ids[-1] for span in spans]
     positions = [span.start + len(span.ids) - 1 for span in spans]
     slots = [span.slot for span in spans]
@@ -119,46 +127,52 @@ def lay_out(spans: Sequence[Span], arena: Arena, rule: Rule) -> Rows:
     count, furthest = len(ids), max(positions[: len(spans)])
     total = round_up(count, rule.rows)
     padding = [0] * (total - count)
-    rows = torch.tensor([ids + padding, positions + padding, slots + padding], device=arena.data.device)
+    rows = torch.tensor([ids + padding, positions + padding, slots + padding], device=kv_cache.data.device)
     last = len(spans)
-    if last == count and slots[0] + total <= arena.slots:
-        last = total  # padding rows look at slots that happen to follow, which saves taking them out
-    groups = [_group(arena, rows[1, :last], rule.length(furthest + 1), 0, slots[0], shared=False)]
+    if last == count and slots[0] + total <= kv_cache.slots:
+        last = total  # padding rows attend to the slots that follow, which saves slicing
+    groups = [_group(kv_cache, rows[1, :last], rule.length(furthest + 1), 0, slots[0], shared=False)]
     for a, b, slot in parts:
-        groups.append(_group(arena, rows[1, a:b], rule.length(positions[b - 1] + 1), a, slot, shared=True))
-    places = rows[2, :count], rows[1, :count]
-    return Rows(rows[0], rows[1], count, places, arena.by_place(), groups, rule)
+        groups.append(_group(kv_cache, rows[1, a:b], rule.length(positions[b - 1] + 1), a, slot, shared=True))
+    cache_index = rows[2, :count], rows[1, :count]
+    return ForwardBatch(rows[0], rows[1], count, cache_index, kv_cache.by_position(), groups, rule)
 
 
-def _group(arena: Arena, at: Tensor, length: int, first: int, slot: int, *, shared: bool) -> Group:
+def _group(
+    kv_cache: KVCache, at: Tensor, length: int, first: int, slot: int, *, shared: bool
+) -> AttentionGroup:
     seen = torch.arange(length, device=at.device) <= at[:, None]
-    bias = torch.where(seen, 0.0, -torch.inf).to(arena.data.dtype)
-    keys, values = arena.views(slot, 1 if shared else len(at), length)
-    return Group(first, first + len(at), shared, keys, values, bias if shared else bias[:, None, None], at)
+    bias = torch.where(seen, 0.0, -torch.inf).to(kv_cache.data.dtype)
+    keys, values = kv_cache.views(slot, 1 if shared else len(at), length)
+    return AttentionGroup(
+        first, first + len(at), shared, keys, values, bias if shared else bias[:, None, None], at
+    )
 
 
-def store(rows: Rows, layer: int, kv: Tensor) -> None:
-    """Write the rows' keys and values, ``kv[row, key or value, head]``, into a layer of the arena."""
-    into = rows.layers[layer]
+def write_kv(batch: ForwardBatch, layer: int, kv: Tensor) -> None:
+    """Write keys and values, ``kv[row, key or value, head]``, into a layer of the KV cache."""
+    into = batch.layers[layer]
     if into.shape[3:] != kv.shape[2:]:  # a layer with fewer or smaller heads than others
         into = into[:, :, :, : kv.shape[2], : kv.shape[3]]
-    into.index_put_(rows.places, kv.narrow(0, 0, rows.count))
+    into.index_put_(batch.cache_index, kv.narrow(0, 0, batch.count))
 
 
-def attend(rows: Rows, layer: int, queries: Tensor, scale: float, features: Features = PLAIN) -> Tensor:
-    """What each row's queries, ``[row, kv head, query of that head]``, find. Padding rows find anything."""
-    if rows.groups[0].last == len(queries):
-        return _own(rows.groups[0], layer, queries, scale, rows.rule, features)
-    found = torch.zeros_like(queries, memory_format=torch.contiguous_format)
-    for group in rows.groups:
+def attend(
+    batch: ForwardBatch, layer: int, queries: Tensor, scale: float, features: Features = PLAIN
+) -> Tensor:
+    """Return the attention output of queries ``[row, kv head, query of that head]``; padding: undefined."""
+    if batch.groups[0].last == len(queries):
+        return _own(batch.groups[0], layer, queries, scale, batch.rule, features)
+    out = torch.zeros_like(queries, memory_format=torch.contiguous_format)
+    for group in batch.groups:
         part = queries[group.first : group.last]
-        ask = _shared if group.shared else _own
-        found[group.first : group.last] = ask(group, layer, part, scale, rows.rule, features)
-    return found
+        attention = _shared if group.shared else _own
+        out[group.first : group.last] = attention(group, layer, part, scale, batch.rule, features)
+    return out
 
 
-def _held(group: Group, layer: int, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys and values of a layer, as many and as large heads as its queries ask for."""
+def _keys_values(group: AttentionGroup, layer: int, queries: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of a layer, sliced to the number and size of its heads."""
     keys, values = group.keys[layer], group.values[layer]
     _, heads, _, dim = queries.shape
     if keys.shape[1] == heads and keys.shape[3] == dim:
@@ -166,31 +180,33 @@ def _held(group: Group, layer: int, queries: Tensor) -> tuple[Tensor, Tensor]:
     return keys[:, :heads, :, :dim], values[:, :heads, :, :dim]
 
 
-def _own(group: Group, layer: int, queries: Tensor, scale: float, rule: Rule, features: Features) -> Tensor:
-    """Each row asks the keys of its own slot."""
+def _own(
+    group: AttentionGroup, layer: int, queries: Tensor, scale: float, rule: ReductionRule, features: Features
+) -> Tensor:
+    """Each row attends to its own slot."""
     count = queries.shape[2]
-    keys, values = _held(group, layer, queries)
+    keys, values = _keys_values(group, layer, queries)
     if not features.plain_softmax:
-        return _weighed(queries, keys, values, group.bias_of(features), scale, features)
+        return _eager(queries, keys, values, group.bias_of(features), scale, features)
     padded = _widen(queries, -count % rule.queries)
-    found = F.scaled_dot_product_attention(padded, keys, values, group.bias_of(features), scale=scale)
-    return found if padded is queries else found.narrow(2, 0, count)
+    out = F.scaled_dot_product_attention(padded, keys, values, group.bias_of(features), scale=scale)
+    return out if padded is queries else out.narrow(2, 0, count)
 
 
-def _weighed(
+def _eager(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float, features: Features
 ) -> Tensor:
-    """Each row asks, or all rows ask the same keys: with a cap on the scores or with sinks."""
+    """Attention with soft-capped scores or sinks, to one slot per row or one for all rows."""
     rows, heads, per_head, dim = queries.shape
     single = queries.reshape(rows, heads * per_head, 1, dim)
     if len(keys) != rows:
         keys, values = keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1)
     seen = (bias == 0).view(rows, 1, 1, -1)
-    return weigh(single, keys, values, seen, scale, features).view(rows, heads, per_head, dim)
+    return eager_attention(single, keys, values, seen, scale, features).view(rows, heads, per_head, dim)
 
 
 def _widen(queries: Tensor, more: int) -> Tensor:
-    """Add queries whose answers nobody reads: what follows in memory where that suffices, else zeros."""
+    """Pad the queries: with the following memory if it is long enough, else with zeros."""
     if not more:
         return queries
     rows, heads, count, dim = queries.shape
@@ -202,18 +218,18 @@ def _widen(queries: Tensor, more: int) -> Tensor:
 
 
 def _shared(
-    group: Group, layer: int, queries: Tensor, scale: float, rule: Rule, features: Features
+    group: AttentionGroup, layer: int, queries: Tensor, scale: float, rule: ReductionRule, features: Features
 ) -> Tensor:
-    """All rows ask the keys of one slot, as queries of one product."""
+    """All rows attend to the keys of one slot, as queries of one product."""
     count, heads, per_head, dim = queries.shape
-    keys, values = _held(group, layer, queries)
+    keys, values = _keys_values(group, layer, queries)
     bias = group.bias_of(features)
     if not features.plain_softmax:
-        return _weighed(queries, keys, values, bias, scale, features)
+        return _eager(queries, keys, values, bias, scale, features)
     together = queries.transpose(0, 1).reshape(1, heads, count * per_head, dim)
     bias = bias if per_head == 1 else bias.repeat_interleave(per_head, 0)
     more = -len(bias) % rule.queries
     if more:
         together, bias = F.pad(together, (0, 0, 0, more)), F.pad(bias, (0, 0, 0, more))
-    found = F.scaled_dot_product_attention(together, keys, values, bias[None, None], scale=scale)
-    return found.narrow(2, 0, count * per_head).reshape(heads, count, per_head, dim).transpose(0, 1)
+    out = F.scaled_dot_product_attention(together, keys, values, bias[None, None], scale=scale)
+    return out.narrow(2, 0, count * per_head).reshape(heads, count, per_head, dim).transpose(0, 1)

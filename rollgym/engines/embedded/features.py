@@ -1,11 +1,11 @@
-"""What a transformers model asks for beyond plain causal attention, and what its configuration hides.
+"""Attention features of transformers models beyond plain causal attention.
 
-The engine and the learner replace a model's attention function by their own. A window or a chunk arrives with
-the mask or as an argument, a cap on the logits and sinks as arguments: `asked_for` reads all of them. A mask
-that a model makes by itself cannot be read, and is refused.
+The engine and the learner replace a model's attention function. A window or chunk arrives with the mask or
+as an argument, soft-capping and sinks as arguments: `attention_features` reads all of them. Custom masks
+cannot be read and are rejected.
 
-Some models change only beyond a length that no short check reaches. Their configurations say so:
-`position_limit` and `unknown_beyond` read them.
+Some models behave differently only beyond a length that a short check does not reach: `position_limit` and
+`length_dependent_settings` find that in their configurations.
 """
 
 from __future__ import annotations
@@ -22,55 +22,61 @@ __all__ = [
     "Features",
     "Local",
     "Unsupported",
-    "asked_for",
+    "attention_features",
     "local_mask",
     "local_sizes",
     "position_limit",
-    "unknown_beyond",
+    "length_dependent_settings",
     "unknown_layers",
-    "weigh",
+    "eager_attention",
 ]
 
 KNOWN_LAYERS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
 )
-"""Kinds of layers, as configurations name them, that keep keys and values or nothing."""
-_REFUSED = ("head_mask", "position_bias", "indices", "block_mask")
-"""Arguments of attention functions that nothing here computes."""
-_BEYOND = ("floor_scale", "log_scaling_n_floor", "index_topk", "index_topk_blocks", "keep_window_size")
-"""Settings that change what a layer computes from some length on, in ways that only the model knows."""
+"""Layer types, as in configurations, whose only state is keys and values."""
+_UNSUPPORTED = ("head_mask", "position_bias", "indices", "block_mask")
+"""Arguments of attention functions that are not implemented here."""
+_LENGTH_DEPENDENT = (
+    "floor_scale",
+    "log_scaling_n_floor",
+    "index_topk",
+    "index_topk_blocks",
+    "keep_window_size",
+)
+"""Settings that change what a layer computes beyond some length."""
 
 
 class Unsupported(Exception):
-    """Attention of a kind that is not computed here; the message completes "it has ..."."""
+    """An unsupported attention feature; the message completes "it has ..."."""
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Stands for a mask: how far back a layer looks."""
+    """Placeholder of a mask: how far back a layer attends."""
 
     size: int | None
     chunked: bool
-    strange: bool = False
-    """The mask is none of those known here."""
+    custom: bool = False
+    """Whether the mask is unknown."""
 
     def __getitem__(self, _: object) -> Local:
-        """Models cut masks to the keys at hand; there is nothing to cut here."""
+        """Models slice masks to the available keys; there is nothing to slice here."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Attention as one layer wants it, beyond plain causal attention."""
+    """Attention features of one layer beyond plain causal attention."""
 
     window: int | None = None
-    """Keys that a query sees, itself included."""
+    """Number of keys that a query attends to, its own included."""
     chunk: int | None = None
-    """Queries see keys of their own chunk of so many tokens."""
+    """Chunk size in tokens: queries attend to keys of the same chunk only."""
     softcap: float | None = None
-    """Scores are bent to stay below this."""
+    """Soft cap of the scores."""
     sinks: Tensor | None = None
-    """[head] a score that takes a share of the weight and gives nothing."""
+    """[head] score of the attention sink."""
 
     @property
     def plain_softmax(self) -> bool:
@@ -78,11 +84,11 @@ class Features:
         return self.softcap is None and self.sinks is None
 
     def whole(self, length: int) -> bool:
-        """Whether rows of this length see all that came before."""
+        """Whether tokens of a sequence of this length attend to all previous tokens."""
         return length <= min(self.window or length, self.chunk or length)
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """``[query, key]``: whether a query at a position sees the key at another."""
+        """Return ``[query, key]``: whether the query at a position attends to the key at another."""
         at, to = queries[:, None], keys[None]
         seen = to <= at
         if self.window is not None:
@@ -96,21 +102,21 @@ PLAIN = Features()
 
 
 def local_mask(*_: object, config: Any = None, local_size: int | None = None, **kwargs: Any) -> Local | None:
-    """A mask function for transformers that keeps what `asked_for` needs; None for plain causal attention."""
-    if kwargs.get("use_vmap"):  # a function of the model's own was mixed in
-        return Local(None, False, strange=True)
+    """Mask function for transformers that keeps what `attention_features` needs; None: plain causal."""
+    if kwargs.get("use_vmap"):  # the model adds its own mask function
+        return Local(None, False, custom=True)
     if local_size is None:
         return None
     return Local(local_size, local_size != getattr(config, "sliding_window", None))
 
 
-def asked_for(module: nn.Module, mask: object, kwargs: Mapping[str, Any]) -> Features:
-    """The features in the arguments of an attention function. `Unsupported` where one is not known here."""
-    for name in _REFUSED:
+def attention_features(module: nn.Module, mask: object, kwargs: Mapping[str, Any]) -> Features:
+    """Read the features from the arguments of an attention function, or raise `Unsupported`."""
+    for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise Unsupported(f"attention with {name}")
-    if isinstance(mask, Tensor) or (isinstance(mask, Local) and mask.strange):
-        raise Unsupported("an attention mask of its own")
+    if isinstance(mask, Tensor) or (isinstance(mask, Local) and mask.custom):
+        raise Unsupported("a custom attention mask")
     window, chunk = kwargs.get("sliding_window") or None, None
     if isinstance(mask, Local):
         window, chunk = (window, mask.size) if mask.chunked else (mask.size, None)
@@ -120,10 +126,10 @@ def asked_for(module: nn.Module, mask: object, kwargs: Mapping[str, Any]) -> Fea
     return Features(window, chunk, softcap, sinks)
 
 
-def weigh(
+def eager_attention(
     query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float, features: Features
 ) -> Tensor:
-    """Attention with a cap on the scores or with sinks: ``[batch, head, token]`` in and out."""
+    """Attention with soft-capped scores or sinks: ``[batch, head, token]`` in and out."""
     heads = query.shape[1] // key.shape[1]
     if heads > 1:
         key, value = key.repeat_interleave(heads, 1), value.repeat_interleave(heads, 1)
@@ -143,10 +149,10 @@ def _text(config: Any) -> Any:
 
 
 def position_limit(config: Any) -> int | None:
-    """The longest row whose positions mean the same in every row, or None where there is no such bound.
+    """Return the longest sequence whose position embeddings do not depend on the batch; None: no limit.
 
-    Positions by ``longrope`` and ``dynamic`` depend on the longest row of a pass: beyond their original
-    length a token's log-prob would depend on what is computed beside it and on what follows it.
+    Embeddings of ``longrope`` and ``dynamic`` depend on the longest sequence of a pass: beyond their original
+    length, a token's log-prob would depend on the rest of its batch and on later tokens.
     """
     config = _text(config)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -161,22 +167,22 @@ def position_limit(config: Any) -> int | None:
 
 
 def local_sizes(config: Any) -> list[int]:
-    """Windows and chunks that a configuration names."""
+    """Return the window and chunk sizes of a configuration."""
     found = [getattr(_text(config), name, None) for name in ("sliding_window", "attention_chunk_size")]
     return [size for size in found if isinstance(size, int)]
 
 
 def unknown_layers(config: Any) -> list[str]:
-    """Kinds of layers that keep more than keys and values, or choose among them in a way not known here."""
+    """Return the layer types with state beyond keys and values, or with unknown attention."""
     config = _text(config)
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
     return sorted({str(kind) for kind in kinds} - KNOWN_LAYERS)
 
 
-def unknown_beyond(config: Any) -> dict[str, int]:
-    """Settings by which a model changes from some length on, with that length."""
+def length_dependent_settings(config: Any) -> dict[str, int]:
+    """Return settings that change the model beyond some length, with that length."""
     config = _text(config)
-    found = {name: getattr(config, name, None) for name in _BEYOND}
+    found = {name: getattr(config, name, None) for name in _LENGTH_DEPENDENT}
     if not getattr(config, "attn_temperature_tuning", True):
         found.pop("floor_scale")
     return {name: value for name, value in found.items() if isinstance(value, int) and value > 0}

@@ -1,13 +1,12 @@
-"""Drawing tokens: pure functions of logits, settings and (seed, position).
+"""Sampling: pure functions of logits, parameters and (seed, position).
 
-Nothing here depends on which other rows are in the batch: every operation works along a row, and the
-uniform number behind a draw is a hash of the request's seed and the token's absolute position. So a reply
-is the same whatever else is being generated, and turns of one conversation that share a seed still draw
-different numbers.
+A result does not depend on other rows of the batch: every operation works along a row, and the uniform number
+of a draw is a hash of the request's seed and the token's absolute position. So a reply is batch invariant,
+and turns of one conversation that share a seed still draw different numbers.
 
-The filters work in this order, each on what the one before left: temperature, top-k, top-p, min-p. Ties go
-to the lower id. The log-prob reported is that of the distribution drawn from, after temperature and
-filters. Temperature 0 is its limit, a point mass on the most likely token: log-prob 0.0, as with top-k 1.
+Filters apply in this order: temperature, top-k, top-p, min-p. Ties go to the lower id. The reported log-prob
+is that of the distribution sampled from, after temperature and filters. Temperature 0 is a point mass on the
+most likely token: log-prob 0.0, as with top-k 1.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollgym.engines import Sampling
+from rollgym.engines.base import Sampling
 
 __all__ = ["draw", "keep_mask", "stream", "uniforms"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _COLDEST = 1e-37
-"""In single precision, less is nothing."""
+"""Smaller temperatures underflow in single precision."""
 
 
 def _mix(x: Any) -> Any:
-    """The 64-bit finaliser of SplitMix64 (Steele, Lea, Flood 2014), of a number or of an array of them."""
+    """The 64-bit finalizer of SplitMix64 (Steele, Lea, Flood 2014), for an integer or an array."""
     x = (x + _GOLDEN) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -39,7 +38,7 @@ def _mix(x: Any) -> Any:
 
 
 def stream(seed: int) -> int:
-    """The state that a seed of any size stands for."""
+    """Hash a seed of any size into a 64-bit state."""
     state: int = _mix(seed & _MASK)
     while seed := seed >> 64:
         state = _mix(state ^ (seed & _MASK))
@@ -47,7 +46,7 @@ def stream(seed: int) -> int:
 
 
 def uniforms(states: Sequence[int], positions: Sequence[int]) -> list[float]:
-    """Numbers in [0, 1), each of which depends on nothing but a seed's `stream` and a position."""
+    """Return numbers in [0, 1), each a function of a seed's `stream` and a position."""
     if len(states) < 8:  # too few for arrays to pay
         return [(_mix(_mix(s ^ p)) >> 12) * 2.0**-52 for s, p in zip(states, positions, strict=True)]
     mixed = np.array(states, dtype=np.uint64) ^ np.array(positions, dtype=np.uint64)
@@ -58,7 +57,11 @@ def uniforms(states: Sequence[int], positions: Sequence[int]) -> list[float]:
 def draw(
     logits: Tensor, settings: Sequence[Sampling], numbers: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """One token per row, chosen by a number in [0, 1), and its log-prob: NaN where a row has no numbers."""
+    """Sample one token per row by inverting its CDF at a number in [0, 1).
+
+    Returns:
+        Token ids, and their log-probs: NaN for rows whose logits are NaN.
+    """
     scores = _heated(logits, settings)
     filtered = [i for i, s in enumerate(settings) if s.temperature and _filters(s)]
     if filtered:
@@ -77,17 +80,17 @@ def draw(
 
 
 def _heated(logits: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    """Scores over temperature; temperature 0 counts as 1 here."""
+    """Divide scores by temperature; temperature 0 counts as 1 here."""
     scores = logits.float()
     heat = [max(s.temperature, _COLDEST) if s.temperature else 1.0 for s in settings]
     if all(h == 1.0 for h in heat):
         return scores
-    # From the greatest down, so that dividing by the least temperature cannot overflow.
+    # Relative to the maximum, so that dividing by a tiny temperature cannot overflow.
     return (scores - scores.amax(-1, keepdim=True)) / _column(heat, scores)
 
 
 def keep_mask(scores: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    """Which tokens of each row the filters leave; at least one."""
+    """Return a mask of the tokens that pass the filters: at least one per row."""
     ordered, ids = torch.sort(scores, dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)
     top_k = _column([s.top_k or scores.shape[-1] for s in settings], scores)
@@ -112,9 +115,9 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
 
 
 def _invert(probs: Tensor, numbers: Tensor) -> Tensor:
-    """The token at which the cumulative distribution passes each row's uniform number."""
+    """Return the token at which each row's cumulative distribution passes its uniform number."""
     rising = probs.cumsum(-1, dtype=torch.float64)
-    # Below the last value even after rounding (a uniform has 52 bits), and above those of tokens that have
-    # no probability: what is found is always a token that can be drawn.
+    # Below the last value even after rounding (a uniform has 52 bits), and above those of tokens with zero
+    # probability: the result always has positive probability.
     found = torch.searchsorted(rising, numbers[:, None] * rising[:, -1:], right=True)[:, 0]
-    return found.clamp_(max=probs.shape[-1] - 1)  # for rows that are not numbers
+    return found.clamp_(max=probs.shape[-1] - 1)  # for NaN rows

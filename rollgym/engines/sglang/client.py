@@ -1,36 +1,48 @@
-"""HTTP to one SGLang server or router: bounded, retried where that is safe, each failure a typed sentence."""
+"""HTTP calls to one SGLang server or router: bounded, retried where that is safe, with typed errors."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
-from rollgym.errors import AgentError, EngineLost, UsageError
+from rollgym.core.errors import AgentError, EngineLost, UsageError
+from rollgym.utils.http_client import (
+    ConnectError,
+    HttpClient,
+    ResponseTooLarge,
+    TransportError,
+    certificates,
+    error_text,
+    short,
+)
+from rollgym.utils.retry import RetryPolicy
+from rollgym.utils.urls import is_http_url, is_loopback
 
-MAX_ANSWER = 8 << 20
-"""Bytes of an answer to anything but a request to generate."""
+MAX_RESPONSE_BYTES = 8 << 20
+"""Size limit of every response but those to ``/generate``."""
 FIRST_WAIT = 0.1
-LONGEST_WAIT = 5.0
-"""Seconds before a second attempt, doubled for each further one."""
-_SHOWN = 200
-_AGAIN = frozenset({429, 502, 503, 504})
+MAX_WAIT = 5.0
+"""Back-off in seconds: before the first retry, and at most."""
+_RETRIED_STATUS = frozenset({429, 502, 503, 504})
 T = TypeVar("T")
 
 
 class Unreached(EngineLost):
-    """The server cannot be reached: nothing of the call has got there."""
+    """The server cannot be reached, so it has received nothing of the call."""
+
+
+class Busy(EngineLost):
+    """The server or router answered that it cannot serve the call now."""
 
 
 class Refused(AgentError):
-    """The server answered, and the answer is no."""
+    """The server answered with an error."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -38,12 +50,12 @@ class Refused(AgentError):
 
 
 class Client:
-    """Calls to one address, from whichever event loop is running.
+    """Calls to one server, from any event loop.
 
     Args:
-        url: Of the server or router.
+        url: Address of the server or router.
         timeout: Seconds for one call.
-        retries: Further attempts where nothing of a call got there.
+        retries: Attempts after the first, made only where the server has processed nothing of the call.
         api_key: Sent as a bearer token with every call.
     """
 
@@ -51,31 +63,45 @@ class Client:
         self, url: str, *, timeout: float = 600.0, retries: int = 4, api_key: str | None = None
     ) -> None:
         if not timeout > 0 or retries < 0:
-            raise UsageError(f"Needed: timeout > 0 and retries >= 0, not {timeout} and {retries}.")
+            raise UsageError(f"timeout must be above 0 and retries at least 0, not {timeout} and {retries}.")
         self.url = check_url(url)
         self.timeout = timeout
-        self.retries = retries
         self.headers = auth_headers(api_key)
-        self._clients: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient, httpx.AsyncClient] | None = None
+
+        def client(max_keepalive: int | None) -> HttpClient:
+            return HttpClient(
+                RetryPolicy(retries=retries, first_wait=FIRST_WAIT, max_wait=MAX_WAIT),
+                headers={"Content-Type": "application/json", **self.headers},
+                trust_env=not is_loopback(self.url),
+                max_keepalive=max_keepalive,
+            )
+
+        self._requests = client(None)
+        # Control calls reuse no connection: the server could be closing an idle one at that moment.
+        self._control = client(0)
 
     async def get(self, path: str) -> Any:
-        """What is answered, as JSON; ``None`` where it is none."""
-        return _loose(await self._control("GET", path, None, self.timeout))
+        """Return the response as JSON; ``None`` where it is not JSON."""
+        return _json_or_none(
+            await self._send(self._control, "GET", path, None, MAX_RESPONSE_BYTES, self.timeout)
+        )
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = None) -> Any:
-        """Send a control call once (again only where nothing of it got there)."""
-        answer = _loose(await self._control("POST", path, body, timeout or self.timeout))
+        """Send a control call and return the response as JSON."""
+        answer = _json_or_none(
+            await self._send(self._control, "POST", path, body, MAX_RESPONSE_BYTES, timeout or self.timeout)
+        )
         if isinstance(answer, dict) and answer.get("success") is False:
             raise Refused(f"{self.url}{path} failed: {short(answer.get('message'))}")
         return answer
 
     async def generate(self, body: Mapping[str, Any], limit: int, headers: Mapping[str, str]) -> bytes:
-        """Send a request for tokens; the answer is at most ``limit`` bytes."""
-        return await self._send(self._pair()[0], "POST", "/generate", body, limit, self.timeout, headers)
+        """Send a generation request; the response has at most ``limit`` bytes."""
+        return await self._send(self._requests, "POST", "/generate", body, limit, self.timeout, headers)
 
     def ask(self, path: str) -> Any:
-        """What a GET answers, waiting for it in this thread."""
-        until = time.monotonic() + self.timeout
+        """Send a GET and block until it is answered; ``None`` for status 404."""
+        deadline = time.monotonic() + self.timeout
         try:
             with (
                 httpx.Client(timeout=min(30.0, self.timeout), **transport(self.url)) as client,
@@ -83,161 +109,104 @@ class Client:
                     "GET", self.url + path, headers={"Accept-Encoding": "identity", **self.headers}
                 ) as response,
             ):
-                answer = bytearray()
-                for piece in response.iter_raw():
-                    answer += piece
-                    if len(answer) > MAX_ANSWER or time.monotonic() > until:
-                        raise AgentError(f"{self.url}{path} answers without an end.")
+                body = bytearray()
+                for chunk in response.iter_raw():
+                    body += chunk
+                    if len(body) > MAX_RESPONSE_BYTES or time.monotonic() > deadline:
+                        raise AgentError(f"The response of {self.url}{path} does not end.")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unreached(self._unreachable(error)) from None
+            raise Unreached(self._unreachable(short(error_text(error)))) from None
         if response.status_code == 404:
             return None
         if response.status_code != 200:
-            raise Refused(self._refusal(path, response.status_code, bytes(answer)), response.status_code)
-        return _loose(bytes(answer))
+            raise Refused(self._refusal(path, response.status_code, bytes(body)), response.status_code)
+        return _json_or_none(bytes(body))
 
     async def close(self) -> None:
         """Close the connections."""
-        held, self._clients = self._clients, None
-        if held is not None and held[0] is asyncio.get_running_loop():
-            await held[1].aclose()
-            await held[2].aclose()
-
-    async def _control(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float) -> bytes:
-        return await self._send(self._pair()[1], method, path, body, MAX_ANSWER, timeout, {})
-
-    def _pair(self) -> tuple[httpx.AsyncClient, httpx.AsyncClient]:
-        """For requests, and for control calls: those reuse no connection, which could be closing."""
-        loop = asyncio.get_running_loop()
-        if self._clients is None or self._clients[0] is not loop:
-
-            def client(kept: int | None) -> httpx.AsyncClient:
-                return httpx.AsyncClient(
-                    headers={"Accept-Encoding": "identity", **self.headers},
-                    timeout=None,
-                    follow_redirects=False,
-                    **transport(self.url),
-                    limits=httpx.Limits(max_connections=None, max_keepalive_connections=kept),
-                )
-
-            self._clients = (loop, client(None), client(0))
-        return self._clients[1], self._clients[2]
+        await self._requests.close()
+        await self._control.close()
 
     async def _send(
         self,
-        client: httpx.AsyncClient,
+        http: HttpClient,
         method: str,
         path: str,
         body: Mapping[str, Any] | None,
         limit: int,
         timeout: float,
-        headers: Mapping[str, str],
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         content = None if body is None else json.dumps(body).encode()
-        sent = {"Content-Type": "application/json", **headers}
-        for attempt in range(self.retries + 1):
+
+        async def attempt() -> bytes:
             try:
-                async with asyncio.timeout(timeout):
-                    status, answer = await self._once(client, method, path, content, limit, sent)
+                response = await http.send(
+                    method,
+                    self.url + path,
+                    content=content,
+                    headers=headers,
+                    max_bytes=limit,
+                    timeout=timeout,
+                )
             except TimeoutError:
-                raise EngineLost(f"{self.url}{path} gave no answer within {timeout:g} s.") from None
-            except Unreached:
-                if attempt == self.retries:
-                    raise
-            else:
-                if status == 200:
-                    return answer
-                if status not in _AGAIN:
-                    raise Refused(self._refusal(path, status, answer), status)
-                if attempt == self.retries:
-                    raise EngineLost(self._refusal(path, status, answer))
-            await asyncio.sleep(min(FIRST_WAIT * 2.0**attempt, LONGEST_WAIT))
-        raise AssertionError("the last attempt returns or raises")
+                raise EngineLost(f"{self.url}{path} did not answer within {timeout:g} s.") from None
+            except ResponseTooLarge:
+                raise AgentError(f"{self.url}{path} answered more than {limit} bytes.") from None
+            except ConnectError as error:
+                raise Unreached(self._unreachable(short(error))) from None
+            except TransportError as error:
+                raise EngineLost(
+                    f"The connection to {self.url} broke off during {path}: {short(error)}."
+                ) from None
+            if response.status == 200:
+                return response.body
+            message = self._refusal(path, response.status, response.body)
+            raise Busy(message) if response.status in _RETRIED_STATUS else Refused(message, response.status)
 
-    async def _once(
-        self,
-        client: httpx.AsyncClient,
-        method: str,
-        path: str,
-        content: bytes | None,
-        limit: int,
-        headers: Mapping[str, str],
-    ) -> tuple[int, bytes]:
-        try:
-            async with client.stream(method, self.url + path, content=content, headers=headers) as response:
-                answer = bytearray()
-                async for piece in response.aiter_raw():
-                    answer += piece
-                    if len(answer) > limit:
-                        raise AgentError(f"{self.url}{path} answered more than {limit} bytes.")
-                return response.status_code, bytes(answer)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise Unreached(self._unreachable(error)) from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise EngineLost(f"{self.url} broke off in {path}: {_reason(error)}.") from None
+        return await http.retry(attempt, on=(Unreached, Busy))
 
-    def _unreachable(self, error: Exception) -> str:
-        return f"No SGLang server can be reached at {self.url}: {_reason(error)}."
+    def _unreachable(self, reason: str) -> str:
+        return f"No SGLang server can be reached at {self.url}: {reason}."
 
-    def _refusal(self, path: str, status: int, answer: bytes) -> str:
-        found: Any = _loose(answer)
-        if isinstance(found, dict):
-            inner = found.get("error", found)
-            found = inner.get("message", inner) if isinstance(inner, dict) else inner
-        said = short(found if found is not None else answer.decode("utf-8", "replace"))
-        return f"{self.url}{path} answered {status}: {said or 'nothing'}."
+    def _refusal(self, path: str, status: int, body: bytes) -> str:
+        detail: Any = _json_or_none(body)
+        if isinstance(detail, dict):
+            inner = detail.get("error", detail)
+            detail = inner.get("message", inner) if isinstance(inner, dict) else inner
+        text = short(detail if detail is not None else body.decode("utf-8", "replace"))
+        return f"{self.url}{path} answered {status}: {text or 'nothing'}."
 
 
 def auth_headers(api_key: str | None) -> dict[str, str]:
-    """How a client shows its key."""
+    """Return the headers that carry the API key."""
     return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
 
-def parse(answer: bytes, kind: type[T], where: str) -> T:
-    """An answer as what it should be, or a sentence on why it is not."""
+def parse(body: bytes, kind: type[T], where: str) -> T:
+    """Decode a response into ``kind``; raise an `AgentError` where it does not match."""
     try:
-        return msgspec.json.decode(answer, type=kind)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
-        said = short(answer.decode("utf-8", "replace"))
-        raise AgentError(f"{where} answered nonsense ({short(error)}): {said}") from None
+        text = short(body.decode("utf-8", "replace"))
+        raise AgentError(f"{where} sent an invalid response ({short(error)}): {text}") from None
 
 
 def check_url(url: str) -> str:
-    """An address without a trailing slash, or a sentence on what is wrong with it."""
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good or parts.query or parts.fragment:
-        raise UsageError(f"{url!r} is no address of a server: write it as http://HOST:PORT.")
+    """Return the URL without a trailing slash; raise a `UsageError` where it is not a server's."""
+    if not is_http_url(url) or urlsplit(url).query or urlsplit(url).fragment:
+        raise UsageError(f"{url!r} is not the address of a server: write it as http://HOST:PORT.")
     return url.rstrip("/")
 
 
-def short(text: object) -> str:
-    """The beginning of a text, on one line."""
-    return " ".join(str(text).split())[:_SHOWN]
+def transport(url: str) -> dict[str, Any]:
+    """Return the options of a synchronous `httpx.Client`: loopback without a proxy, HTTP without TLS."""
+    tls = urlsplit(url).scheme == "https"
+    return {"trust_env": not is_loopback(url), "verify": certificates() if tls else False}
 
 
-def _loose(answer: bytes) -> Any:
+def _json_or_none(body: bytes) -> Any:
     try:
-        return msgspec.json.decode(answer)
+        return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError):
         return None
-
-
-def transport(url: str) -> dict[str, Any]:
-    """How an address is reached: this machine without a proxy, and plain HTTP without certificates."""
-    parts = urlsplit(url)
-    local = parts.hostname in ("127.0.0.1", "localhost", "::1")
-    return {"trust_env": not local, "verify": _certificates() if parts.scheme == "https" else False}
-
-
-@cache
-def _certificates() -> Any:
-    """The trusted certificates, read once a process."""
-    return httpx.create_ssl_context()
-
-
-def _reason(error: Exception) -> str:
-    return short(error).rstrip(".") or type(error).__name__

@@ -1,4 +1,4 @@
-"""`SglangEngine`: an `Engine` that is one SGLang server, or a router with several behind it."""
+"""`SglangEngine`: an `Engine` over HTTP for one SGLang server, or a router with several workers."""
 
 from __future__ import annotations
 
@@ -8,39 +8,45 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rollgym.engines import GenerateRequest, Generation, WeightSource
-from rollgym.engines.replicas import gather
-from rollgym.engines.sglang.contract import Contract, Interrupt
-from rollgym.engines.sglang.desk import Desk
-from rollgym.engines.sglang.fleet import Fleet
-from rollgym.engines.sglang.folder import ModelFolder
+from rollgym.core.errors import AgentError, EngineLost, UsageError
+from rollgym.engines.base import (
+    MEMORY_TAGS,
+    Engine,
+    EngineStats,
+    GenerateRequest,
+    Generation,
+    WeightSource,
+)
+from rollgym.engines.router import gather
+from rollgym.engines.sglang.request_tracker import RequestTracker
 from rollgym.engines.sglang.server import Server
-from rollgym.engines.sglang.state import TAGS, Mode
-from rollgym.engines.sglang.weights import BUCKET, ROUTES, Route, Sender, keep
-from rollgym.errors import AgentError, EngineLost, UsageError
+from rollgym.engines.sglang.server_group import ServerGroup
+from rollgym.engines.sglang.server_state import Compat, Interrupt, Mode
+from rollgym.engines.sglang.weights import BUCKET, ROUTES, Route, WeightSender, copy_weights
+from rollgym.models.hf_files import HFModelFiles
 
 _MODES: dict[Interrupt, Mode] = {"resend": "abort", "in_place": "in_place", "retract": "retract"}
 
 
-class SglangEngine:
+class SglangEngine(Engine):
     """An `Engine` over HTTP.
 
     Args:
-        url: of a server or router that runs already.
-        model_folder: the model it runs, as a folder here: token ids and weights are checked against it.
-        server: a process of ours instead of ``url``, started already; it is started again when it dies.
-        version: of the weights it has. Default: what the server says, else 0.
-        interrupt: what becomes of replies under way when weights change. ``resend``: they are interrupted,
-            and asked for again from where they were. ``in_place`` (SGLang 0.5.19): they go on, with keys and
-            values of the old weights. ``retract`` (0.5.22): they go on, and compute those anew.
-        route: how tensors get to the server: in the call (``tensor``), by a broadcast (``group``), or by a
-            folder that it can read, too (``disk``).
-        host: where servers reach this machine, for a broadcast.
-        bucket: bytes of weights in one call.
-        timeout: seconds for one call.
-        retries: further attempts where a server cannot be reached.
-        restarts: how often in a row a server of ours is started again.
-        api_key: that the server at ``url`` asks for; a process of ours has a key of its own.
+        url: Address of a running server or router.
+        model_folder: Local folder of the model it runs: token ids and weights are checked against it.
+        server: A started child process instead of ``url``; it is restarted when it dies.
+        version: Version of its weights. Default: as reported by the server, else 0.
+        interrupt: In-flight replies on a weight update. ``resend``: abort them and request the rest again.
+            ``in_place`` (SGLang 0.5.19): continue with the KV cache of the old weights. ``retract``
+            (0.5.22): continue and recompute the KV cache.
+        route: How tensors are sent: in the HTTP call (``tensor``), by a broadcast (``group``), or through a
+            shared folder (``disk``).
+        host: Address of this machine as seen by the servers, for a broadcast.
+        bucket: Bytes of weights per call.
+        timeout: Seconds per call.
+        retries: Further attempts if a server cannot be reached.
+        restarts: Maximum number of consecutive restarts of a child process.
+        api_key: Key of the server at ``url``; a child process has its own.
     """
 
     def __init__(
@@ -60,242 +66,246 @@ class SglangEngine:
         api_key: str | None = None,
     ) -> None:
         if (url is None) == (server is None) or model_folder is None:
-            raise UsageError("An SGLang engine needs the url of a server and the model_folder it runs.")
+            raise UsageError("SglangEngine needs model_folder, and either url or server.")
         if route not in ROUTES:
             raise UsageError(f"route must be one of {', '.join(ROUTES)}, not {route!r}.")
         self.server = server
-        self.model = ModelFolder.read(model_folder)
+        self.model = HFModelFiles.read(model_folder)
         self.restarts = restarts
         key = api_key if server is None else server.api_key
         self._options: dict[str, Any] = {"timeout": timeout, "retries": retries, "api_key": key}
         address = url if server is None else server.url
         assert address is not None
-        fleet, first = Fleet.connect(address, version, **self._options)
-        fleet.contract.check(interrupt, fleet.front.url)
-        self._desk = Desk(fleet, self.model.vocabulary, first)
-        self._desk.lost = None if server is None else self._revived
+        servers, first = ServerGroup.connect(address, version, **self._options)
+        servers.compat.check(interrupt, servers.front.url)
+        self._tracker = RequestTracker(servers, self.model.vocabulary, first)
+        self._tracker.on_lost = None if server is None else self._restarted
         self._mode: Mode = _MODES[interrupt]
-        self._sender = Sender(self.model, route, bucket=bucket, host=host, timeout=min(timeout, 300.0))
+        self._sender = WeightSender(self.model, route, bucket=bucket, host=host, timeout=min(timeout, 300.0))
         self._lock = asyncio.Lock()
-        """Held by whoever changes the state of the servers."""
-        self._held = False
-        """Whether `pause` was called."""
-        self._kept: WeightSource | None = None
-        """The last weights, for a server that is started again or has given up their memory."""
+        """Held while the state of the servers changes."""
+        self._paused = False
+        """Whether `pause` or `sleep` was called."""
+        self._last_weights: WeightSource | None = None
+        """For a server that is restarted or wakes up without new weights."""
         self._deaths = 0
-        self._seen = 0
-        self._reviving: asyncio.Task[None] | None = None
+        self._answered_before = 0
+        """Replies received before the last restart."""
+        self._restarting: asyncio.Task[None] | None = None
 
     @property
     def version(self) -> int:
-        """Of the weights in use."""
-        return self._desk.history[-1]
+        """Version of the current weights."""
+        return self._tracker.history[-1]
 
     @property
     def context_length(self) -> int:
-        """The longest prompt and reply together: a little less than the model's own."""
-        return self._fleet.context
+        """Maximum number of tokens of prompt and reply together: slightly less than the model's."""
+        return self._servers.context
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids the model knows, from 0."""
+        """Size of the vocabulary: valid ids are 0 to ``vocabulary - 1``."""
         return self.model.vocabulary
 
     @property
-    def contract(self) -> Contract:
-        """What the server can do."""
-        return self._fleet.contract
+    def compat(self) -> Compat:
+        """Features that the servers' SGLang version supports."""
+        return self._servers.compat
 
     @property
     def in_flight(self) -> int:
-        """Replies under way."""
-        return len(self._desk.calls)
+        """Number of replies in flight."""
+        return len(self._tracker.pending)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Draw one reply. A cancelled call stops generating at once. `BadRequest` where it cannot."""
-        return await self._desk.generate(request)
+        """Sample one reply. A cancelled call stops generating at once."""
+        return await self._tracker.generate(request)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these replies now; each returns what it has, as ``aborted``. Unknown ids are ignored."""
-        await self._desk.abort(request_ids)
+        """Stop these replies now; each returns its tokens so far as ``aborted``. Ignores unknown ids."""
+        await self._tracker.abort(request_ids)
 
     async def update_weights(self, version: int, weights: WeightSource) -> None:
-        """Use new weights from the next token on (`interrupt` says what becomes of replies under way)."""
+        """Use new weights from the next token on; ``interrupt`` decides about in-flight replies."""
         if type(version) is not int or not 0 <= version < 10**18:
-            raise UsageError(f"The version of weights is a whole number from 0 on, not {version!r}.")
-        source = self._sender.check(self._fleet, await asyncio.to_thread(gather, weights))
-        kept = await asyncio.to_thread(keep, source)
+            raise UsageError(f"The weight version must be an integer >= 0, not {version!r}.")
+        source = self._sender.check(self._servers, await asyncio.to_thread(gather, weights))
+        copied = await asyncio.to_thread(copy_weights, source)
         async with self._lock:
-            await self._surely(lambda: self._swap(version, source))
-            self._kept = kept
+            await self._with_restart(lambda: self._update(version, source))
+            self._last_weights = copied
 
     async def pause(self) -> None:
-        """Generate nothing until `resume`; requests wait."""
+        """Stop generating until `resume`; requests wait."""
         async with self._lock:
-            self._held = True
-            await self._surely(lambda: self._halt(self._mode))
+            self._paused = True
+            await self._with_restart(lambda: self._stop_generating(self._mode))
 
     async def resume(self) -> None:
-        """Go on; memory that was given up is taken back first, with the last weights."""
+        """Continue after `pause` or `sleep`; released memory is reallocated, with the last weights."""
         async with self._lock:
-            self._held = False
-            await self._surely(self._take_up)
+            self._paused = False
+            await self._with_restart(self._wake_up)
 
-    async def release(self, *, weights: bool = True) -> int:
-        """Pause, and give up memory: the cache's and, unless told otherwise, the weights'.
-
-        New weights take theirs back as they come. Returns bytes in other engines; a server says none: 0.
-        """
-        await self.release_memory(TAGS if weights else ("kv_cache",))
+    async def sleep(self, tags: Sequence[str] = MEMORY_TAGS, *, replicas: Sequence[int] | None = None) -> int:
+        """Pause and release memory. New weights reallocate theirs. Returns 0: servers do not report bytes."""
+        if not tags:
+            await self.pause()
+            return 0
+        async with self._lock:
+            self._paused = True
+            await self._with_restart(lambda: self._sleep(tags))
         return 0
 
-    async def release_memory(self, tags: Sequence[str] = TAGS) -> None:
-        """Pause, and give up the memory of ``kv_cache``, ``weights`` or both."""
+    async def resume_memory(self, tags: Sequence[str] = MEMORY_TAGS) -> None:
+        """Reallocate released memory before `wake_up`; memory that was not released is left alone."""
         async with self._lock:
-            self._held = True
-            await self._surely(lambda: self._give_up(tags))
+            await self._with_restart(lambda: self._servers.resume_memory(tags))
 
-    async def resume_memory(self, tags: Sequence[str] = TAGS) -> None:
-        """Take memory back early; what was never given up is left alone. `resume` then goes on."""
-        async with self._lock:
-            await self._surely(lambda: self._fleet.take_back(tags))
-
-    async def ready(self) -> None:
-        """Find a server again that was lost, or raise: ours is started again; another's wants new weights."""
+    async def reconnect(self) -> bool:
+        """Connect to a lost server again, or restart a child process; raises if that fails."""
         async with self._lock:
             if self.server is not None:
-                await self._surely(self._revive)
-                return
-            url = self._fleet.front.url
-            fleet, version = await asyncio.to_thread(lambda: Fleet.connect(url, None, **self._options))
-            await self._fleet.close()
-            self._sender.forget()
-            self._desk.fleet = fleet
-            self._desk.history.append(version)
+                await self._with_restart(self._restart)
+                return True
+            url = self._servers.front.url
+            servers, version = await asyncio.to_thread(
+                lambda: ServerGroup.connect(url, None, **self._options)
+            )
+            await self._servers.close()
+            self._sender.leave_group()
+            self._tracker.servers = servers
+            self._tracker.history.append(version)
+        return True
 
     async def forget(self, session: str) -> None:
-        """Nothing: a server drops by itself what was not used for long."""
+        """Do nothing: a server evicts unused cache entries on its own."""
+
+    async def stats(self) -> EngineStats:
+        """The number of running replies; servers report nothing else here."""
+        return EngineStats(running=self.in_flight)
 
     async def close(self) -> None:
-        """Stop, and fail what still waits. A server of ours ends; another goes on."""
-        rids = [call.rid for call in self._desk.calls if call.task is not None]
-        await self._desk.close()
+        """Stop, and fail all pending requests. A child process ends; another server keeps running."""
+        rids = [call.rid for call in self._tracker.pending if call.task is not None]
+        await self._tracker.close()
         if self.server is not None:
             await asyncio.to_thread(self.server.close)
-            self._fleet.abandon()
+            self._servers.abandon()
         with suppress(AgentError):
-            await self._sender.close(self._fleet)
+            await self._sender.close(self._servers)
             for rid in rids if self.server is None else ():
-                await self._fleet.abort(rid)
-        await self._fleet.close()
+                await self._servers.abort(rid)
+        await self._servers.close()
 
     @property
-    def _fleet(self) -> Fleet:
-        return self._desk.fleet
+    def _servers(self) -> ServerGroup:
+        return self._tracker.servers
 
-    async def _halt(self, mode: Mode) -> None:
-        """Have nothing generated from now on."""
-        self._desk.gate.clear()
+    async def _stop_generating(self, mode: Mode) -> None:
+        """Pause the servers; mode ``abort`` interrupts in-flight replies first."""
+        self._tracker.gate.clear()
         if mode == "abort":
-            if any(worker.state.paused not in (None, "abort") for worker in self._fleet.workers):
-                await self._fleet.go_on()
-            # Before the pause: with replies under way, a server takes a second over that.
-            await self._desk.interrupt()
-        await self._fleet.pause(mode)
+            if any(worker.state.paused not in (None, "abort") for worker in self._servers.workers):
+                await self._servers.resume()
+            # Before the pause: with replies in flight, a server takes a second to pause.
+            await self._tracker.interrupt()
+        await self._servers.pause(mode)
 
-    async def _give_up(self, tags: Sequence[str]) -> None:
-        await self._halt("abort")
-        await self._fleet.release(tags)
+    async def _sleep(self, tags: Sequence[str]) -> None:
+        await self._stop_generating("abort")
+        await self._servers.release(tags)
 
-    async def _take_up(self) -> None:
-        """Take memory back and go on. What was in it is gone, unless weights came meanwhile."""
-        await self._fleet.take_back(TAGS)
-        if any(worker.state.empty for worker in self._fleet.workers):
-            last = self._kept or WeightSource(path=self.model.path.absolute())
-            await self._sender.send(self._fleet, self.version, last)
-        await self._go_on()
+    async def _wake_up(self) -> None:
+        """Reallocate memory, send the last weights if theirs was released, and continue."""
+        await self._servers.resume_memory(MEMORY_TAGS)
+        if any(worker.state.weights_missing for worker in self._servers.workers):
+            last = self._last_weights or WeightSource(path=self.model.path.absolute())
+            await self._sender.send(self._servers, self.version, last)
+        await self._continue()
 
-    async def _go_on(self) -> None:
-        await self._fleet.go_on()
-        self._desk.gate.set()
-        self._desk.tidy()
+    async def _continue(self) -> None:
+        await self._servers.resume()
+        self._tracker.gate.set()
+        self._tracker.flush_if_idle()
 
-    async def _swap(self, version: int, source: WeightSource) -> None:
-        """Change the weights of paused servers, and go on unless `pause` was called before."""
-        if not self._held:
-            await self._halt(self._mode)
-        await self._fleet.take_back(["weights"])
-        await self._sender.send(self._fleet, version, source)
-        self._desk.history.append(version)
-        if not self._held:
-            await self._go_on()
+    async def _update(self, version: int, source: WeightSource) -> None:
+        """Update the weights of the paused servers, and continue unless `pause` was called before."""
+        if not self._paused:
+            await self._stop_generating(self._mode)
+        await self._servers.resume_memory(["weights"])
+        await self._sender.send(self._servers, version, source)
+        self._tracker.history.append(version)
+        if not self._paused:
+            await self._continue()
 
-    async def _surely(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something with the servers; one of ours that has died is started again for it, once."""
-        if self._desk.failure is not None:
-            raise self._desk.failure
+    async def _with_restart(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run ``work``; if a child process has died, restart it and run ``work`` again, once."""
+        if self._tracker.failure is not None:
+            raise self._tracker.failure
         try:
             try:
                 await work()
             except EngineLost:
                 if self.server is None:
                     raise
-                await self._revive()
+                await self._restart()
                 await work()
         except BaseException:
-            if not self._held:
+            if not self._paused:
                 with suppress(AgentError):
-                    await self._fleet.go_on()
-                self._desk.gate.set()
+                    await self._servers.resume()
+                self._tracker.gate.set()
             raise
 
-    async def _revived(self) -> None:
-        """Wait until a server of ours that has died is back."""
-        if self._reviving is None or self._reviving.done():
-            self._desk.gate.clear()
+    async def _restarted(self) -> None:
+        """Wait until a dead child process is restarted."""
+        if self._restarting is None or self._restarting.done():
+            self._tracker.gate.clear()
 
-            async def revive() -> None:
+            async def restart() -> None:
                 async with self._lock:
-                    await self._revive()
+                    await self._restart()
 
-            self._reviving = self._desk.later(revive())
-        await asyncio.wait([self._reviving])
+            self._restarting = self._tracker.in_background(restart())
+        await asyncio.wait([self._restarting])
 
-    async def _revive(self) -> None:
-        """Start the server again, with the last weights and in the state it was in."""
+    async def _restart(self) -> None:
+        """Restart the server if it is not healthy, with the last weights and in its previous state."""
         assert self.server is not None
         try:
-            paused = any(worker.state.paused is not None for worker in self._fleet.workers)
+            paused = any(worker.state.paused is not None for worker in self._servers.workers)
             if not await asyncio.to_thread(self.server.healthy, paused=paused):
-                await self._start_again(self.server)
-            if not self._held:
-                await self._go_on()
+                await self._restart_server(self.server)
+            if not self._paused:
+                await self._continue()
         except AgentError as error:
             failure = EngineLost(str(error))
-            self._desk.fail(self._desk.failure or failure)
+            self._tracker.fail(self._tracker.failure or failure)
             raise failure from error
 
-    async def _start_again(self, server: Server) -> None:
-        self._deaths = self._deaths + 1 if self._desk.answered == self._seen else 1
-        self._seen = self._desk.answered
+    async def _restart_server(self, server: Server) -> None:
+        self._deaths = self._deaths + 1 if self._tracker.answered == self._answered_before else 1
+        self._answered_before = self._tracker.answered
         if self._deaths > self.restarts:
             raise EngineLost(
-                f"The SGLang server died {self._deaths} times in a row; its log ends:\n{server.log}"
+                f"The SGLang server died {self._deaths} times in a row; end of its log:\n{server.log}"
             )
-        released = sorted({tag for worker in self._fleet.workers for tag in worker.state.released})
-        self._desk.hang_up()
+        released = sorted({tag for worker in self._servers.workers for tag in worker.state.released})
+        self._tracker.cancel_all()
         await asyncio.to_thread(server.restart)
-        await self._fleet.close()
-        self._sender.forget()
-        first = None if self._kept is not None else self.version
-        self._desk.fleet, _ = await asyncio.to_thread(
-            lambda: Fleet.connect(server.url, first, **self._options)
+        await self._servers.close()
+        self._sender.leave_group()
+        first = None if self._last_weights is not None else self.version
+        self._tracker.servers, _ = await asyncio.to_thread(
+            lambda: ServerGroup.connect(server.url, first, **self._options)
         )
-        if self._kept is not None:
-            await self._fleet.pause("abort")
-            await self._sender.send(self._fleet, self.version, self._kept)
+        if self._last_weights is not None:
+            await self._servers.pause("abort")
+            await self._sender.send(self._servers, self.version, self._last_weights)
         if released:
-            await self._fleet.pause("abort")
-            await self._fleet.release(released)
-        elif self._held:
-            await self._fleet.pause("abort")
+            await self._servers.pause("abort")
+            await self._servers.release(released)
+        elif self._paused:
+            await self._servers.pause("abort")

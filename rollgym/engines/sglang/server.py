@@ -1,4 +1,4 @@
-"""A server process of our own: started, watched, started again, and never left behind."""
+"""SGLang server as a child process: starts it, monitors it, restarts it, and never leaves it running."""
 
 from __future__ import annotations
 
@@ -24,14 +24,22 @@ from typing import Any
 
 import httpx
 
+from rollgym.core.errors import EngineLost, UsageError
 from rollgym.engines.sglang.client import auth_headers, transport
-from rollgym.engines.sglang.orphans import clean_up, forget, guard, members, note, signal_all, started
-from rollgym.errors import EngineLost, UsageError
+from rollgym.engines.sglang.process_reaper import (
+    guard,
+    reap_orphans,
+    register,
+    session_pids,
+    signal_all,
+    start_time,
+    unregister,
+)
 
 log = logging.getLogger(__name__)
 STOP_SECONDS = 15.0
 _TAIL = 12
-"""Lines of the log that an error repeats."""
+"""Lines of the log shown in an error."""
 _CPU: tuple[str, ...] = (
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     *("--disable-overlap-schedule", "--disable-cuda-graph"),
@@ -40,36 +48,36 @@ _CPU: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How to start a server."""
+    """Options of a server to start."""
 
     python: str = sys.executable
-    """The Python that has SGLang installed: it may have a virtual environment of its own."""
+    """Python interpreter with SGLang installed, for example that of a separate virtual environment."""
     device: str | None = None
-    """``cpu``, ``cuda`` or another that SGLang knows; default: ``cpu`` where there is no accelerator."""
+    """``cpu``, ``cuda`` or another device of SGLang; default: ``cpu`` if there is no accelerator."""
     dtype: str | None = None
-    """Default: float32 on a CPU, else what the model says."""
+    """Default: float32 on a CPU, else as in the model's configuration."""
     tp: int = 1
-    """Over how many devices the model is spread."""
+    """Tensor parallelism: number of devices of the server."""
     memory_fraction: float | None = None
     max_total_tokens: int | None = None
-    """Room of the cache, in tokens; by default what fits (on a CPU 65,536)."""
+    """Size of the KV cache in tokens; default: as many as fit (on a CPU 65,536)."""
     max_running: int | None = None
     context_length: int | None = None
     memory_saver: bool = False
-    """Needed for `release` to free anything; without an accelerator there is none."""
+    """Required for `Engine.sleep` to free memory; no effect without an accelerator."""
     host: str = "127.0.0.1"
     port: int | None = None
-    """Default: one that is free."""
+    """Default: a free port."""
     api_key: str | None = field(default=None, repr=False)
-    """What callers must show; default: one is drawn for each server. Servers behind a router share one."""
+    """Required in every call; default: random for each server. Servers behind a router share one."""
     start_seconds: float = 900.0
     hang_seconds: float = 120.0
-    """A server that has not answered the simplest question for this long hangs: it is killed, and started
-    again like one that died. The answer comes from its web server, whatever the model computes."""
+    """A server that has not answered a health check for this many seconds is killed and restarted. The check
+    is answered by its web server, independently of the model."""
     extra: tuple[str, ...] = ()
-    """Further words of the command line, except --config and --api-key."""
+    """Additional command-line arguments, except --config and --api-key."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Further environment variables."""
+    """Additional environment variables."""
 
     def __post_init__(self) -> None:
         if not 0 < self.hang_seconds < math.inf:
@@ -77,19 +85,19 @@ class ServerOptions:
         for word in self.extra:
             if word.partition("=")[0] in ("--config", "--api-key"):
                 raise UsageError(
-                    f"extra cannot hold {word.partition('=')[0]}: rollgym gives each server a key in a "
-                    "configuration file. Give the other settings as words of their own."
+                    f"extra must not contain {word.partition('=')[0]}: rollgym passes the key of each server "
+                    "in a config file. Pass other settings as separate arguments."
                 )
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the server is to do without an accelerator."""
+        """Whether the server runs on the CPU."""
         if self.device is not None:
             return self.device == "cpu"
         return not any(Path(file).exists() for file in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
     def command(self, model: Path, port: int, version: int) -> list[str]:
-        """The command line."""
+        """Return the command line."""
         cpu = self.on_cpu
         words: dict[str, Any] = {
             "--model-path": model,
@@ -109,12 +117,12 @@ class ServerOptions:
         return [self.python, "-m", "sglang.launch_server", *flags, *more, *self.extra]
 
     def environment(self) -> dict[str, str]:
-        """The environment variables: ours, without what would slow it down, and what a CPU needs."""
+        """Return the environment variables: ours, without those that would break or slow down the server."""
         env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        # A virtual environment or path of this process is none of the server's.
+        # The virtual environment and path of this process must not affect the server.
         for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME"):
             env.pop(name, None)
-        # PYTHONSAFEPATH: files in the current folder must not stand in for packages of the server.
+        # PYTHONSAFEPATH: files in the current folder must not shadow packages of the server.
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
         if self.on_cpu:
             env |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -122,13 +130,13 @@ class ServerOptions:
 
 
 class Server:
-    """One SGLang server and the processes it starts."""
+    """One SGLang server and its subprocesses."""
 
     def __init__(self, model: Path, options: ServerOptions | None = None, *, version: int = 0) -> None:
         self.model = model.resolve()
         self.options = options or ServerOptions()
         self.version = version
-        """What the weights in the folder are called."""
+        """Version of the weights in the folder."""
         self.starts = 0
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -137,27 +145,27 @@ class Server:
         self._closed = False
         self._log = Path(tempfile.mkdtemp(prefix="rollgym-sglang-")) / "server.log"
         self.api_key = self.options.api_key or secrets.token_hex(32)
-        """Without it the server answers /health only: every user of the machine can reach its port."""
+        """Without it the server answers /health only: any user of the machine can reach its port."""
         atexit.register(self.stop)
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Address of the server."""
         return f"http://{self.options.host}:{self._port}"
 
     @property
     def pid(self) -> int | None:
-        """Of the first process."""
+        """Process id of the server's main process."""
         return None if self._process is None else self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the first process runs."""
+        """Whether the main process is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def log(self) -> str:
-        """The end of what it has printed."""
+        """The last lines of its output."""
         try:
             text = self._log.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -167,10 +175,10 @@ class Server:
         return "\n".join(lines[-_TAIL:])
 
     def start(self) -> None:
-        """Start it and wait until it can generate; `EngineLost` where it does not come up."""
+        """Start the server and wait until it can generate; raises `EngineLost` if it does not start."""
         if self._closed:
             raise EngineLost("The SGLang server was closed.")
-        clean_up()
+        reap_orphans()
         self._port = self._free_port()
         self._launch()
         try:
@@ -185,7 +193,7 @@ class Server:
             ).start()
 
     def healthy(self, *, paused: bool = False, seconds: float = 30.0) -> bool:
-        """Whether it runs and generates; a paused one can only be asked whether it answers."""
+        """Whether it runs and generates; a paused server is only checked for an answer."""
         if not self.alive:
             return False
         path = "/model_info" if paused else "/health"
@@ -197,26 +205,26 @@ class Server:
             return False
 
     def restart(self) -> None:
-        """End whatever is left of it, and start it again, at the same address if that is free."""
+        """Stop the server and start it again, at the same address if that is free."""
         self.stop()
         self.start()
 
     def stop(self) -> None:
-        """End all its processes: asked first, then made to. Stopping twice is stopping once."""
+        """Stop all its processes: SIGTERM, then SIGKILL. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
-        forget(process.pid)
-        held, self._guard = self._guard, None
+        unregister(process.pid)
+        guard_pipe, self._guard = self._guard, None
         try:
             self._end(process)
         finally:
-            if held is not None:
-                os.close(held)
+            if guard_pipe is not None:
+                os.close(guard_pipe)
 
     def close(self) -> None:
-        """Stop for good, and remove the log."""
-        self._closed = True  # a start that is under way in another thread ends, too
+        """Stop for good and delete the log."""
+        self._closed = True  # also ends a start in progress in another thread
         self.stop()
         atexit.unregister(self.stop)
         with suppress(OSError):
@@ -225,7 +233,7 @@ class Server:
             self._log.parent.rmdir()
 
     def _watch(self, process: subprocess.Popen[bytes], began: str) -> None:
-        """Kill a server that hangs: whatever waits for it then finds it dead."""
+        """Kill a server that hangs, so that pending calls fail."""
         allowed = self.options.hang_seconds
         heard = time.monotonic()
         while self._process is process and process.poll() is None:
@@ -233,7 +241,7 @@ class Server:
                 heard = time.monotonic()
             elif time.monotonic() - heard >= allowed and self._process is process:
                 log.warning(
-                    "The SGLang server at %s has not answered for %g s: it is killed.", self.url, allowed
+                    "The SGLang server at %s has not answered for %g s: killing it.", self.url, allowed
                 )
                 signal_all(process.pid, began, SIGKILL)
                 return
@@ -245,24 +253,24 @@ class Server:
             until = time.monotonic() + seconds
             while time.monotonic() < until:
                 process.poll()
-                if process.returncode is not None and not members(process.pid, self._began):
+                if process.returncode is not None and not session_pids(process.pid, self._began):
                     return
                 time.sleep(0.05)
 
     @property
     def _key_file(self) -> Path:
-        """In a folder that only this user can read; command lines are visible to every user."""
+        """Config file with the key, in a private folder: command lines are visible to every user."""
         return self._log.with_name("key.yaml")
 
     def _launch(self) -> None:
         options = self.options
-        # JSON is YAML: the quotes keep a key of digits a text.
+        # JSON is YAML: the quotes keep a numeric key a string.
         self._key_file.write_text(f"api-key: {json.dumps(self.api_key)}\n", encoding="utf-8")
         command = options.command(self.model, self._port, self.version)
         command += ["--config", str(self._key_file)]
         try:
             with self._log.open("wb") as out:
-                # Its own session: so that all of it can be ended, and Ctrl-C is ours to handle.
+                # A new session: all its processes can be killed together, and Ctrl-C only reaches us.
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -273,11 +281,11 @@ class Server:
                 )
         except OSError as error:
             raise UsageError(
-                f"SGLang cannot be started with {options.python}: {error.strerror or error}."
+                f"Cannot start SGLang with {options.python}: {error.strerror or error}."
             ) from None
         self.starts += 1
-        self._began = started(self._process.pid)
-        note(self._process.pid, self._began)
+        self._began = start_time(self._process.pid)
+        register(self._process.pid, self._began)
         self._guard = guard(self._process.pid, self._began)
 
     def _wait(self) -> None:
@@ -285,13 +293,13 @@ class Server:
         while not self.healthy():
             process = self._process
             if self._closed or process is None:
-                raise EngineLost("The SGLang server was stopped while it started.")
+                raise EngineLost("The SGLang server was stopped while starting.")
             if process.poll() is not None:
                 raise EngineLost(self._death(process.returncode))
             if time.monotonic() > until:
                 seconds = self.options.start_seconds
                 raise EngineLost(
-                    f"The SGLang server was not ready within {seconds:g} s; its log ends:\n{self.log}"
+                    f"The SGLang server was not ready within {seconds:g} s; end of its log:\n{self.log}"
                 )
             time.sleep(0.25)
 
@@ -299,18 +307,19 @@ class Server:
         text = self.log
         if "No module named 'sglang'" in text or "No module named sglang" in text:
             return (
-                f"{self.options.python} has no SGLang: install it there (pip install sglang), or name the "
-                "Python that has it (python=...)."
+                f"{self.options.python} has no SGLang: install it there (pip install sglang), or pass an "
+                "interpreter that has it (python=...)."
             )
-        return f"The SGLang server died while it started (exit code {code}); its log ends:\n{text}"
+        return f"The SGLang server died while starting (exit code {code}); end of its log:\n{text}"
 
     def _free_port(self) -> int:
-        asked = self.options.port or self._port
-        if asked and _is_free(self.options.host, asked):
-            return asked
+        preferred = self.options.port or self._port
+        if preferred and _is_free(self.options.host, preferred):
+            return preferred
         if self.options.port is not None:
             raise UsageError(
-                f"Port {asked} of {self.options.host} is in use: choose another, or none to get a free one."
+                f"Port {preferred} of {self.options.host} is in use: choose another, or leave port out to "
+                "use a free one."
             )
         with socket.socket() as probe:
             probe.bind((self.options.host, 0))
@@ -328,7 +337,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def start_all(servers: Sequence[Server]) -> None:
-    """Start several at once; where one fails, or somebody interrupts, none is left running."""
+    """Start servers in parallel; if one fails or the call is interrupted, all are closed."""
     with ThreadPoolExecutor(len(servers)) as threads:
         futures = [threads.submit(server.start) for server in servers]
         try:

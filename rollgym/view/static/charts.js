@@ -1,4 +1,4 @@
-// Small charts: lines with intervals, stacked areas, histograms. Colours come from the style sheet.
+// Small charts: lines with intervals, stacked areas, histograms. Colors come from the style sheet.
 
 function ticks(low, high, count) {
   if (!(high > low)) return [low];
@@ -55,21 +55,21 @@ function lineChart({ title, unit, series, width = 360, height = 190, share = fal
   const made = frame({ title, unit, width, height, x, y: bounds(ys, { share, zero }), show });
   const { picture, px, py } = made;
   series.forEach((one, index) => {
-    const colour = `series-${index % 6}`;
+    const color = `series-${index % 6}`;
     for (const [at, , low, high] of one.points) {
       if (low !== undefined && low !== null) {
-        picture.append(s("line", { x1: px(at), x2: px(at), y1: py(low), y2: py(high), class: `error ${colour}` }));
+        picture.append(s("line", { x1: px(at), x2: px(at), y1: py(low), y2: py(high), class: `error ${color}` }));
       }
     }
     const path = one.points.map((p, i) => `${i ? "L" : "M"}${px(p[0]).toFixed(1)} ${py(p[1]).toFixed(1)}`).join("");
-    picture.append(s("path", { d: path, class: `line ${colour}` }));
+    picture.append(s("path", { d: path, class: `line ${color}` }));
     if (one.points.length <= 40) {
       for (const p of one.points) {
-        picture.append(s("circle", { cx: px(p[0]), cy: py(p[1]), r: one.points.length > 20 ? 1.8 : 2.6, class: `dot ${colour}` }));
+        picture.append(s("circle", { cx: px(p[0]), cy: py(p[1]), r: one.points.length > 20 ? 1.8 : 2.6, class: `dot ${color}` }));
       }
     }
     if (series.length > 1) {
-      picture.append(s("text", { x: width - made.right, y: 14 + 13 * index, class: `name end ${colour}` }, shorten(one.name, 36)));
+      picture.append(s("text", { x: width - made.right, y: 14 + 13 * index, class: `name end ${color}` }, shorten(one.name, 36)));
     }
   });
   const last = series.map((one) => `${one.name ?? title} ${show(one.points.at(-1)[1])}`).join(", ");
@@ -78,7 +78,7 @@ function lineChart({ title, unit, series, width = 360, height = 190, share = fal
   return h("figure", { class: "plot" }, picture);
 }
 
-// What is nearest to the pointer, in words above the chart.
+// Shows the point nearest to the pointer above the chart.
 function pointer(picture, { px, py, top, bottom, right }, series, show, width, height) {
   const line = s("line", { y1: top, y2: height - bottom, class: "pointer" });
   const ring = s("circle", { r: 4, class: "ring" });
@@ -130,7 +130,7 @@ function stackChart({ title, unit, parts, width = 360, height = 190 }) {
   return h("figure", { class: "plot" }, picture, h("figcaption", { class: "keys" }, keys));
 }
 
-// How often a value came up, those that succeeded apart.
+// Histogram with successful episodes in a separate color.
 function histogram({ title, unit, rows, value, width = 360, height = 190 }) {
   const values = rows.map(value).filter((one) => one !== null && Number.isFinite(one));
   if (!values.length) return null;

@@ -1,4 +1,4 @@
-// One episode: turn by turn, its tokens, its siblings, and everything that is written of it.
+// Episode detail: turns, tokens, siblings and metadata.
 
 function verdict(row) {
   if (row.error || ["env_error", "worker_lost", "engine_error", "cancelled"].includes(row.outcome)) return ["failed", "!"];
@@ -9,7 +9,7 @@ function verdict(row) {
 
 function badge(row) {
   const [kind, sign] = verdict(row);
-  const words = { failed: "failed to run", good: "success", bad: "no success", none: "no verdict" }[kind];
+  const words = { failed: "failed to run", good: "success", bad: "no success", none: "not scored" }[kind];
   return h("span", { class: `badge ${kind}`, title: words, role: "img", "aria-label": words }, sign);
 }
 
@@ -48,26 +48,26 @@ function turnsView(body) {
       "li",
       { class: "turn" },
       h("div", { class: "turn-head" }, h("b", {}, `Turn ${index + 1}`),
-        turn.info?.valid === false && h("span", { class: "badge bad" }, "not valid"),
+        turn.info?.valid === false && h("span", { class: "badge bad" }, "invalid action"),
         h("span", { class: "grow" }),
         turn.policy_version !== undefined && h("span", {}, `version ${turn.policy_version}`),
         turn.finish_reason && h("span", {}, turn.finish_reason),
-        h("span", { title: "waited, generated, environment" }, turn.seconds.map(seconds).join(" + ")),
+        h("span", { title: "queue, generation, environment" }, turn.seconds.map(seconds).join(" + ")),
         h("span", { class: turn.reward > 0 ? "reward plus" : turn.reward < 0 ? "reward minus" : "reward" }, `reward ${number(turn.reward)}`)),
       observation(env, turn.observation, seen),
       h("div", { class: "act" }, h("span", { class: "who" }, "action"), action(env, turn.action)),
-      turn.response !== undefined && turn.response !== turn.action && folded("the whole reply", () => withCode(turn.response, "said")),
-      turn.info && folded("what the environment said of it", () => textBlock(JSON.stringify(turn.info, null, 1))),
+      turn.response !== undefined && turn.response !== turn.action && folded("full response", () => withCode(turn.response, "said")),
+      turn.info && folded("info", () => textBlock(JSON.stringify(turn.info, null, 1))),
     );
   });
   const after = body.turns.length ? body.turns.at(-1).info : body.reset;
   return h(
     "div",
     {},
-    body.instructions && folded("what the agent was told", () => textBlock(body.instructions)),
+    body.instructions && folded("instructions", () => textBlock(body.instructions)),
     h("ol", { class: "turns" }, lazily(cards)),
-    body.final && h("div", { class: "turn final" }, h("div", { class: "turn-head" }, h("b", {}, "At the end")), observation(env, body.final, after)),
-    !body.turns.length && h("p", { class: "empty" }, "No turn was played."),
+    body.final && h("div", { class: "turn final" }, h("div", { class: "turn-head" }, h("b", {}, "Final observation")), observation(env, body.final, after)),
+    !body.turns.length && h("p", { class: "empty" }, "No turns."),
   );
 }
 
@@ -78,7 +78,7 @@ function lazily(cards) {
   return [...cards.slice(0, 100), more];
 }
 
-// Siblings side by side: the same task, played again.
+// Siblings of the group side by side.
 function groupView(siblings, go) {
   const holder = h("div", { class: "group" });
   const shown = siblings.slice(0, 16);

@@ -16,7 +16,7 @@ function episodeList(state, open) {
 
   function columns() {
     const some = (test) => state.rows.some(test);
-    // A telephone has room for what tells episodes apart; the rest is in the episode itself.
+    // Narrow screens show only the columns that distinguish episodes.
     const narrow = innerWidth < 620;
     const kept = new Set(["success", "id", "step", "total", "turns"]);
     return [

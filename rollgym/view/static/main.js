@@ -1,7 +1,7 @@
-// Where the data comes from, what is shown, and how a running run is followed.
+// Data sources, navigation and live updates.
 
 const LIVE = document.body.dataset.live === "1";
-const EVERY = 2000; // milliseconds between questions to a live server
+const EVERY = 2000; // milliseconds between requests to a live server
 
 async function unpack(id) {
   const element = document.getElementById(id);
@@ -42,7 +42,7 @@ async function fileSource() {
 
 async function ask(path) {
   const answer = await fetch(path, { cache: "no-store" });
-  if (!answer.ok) throw new Error(answer.status === 404 ? "This episode is gone: the run went back to an earlier state." : `The server answered ${answer.status}.`);
+  if (!answer.ok) throw new Error(answer.status === 404 ? "This episode no longer exists: the run was rewound." : `The server answered ${answer.status}.`);
   return answer.json();
 }
 
@@ -62,7 +62,7 @@ async function start() {
   const app = document.getElementById("app");
   const main = h("main", {});
   const status = h("span", { class: "status", role: "status" });
-  const detail = h("div", { class: "detail" }, h("p", { class: "empty" }, "Choose an episode."));
+  const detail = h("div", { class: "detail" }, h("p", { class: "empty" }, "Select an episode."));
   const list = episodeList(state, (n) => { location.hash = `#episodes/${n}`; });
   const episodes = h("div", { class: "episodes" }, list.element, detail);
   const nav = h("nav", { class: "main", "aria-label": "pages" },
@@ -172,5 +172,5 @@ async function start() {
 }
 
 start().catch((error) => {
-  document.getElementById("app").replaceChildren(h("p", { class: "note warn" }, `The page could not be drawn: ${error.message}`));
+  document.getElementById("app").replaceChildren(h("p", { class: "note warn" }, `Cannot render the page: ${error.message}`));
 });

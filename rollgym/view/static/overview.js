@@ -1,10 +1,10 @@
-// The first page: what came out, in five seconds; then how it went.
+// First page: headline results, then details.
 
 function card(name, value, note) {
   return h("div", { class: "card" }, h("div", { class: "value" }, value), h("div", { class: "name" }, name), note && h("div", { class: "note" }, note));
 }
 
-// A number that a warning of the run casts doubt on, such as a success of 0 without any valid action.
+// Marks a number that a warning makes doubtful, such as success 0 without any valid action.
 function marked(text, suspect) {
   return suspect ? [text, h("span", { class: "suspect", title: "see the warnings below", "aria-label": "suspect: see the warnings" }, " \u26a0")] : [text];
 }
@@ -26,7 +26,7 @@ function headline(data) {
   return h("div", { class: "hero" }, h("p", { class: "big" }, "\u2013"), h("p", {}, "No episode with a score yet."));
 }
 
-// What imitation brought is told apart from what reinforcement learning added to it.
+// Separates the effect of imitation from that of reinforcement learning.
 function trainedHeadline({ env, first: untaught, taught, last }, data, several) {
   const first = taught ?? untaught;
   const change = last.success.value - first.success.value;
@@ -38,7 +38,7 @@ function trainedHeadline({ env, first: untaught, taught, last }, data, several) 
     h("p", { class: "big" }, percent(first.success.value), h("span", { class: "arrow", "aria-label": "to" }, " \u2192 "), ...marked(percent(last.success.value), last.suspect)),
     h("p", {}, h("b", {}, `success on held-out tasks${several ? ` of ${shorten(env, 80)}` : ""}`), ` by ${whole(data.headline.steps)} steps of reinforcement learning: ${words}.`,
       h("span", { class: "small block" }, `95 % intervals: ${between(first.success, (v) => percent(v, 1))}, then ${between(last.success, (v) => percent(v, 1))}; ${whole(last.episodes ?? 0)} episodes each.`,
-        taught ? ` Before the warm start, untaught: ${percent(untaught.success.value)}.` : "")));
+        taught ? ` Before the warm start: ${percent(untaught.success.value)}.` : "")));
 }
 
 function overviewView(data, rows, show) {
@@ -55,7 +55,7 @@ function overviewView(data, rows, show) {
     ...Object.entries(data.pass_at_k).filter(([k]) => k !== "1").slice(-2).map(([k, v]) => card(`pass@${k}`, percent(v, 1))));
   const command = data.command ? h("p", { class: "command" }, h("code", {}, shorten(data.command, 1000))) : null;
   return h("div", {}, headline(data), command, cards, data.notes.map((note) => h("p", { class: "note warn" }, shorten(note, 600))), ...charts(data, rows),
-    totals.episodes ? section("How episodes ended", bars(data.outcomes)) : null, tables(data), failureTable(data, show));
+    totals.episodes ? section("Outcomes", bars(data.outcomes)) : null, tables(data), failureTable(data, show));
 }
 
 function charts(data, rows) {

@@ -1,4 +1,4 @@
-// What an environment showed, drawn where we know how: boards, lakes, shop pages, code. Else its text.
+// Rendering of known observations (boards, lakes, shop pages, code); other observations as text.
 
 const XSB = /^[#@+$*. \-_\n]+$/;
 
@@ -57,7 +57,7 @@ function shopPage(text, info) {
       const price = PRICE.test(part.trim());
       const made = h("span", { class: clickable ? "chip" : price ? "price" : "piece" }, shorten(part, FOLD));
       const line = () => h("span", { class: "break" });
-      // A product of a list begins a line of its own; the one before it ended with its price.
+      // A product of a list starts a new line; the previous one ended with its price.
       if (clickable && PRODUCT.test(part.trim()) && !PRICE.test((parts[place - 1] ?? "").trim())) return [line(), made];
       return price ? [made, line()] : made;
     }),

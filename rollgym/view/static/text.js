@@ -1,4 +1,4 @@
-// Text that others wrote. Everything shown goes through visible() and into text nodes; nothing is ever markup.
+// Untrusted text. Everything shown goes through visible() and into text nodes; nothing is ever markup.
 
 const FOLD = 3000; // characters of a text that are shown at once
 const MORE = 50000; // and with each further click
@@ -23,7 +23,7 @@ function shorten(text, most) {
   return all.length <= most ? all : `${all.slice(0, most)}\u2026`;
 }
 
-// A text in a block of its own; a long one is folded, and opened piece by piece.
+// A text block; long texts are folded and expanded in steps.
 function textBlock(text, kind) {
   const all = String(text ?? "");
   const block = h("pre", { class: `text ${kind ?? ""}` });

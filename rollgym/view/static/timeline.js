@@ -6,7 +6,7 @@ const ROLES = { 1: "engine", 2: "environments", 3: "waiting for an environment" 
 
 function timelineView(data, open) {
   if (!data || !data.lanes.length) {
-    return h("p", { class: "empty" }, "No events were recorded: there is no timeline of this run.");
+    return h("p", { class: "empty" }, "No events were recorded.");
   }
   const canvas = h("canvas", { class: "lanes", tabindex: "0", role: "img", "aria-label": "timeline of the scheduler" });
   const tip = h("div", { class: "tip", role: "status" });
@@ -37,7 +37,7 @@ function timelineView(data, open) {
     const pen = canvas.getContext("2d");
     pen.scale(scale, scale);
     const [ink, soft, faint] = [theme("--ink"), theme("--soft"), theme("--line")];
-    const colours = Object.fromEntries(Object.entries(STATES).map(([state, name]) => [state, theme(name)]));
+    const colors = Object.fromEntries(Object.entries(STATES).map(([state, name]) => [state, theme(name)]));
     pen.font = "11px system-ui, sans-serif";
     pen.textBaseline = "middle";
     pen.textAlign = "center";
@@ -61,7 +61,7 @@ function timelineView(data, open) {
       for (const [start, length, state] of lane.spans) {
         if (start > view.to || start + length < view.from) continue;
         const a = Math.max(LEFT, x(start)), b = Math.min(drawnWidth - 8, x(start + length));
-        pen.fillStyle = colours[state] ?? soft;
+        pen.fillStyle = colors[state] ?? soft;
         const gap = LANE > 10 ? 2 : 0.5;
         pen.fillRect(a, y + gap, Math.max(0.6, b - a - (b - a > 3 ? 0.5 : 0)), LANE - 2 * gap);
       }
@@ -147,8 +147,8 @@ function timelineView(data, open) {
       card("engine busy", percent(data.engine_busy), "at least one episode generating"), card("environments busy", percent(data.environment_busy), "at least one episode stepping")),
     data.left_out ? h("p", { class: "note" }, `Only the later part of the run is drawn: its first ${whole(data.left_out)} events are left out.`) : null,
     data.lanes_left_out ? h("p", { class: "note" }, `${whole(data.lanes_left_out)} more lanes are not drawn.`) : null,
-    section("Longest waits", table(["how long", "waited for", "episode", "turn", "at"], waits, ["num", "", "", "num", "num"])),
-    section("Where the episodes' time went", bars(data.time_by_state, seconds)),
+    section("Longest waits", table(["duration", "waited for", "episode", "turn", "at"], waits, ["num", "", "", "num", "num"])),
+    section("Time by state", bars(data.time_by_state, seconds)),
     section("Lanes",
       h("div", { class: "keys" }, Object.entries(STATES).map(([state, name]) => h("span", {}, h("i", { class: "swatch", style: { "background-color": `var(${name})` } }), state)),
         h("span", { class: "small" }, "dashed: new weights, pauses. Drag to look closer, double-click for all, click a span for its episode."),

@@ -1,11 +1,11 @@
-// The token view: who wrote each token, how likely it was, and what it was worth.
+// Token view: mask, log-prob, ratio, advantage and policy version of each token.
 
 const MODES = [
   ["mask", "mask", "blue: written by the policy and trained on; plain: written by the environment or template"],
-  ["logprob", "log-prob", "the deeper the orange, the less likely the token was when it was sampled"],
+  ["logprob", "log-prob", "darker orange: lower probability when sampled"],
   ["ratio", "ratio", "orange: the update made the token likelier; blue: less likely; plain: as before"],
   ["advantage", "advantage", "green: better than its siblings; orange: worse; plain: neither"],
-  ["version", "policy version", "one colour for each version of the weights"],
+  ["version", "policy version", "one color for each version of the weights"],
 ];
 const ORANGE = [213, 94, 0], BLUE = [0, 114, 178], GREEN = [0, 158, 115];
 const VERSIONS = [BLUE, [230, 159, 0], GREEN, [204, 121, 167], [86, 180, 233], ORANGE];
@@ -15,7 +15,7 @@ function shade([r, g, b], strength) {
   return `rgba(${r}, ${g}, ${b}, ${alpha.toFixed(3)})`;
 }
 
-// The colour of a token; null is none. largest: the greatest absolute advantage in view.
+// The color of a token; null is none. largest: the greatest absolute advantage in view.
 function tokenColour(mode, token, largest) {
   if (!token.mask) return null;
   if (mode === "mask") return shade(BLUE, 0.5);
@@ -69,7 +69,7 @@ function tokenWords(token, texts, place) {
 function tokenView(body) {
   const turns = tokensOf(body), texts = body.texts ?? {};
   if (!turns.some((turn) => turn.length)) {
-    return h("p", { class: "empty" }, "No tokens were recorded: the agent that played is no token model.");
+    return h("p", { class: "empty" }, "No tokens were recorded: the agent has no token ids.");
   }
   const largest = Math.max(1e-9, ...turns.flat().map((token) => Math.abs(token.advantage ?? 0)));
   const tip = h("div", { class: "tip", role: "status" });
@@ -95,7 +95,7 @@ function tokenView(body) {
     legend.textContent = visible(legendOf(mode, body, largest));
     for (const button of modes.children) button.setAttribute("aria-pressed", String(button.dataset.mode === mode));
   };
-  const modes = h("div", { class: "modes", role: "group", "aria-label": "colour by" },
+  const modes = h("div", { class: "modes", role: "group", "aria-label": "color by" },
     MODES.map(([mode, name]) => h("button", { type: "button", data: { mode }, onclick: () => choose(mode) }, name)));
   field.addEventListener("pointerover", (event) => {
     const found = event.target.dataset?.place === undefined ? null : spans[Number(event.target.dataset.place)];
@@ -108,7 +108,7 @@ function tokenView(body) {
     tip.style.top = `${below ? box.bottom + 6 : box.top - tip.offsetHeight - 6}px`;
   });
   field.addEventListener("pointerleave", () => tip.classList.remove("on"));
-  const named = Object.keys(texts).length ? "" : " Ids are shown: there is no tokenizer in the run's folder, or the package tokenizers is not installed.";
+  const named = Object.keys(texts).length ? "" : " Ids are shown: the run folder has no tokenizer, or the package tokenizers is not installed.";
   choose("logprob");
   return h("div", { class: "token-view" }, modes, legend, named && h("p", { class: "note" }, named), field, tip);
 }

@@ -30,7 +30,7 @@ def real_options() -> ServerOptions:
 @pytest.fixture(scope="session")
 def real_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """The folder of a tiny model with the weights of a seed."""
-    from rollgym.trainer.model import make_policy
+    from rollgym.trainer.builtin_policy.model import make_policy
 
     base = tmp_path_factory.mktemp("models")
 

@@ -1,4 +1,4 @@
-"""Starting servers: what is said where that fails, and that none is left behind."""
+"""Starting servers: error messages, and no server is left behind."""
 
 import os
 import signal
@@ -12,9 +12,9 @@ import httpx
 import pytest
 from scripted_server import model_folder
 
-from rollgym.engines.sglang import Server, ServerOptions, SglangEngine, launch, open_sglang, orphans
+from rollgym.core.errors import EngineLost, UsageError
+from rollgym.engines.sglang import Server, ServerOptions, SglangEngine, launch, open_sglang, process_reaper
 from rollgym.engines.sglang.server import start_all
-from rollgym.errors import EngineLost, UsageError
 
 STAND_IN = """#!{python}
 import subprocess, sys, http.server
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 def own_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
-    monkeypatch.setattr(orphans, "_folder", lambda: notes)
+    monkeypatch.setattr(process_reaper, "_folder", lambda: notes)
 
 
 def program(path: Path, text: str) -> str:
@@ -50,7 +50,7 @@ def program(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_command_line_says_everything_that_was_asked_for(folder: Path) -> None:
+def test_the_command_line_has_all_options(folder: Path) -> None:
     options = ServerOptions(
         python="py", device="cpu", tp=2, context_length=99, extra=("--log-level", "error")
     )
@@ -68,7 +68,7 @@ def test_the_command_line_says_everything_that_was_asked_for(folder: Path) -> No
     assert "--attention-backend" not in ServerOptions(python="py", device="cuda").command(folder, 7, 3)
 
 
-def test_a_python_without_sglang_is_told_so(folder: Path, tmp_path: Path) -> None:
+def test_a_python_without_sglang_is_reported(folder: Path, tmp_path: Path) -> None:
     without = program(tmp_path / "py", '#!/bin/sh\necho "$0: No module named sglang"\nexit 1\n')
     with pytest.raises(EngineLost, match="has no SGLang: install it there"):
         launch(folder, ServerOptions(python=without))
@@ -76,11 +76,11 @@ def test_a_python_without_sglang_is_told_so(folder: Path, tmp_path: Path) -> Non
 
 def test_a_server_that_dies_while_it_starts_shows_the_end_of_its_log(folder: Path, tmp_path: Path) -> None:
     dying = program(tmp_path / "py", "#!/bin/sh\necho one; echo 'CUDA is out of memory'; exit 3\n")
-    with pytest.raises(EngineLost, match=r"(?s)died while it started \(exit code 3\).*CUDA is out of memory"):
+    with pytest.raises(EngineLost, match=r"(?s)died while starting \(exit code 3\).*CUDA is out of memory"):
         launch(folder, ServerOptions(python=dying))
 
 
-def test_one_that_is_never_ready_is_given_up_and_ended(folder: Path, tmp_path: Path) -> None:
+def test_a_server_that_is_never_ready_is_killed(folder: Path, tmp_path: Path) -> None:
     server = Server(
         folder, ServerOptions(python=program(tmp_path / "py", "#!/bin/sh\nsleep 60\n"), start_seconds=0.3)
     )
@@ -91,17 +91,17 @@ def test_one_that_is_never_ready_is_given_up_and_ended(folder: Path, tmp_path: P
 
 
 def test_a_missing_python_and_a_missing_model_are_one_sentence_each(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be started with /no/python"):
+    with pytest.raises(UsageError, match="Cannot start SGLang with /no/python"):
         launch(folder, ServerOptions(python="/no/python"))
-    with pytest.raises(UsageError, match="is no model folder"):
+    with pytest.raises(UsageError, match="is not a model folder"):
         launch(tmp_path / "none")
-    with pytest.raises(UsageError, match="needs the url of a server"):
+    with pytest.raises(UsageError, match="needs model_folder, and either url or server"):
         SglangEngine()
     with pytest.raises(UsageError, match="replicas must be at least 1"):
         open_sglang(folder, replicas=0)
-    with pytest.raises(UsageError, match="cannot have one port"):
+    with pytest.raises(UsageError, match="cannot share a port"):
         open_sglang(folder, replicas=2, options=ServerOptions(port=30000))
-    with pytest.raises(UsageError, match="2 replicas were asked for, but 3 addresses"):
+    with pytest.raises(UsageError, match="replicas is 2, but 3 addresses are given"):
         open_sglang(folder, url=["http://a", "http://b", "http://c"], replicas=2)
 
 
@@ -120,18 +120,18 @@ def test_stopping_ends_every_process_and_a_restart_keeps_the_address(folder: Pat
     server.start()
     first, url = server.pid, server.url
     assert first is not None
-    family = orphans.members(first, orphans.started(first))
+    family = process_reaper.session_pids(first, process_reaper.start_time(first))
     assert len(family) == 2
     os.kill(first, 9)
     server.restart()
     assert server.url == url
     assert server.starts == 2
-    assert not any(orphans.started(pid) for pid in family)
+    assert not any(process_reaper.start_time(pid) for pid in family)
     second = server.pid
     server.close()
     server.close()
     assert second is not None
-    assert not orphans.started(second)
+    assert not process_reaper.start_time(second)
 
 
 ASKS_FOR_A_KEY = """#!{python}
@@ -174,9 +174,9 @@ def test_a_server_has_a_key_that_no_other_user_can_see(folder: Path, tmp_path: P
     assert not file.parent.exists()
 
 
-def test_the_key_is_not_given_in_other_words() -> None:
+def test_the_key_cannot_be_passed_in_extra() -> None:
     for extra in (("--config", "x.yaml"), ("--api-key=abc",)):
-        with pytest.raises(UsageError, match=f"extra cannot hold {extra[0].partition('=')[0]}"):
+        with pytest.raises(UsageError, match=f"extra must not contain {extra[0].partition('=')[0]}"):
             ServerOptions(extra=extra)
 
 
@@ -200,15 +200,15 @@ def test_a_server_that_hangs_is_killed_and_can_be_started_again(folder: Path, tm
         server.close()
 
 
-def test_servers_of_an_owner_that_is_gone_are_ended_and_no_others(tmp_path: Path) -> None:
+def test_only_servers_of_dead_owners_are_killed(tmp_path: Path) -> None:
     def sleeper() -> subprocess.Popen[bytes]:
         return subprocess.Popen(["sleep", "600"], start_new_session=True)
 
     with sleeper() as ours, sleeper() as orphan, sleeper() as stranger:
         try:
-            orphans.note(ours.pid, orphans.started(ours.pid))
+            process_reaper.register(ours.pid, process_reaper.start_time(ours.pid))
             notes = tmp_path / "notes"
-            began = orphans.started(orphan.pid)
+            began = process_reaper.start_time(orphan.pid)
             gone = f'"owner": {os.getpid()}, "owner_began": "1"'
             (notes / "1.json").write_text(
                 f'{{"pid": {orphan.pid}, "began": "{began}", {gone}}}', encoding="utf-8"
@@ -218,7 +218,7 @@ def test_servers_of_an_owner_that_is_gone_are_ended_and_no_others(tmp_path: Path
                 f'{{"pid": {stranger.pid}, "began": "5", {gone}}}', encoding="utf-8"
             )
             (notes / "3.json").write_text("nonsense", encoding="utf-8")
-            assert orphans.clean_up() == [orphan.pid]
+            assert process_reaper.reap_orphans() == [orphan.pid]
             assert orphan.wait(30) == -9
             time.sleep(0.05)
             assert ours.poll() is None
@@ -228,7 +228,7 @@ def test_servers_of_an_owner_that_is_gone_are_ended_and_no_others(tmp_path: Path
                 one.kill()
 
 
-def test_where_one_of_several_fails_none_is_left(folder: Path, tmp_path: Path) -> None:
+def test_if_one_server_fails_all_are_closed(folder: Path, tmp_path: Path) -> None:
     good = ServerOptions(python=program(tmp_path / "slow", "#!/bin/sh\nsleep 60\n"))
     bad = ServerOptions(python=program(tmp_path / "bad", "#!/bin/sh\nexit 3\n"))
     servers = [Server(folder, good), Server(folder, bad)]
@@ -240,20 +240,20 @@ def test_where_one_of_several_fails_none_is_left(folder: Path, tmp_path: Path) -
 
 OWNER = """
 import importlib.util, os, signal, subprocess
-spec = importlib.util.spec_from_file_location("orphans", {file!r})
-orphans = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(orphans)
+spec = importlib.util.spec_from_file_location("process_reaper", {file!r})
+process_reaper = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(process_reaper)
 server = subprocess.Popen(["sleep", "600"], start_new_session=True)
-orphans.guard(server.pid, orphans.started(server.pid))
+process_reaper.guard(server.pid, process_reaper.start_time(server.pid))
 print(server.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_server_ends_with_its_owner_though_that_was_killed() -> None:
-    command = [sys.executable, "-S", "-c", OWNER.format(file=orphans.__file__)]
+def test_a_server_is_killed_when_its_owner_is_killed() -> None:
+    command = [sys.executable, "-S", "-c", OWNER.format(file=process_reaper.__file__)]
     owner = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     assert owner.returncode == -9
     server = int(owner.stdout)
-    while orphans.started(server):
+    while process_reaper.start_time(server):
         time.sleep(0.02)

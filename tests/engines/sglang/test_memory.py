@@ -1,4 +1,4 @@
-"""Memory that is given up for a learner and taken back: what a server is told, and that it has weights."""
+"""Sleep and wake_up of SGLang servers: the calls sent, and their weights."""
 
 import asyncio
 import threading
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from scripted_server import Scripted, as_json, model_folder, reply, scripted
 
-from rollgym.engines import GenerateRequest, Sampling, WeightSource
-from rollgym.engines.replicas import ReplicaEngine
+from rollgym.core.errors import AgentError
+from rollgym.engines.base import GenerateRequest, Sampling, WeightSource
+from rollgym.engines.router import RoutedEngine
 from rollgym.engines.sglang import SglangEngine
-from rollgym.errors import AgentError
 
 CONTROL = (
     "/pause_generation",
@@ -51,13 +51,13 @@ def ask(name: str = "r") -> GenerateRequest:
     return GenerateRequest(request_id=name, prompt_ids=(3, 4), sampling=Sampling(max_tokens=4), session=name)
 
 
-def test_what_was_given_up_comes_back_with_the_last_weights(server: Scripted, folder: Path) -> None:
+def test_waking_up_restores_memory_and_the_last_weights(server: Scripted, folder: Path) -> None:
     async def main() -> None:
         engine = SglangEngine(server.url, folder)
-        await engine.release()
-        await engine.release()
+        await engine.sleep()
+        await engine.sleep()
         waiting = asyncio.create_task(engine.generate(ask()))
-        await engine.resume()
+        await engine.wake_up()
         assert (await waiting).version == 0
         await engine.close()
 
@@ -72,16 +72,16 @@ def test_what_was_given_up_comes_back_with_the_last_weights(server: Scripted, fo
     ]
 
 
-def test_weights_that_come_meanwhile_are_written_once(
+def test_weights_received_while_asleep_are_written_once(
     server: Scripted, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         engine = SglangEngine(server.url, folder)
-        monkeypatch.setattr(engine._sender, "check", lambda fleet, source: source)
-        await engine.release()
+        monkeypatch.setattr(engine._sender, "check", lambda servers, source: source)
+        await engine.sleep()
         await engine.update_weights(1, WeightSource(path=folder))
         waiting = asyncio.create_task(engine.generate(ask()))
-        await engine.resume()
+        await engine.wake_up()
         assert (await waiting).version == 1
         await engine.close()
 
@@ -99,14 +99,16 @@ def test_weights_that_come_meanwhile_are_written_once(
     ]
 
 
-def test_a_server_that_refuses_to_give_up_memory_is_told_nothing_more(server: Scripted, folder: Path) -> None:
+def test_a_server_that_rejects_a_release_is_not_asked_to_resume_memory(
+    server: Scripted, folder: Path
+) -> None:
     server.scripts["/release_memory_occupation"] = lambda body: (400, b"no memory saver")
 
     async def main() -> None:
         engine = SglangEngine(server.url, folder)
         with pytest.raises(AgentError, match="answered 400: no memory saver"):
-            await engine.release()
-        await engine.resume()
+            await engine.sleep()
+        await engine.wake_up()
         assert (await engine.generate(ask())).version == 0
         await engine.close()
 
@@ -114,31 +116,30 @@ def test_a_server_that_refuses_to_give_up_memory_is_told_nothing_more(server: Sc
     assert not server.asked("/resume_memory_occupation")
 
 
-def test_taken_back_by_hand_it_says_what_is_missing(server: Scripted, folder: Path) -> None:
+def test_memory_resumed_without_weights_is_an_error(server: Scripted, folder: Path) -> None:
     async def main() -> None:
         engine = SglangEngine(server.url, folder)
-        await engine.release_memory(["weights"])
+        await engine.sleep(["weights"])
         await engine.resume_memory(["weights"])
-        engine._desk.gate.set()
-        with pytest.raises(AgentError, match="weights went with their memory"):
+        engine._tracker.gate.set()
+        with pytest.raises(AgentError, match="weights were released: call wake_up"):
             await engine.generate(ask())
-        await engine.resume()
+        await engine.wake_up()
         assert (await engine.generate(ask())).version == 0
         await engine.close()
 
     asyncio.run(main())
 
 
-def test_of_several_one_gives_up_its_memory_and_the_others_play_on(server: Scripted, folder: Path) -> None:
+def test_one_replica_sleeps_while_the_others_generate(server: Scripted, folder: Path) -> None:
     async def main(other: Scripted) -> None:
-        engine = ReplicaEngine([SglangEngine(one.url, folder) for one in (server, other)])
-        await engine.suspend(0)
-        await engine.engines[0].release()  # as in a hand-over
+        engine = RoutedEngine([SglangEngine(one.url, folder) for one in (server, other)])
+        await engine.sleep(replicas=[0])
         await asyncio.gather(*(engine.generate(ask(f"s{number}")) for number in range(4)))
         assert (len(server.asked("/generate")), len(other.asked("/generate"))) == (0, 4)
-        await engine.restore(0)
-        await engine.release()
-        await engine.resume()
+        await engine.wake_up(replicas=[0])
+        await engine.sleep()
+        await engine.wake_up()
         made: list[Any] = await asyncio.gather(*(engine.generate(ask(f"t{number}")) for number in range(4)))
         assert len(made) == 4
         await engine.close()
@@ -156,9 +157,7 @@ def test_of_several_one_gives_up_its_memory_and_the_others_play_on(server: Scrip
     assert len(server.asked("/generate")) > 0
 
 
-def test_replies_that_end_while_they_are_being_interrupted_disturb_nobody(
-    server: Scripted, folder: Path
-) -> None:
+def test_replies_that_finish_during_an_interruption_are_kept(server: Scripted, folder: Path) -> None:
     """An abort takes its time; what it was for has ended by itself when it comes back."""
     begun, abort_came, replied = threading.Event(), threading.Event(), threading.Event()
 

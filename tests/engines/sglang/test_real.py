@@ -1,4 +1,4 @@
-"""A real SGLang server: what it samples, how it takes new weights, and what becomes of us when it dies.
+"""A real SGLang server: sampling, weight updates, and recovery when it dies.
 
 Run by `make test-sglang`; skipped without ROLLGYM_TEST_SGLANG.
 """
@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch_models import plain_logprobs
 
-from rollgym.engines import BadRequest, GenerateRequest, Generation, Sampling, WeightSource
+from rollgym.core.errors import EngineLost, UsageError
+from rollgym.engines.base import BadRequest, GenerateRequest, Generation, Sampling, WeightSource
 from rollgym.engines.embedded.model import read_module
 from rollgym.engines.sglang import ServerOptions, SglangEngine, launch
-from rollgym.engines.sglang.weights import ROUTES, Sender
-from rollgym.errors import EngineLost, UsageError
+from rollgym.engines.sglang.weights import ROUTES, WeightSender
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROMPT = (7, 8, 9, 10)
 DELAYS = (0.3, 0.1, 0.6, 0.05, 1.0, 0.02, 2.0)
-"""Seconds after which replies are under way, on some machine: one of them is right for this one."""
+"""Seconds after which replies are in flight; one of them fits this machine."""
 Model = Callable[[int], Path]
 
 
@@ -88,7 +88,7 @@ def test_log_probs_are_those_of_the_trainer(
     assert gap(real_model(0), made, temperature) < 1e-4
 
 
-def test_greedy_takes_the_most_likely_token_for_certain(
+def test_greedy_takes_the_most_likely_token_with_log_prob_zero(
     engine: SglangEngine, run: Run, real_model: Model
 ) -> None:
     run(to(engine, WeightSource(path=real_model(0))))
@@ -100,16 +100,16 @@ def test_greedy_takes_the_most_likely_token_for_certain(
     assert logits.argmax(-1).tolist() == list(made.token_ids)
     body = {"input_ids": list(PROMPT), "sampling_params": {"temperature": 0.0, "max_new_tokens": 24}}
     body["sampling_params"]["ignore_eos"] = True  # type: ignore[index]
-    url, asked = f"{engine._fleet.front.url}/generate", {**body, "return_logprob": True}
+    url, asked = f"{engine._servers.front.url}/generate", {**body, "return_logprob": True}
     assert httpx.post(url, json=asked, timeout=60).status_code == 401, "the server has a key"
-    raw = httpx.post(url, json=asked, headers=engine._fleet.front.headers, timeout=60).json()
+    raw = httpx.post(url, json=asked, headers=engine._servers.front.headers, timeout=60).json()
     said = [one[0] for one in raw["meta_info"]["output_token_logprobs"]]
     plain = plain_logprobs(model, PROMPT + made.token_ids, len(PROMPT))
     assert raw["output_ids"] == list(made.token_ids)
     assert max(abs(a - b) for a, b in zip(plain, said, strict=True)) < 1e-4
 
 
-def test_a_stop_id_ends_a_reply_and_the_models_own_end_does_not(
+def test_a_stop_id_ends_a_reply_and_an_eos_does_not(
     engine: SglangEngine, run: Run, real_model: Model
 ) -> None:
     run(to(engine, WeightSource(path=real_model(0))))
@@ -137,17 +137,19 @@ def test_every_route_brings_the_new_weights(
 ) -> None:
     run(to(engine, WeightSource(path=real_model(0))))
     assert gap(real_model(1), run(engine.generate(ask()))) > 0.1
-    sender = Sender(engine.model, route, bucket=100_000, host=None, timeout=120.0)
+    sender = WeightSender(engine.model, route, bucket=100_000, host=None, timeout=120.0)
     monkeypatch.setattr(engine, "_sender", sender)
     for seed in (1, 2):  # twice: a group is met once
         version = run(to(engine, tensors(real_model(seed))))
         made = run(engine.generate(ask()))
         assert made.version_spans == ((version, 24),)
         assert gap(real_model(seed), made) < 1e-4
-    run(sender.close(engine._fleet))
+    run(sender.close(engine._servers))
 
 
-def test_replies_under_way_go_on_with_new_weights(engine: SglangEngine, run: Run, real_model: Model) -> None:
+def test_in_flight_replies_continue_with_new_weights(
+    engine: SglangEngine, run: Run, real_model: Model
+) -> None:
     async def change(delay: float) -> list[Generation]:
         replies = [asyncio.create_task(engine.generate(ask(f"w{i}", max_tokens=200))) for i in range(4)]
         await asyncio.sleep(delay)
@@ -171,11 +173,11 @@ def test_replies_under_way_go_on_with_new_weights(engine: SglangEngine, run: Run
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_newer_servers_change_weights_under_way_by_themselves(
+def test_newer_servers_update_weights_during_replies(
     engine: SglangEngine, run: Run, real_model: Model, monkeypatch: pytest.MonkeyPatch, mode: Any
 ) -> None:
     try:
-        engine.contract.check(mode, "it")
+        engine.compat.check(mode, "it")
     except UsageError as older:
         pytest.skip(str(older))
     monkeypatch.setattr(engine, "_mode", mode)
@@ -194,7 +196,7 @@ def test_newer_servers_change_weights_under_way_by_themselves(
     assert [version for version, _ in made.version_spans] == [old, old + 1]
     assert len(made.token_ids) == 240
     run(asyncio.sleep(0.5))
-    assert not any(worker.state.stale for worker in engine._fleet.workers)
+    assert not any(worker.state.stale for worker in engine._servers.workers)
     assert gap(real_model(1), run(engine.generate(ask()))) < 1e-4
 
 
@@ -227,15 +229,15 @@ def test_abort_cancel_and_pause(engine: SglangEngine, run: Run) -> None:
     run(play())
 
 
-def test_memory_is_given_up_and_taken_back_in_any_order_of_calls(
+def test_memory_is_released_and_resumed_in_any_order(
     engine: SglangEngine, run: Run, real_model: Model
 ) -> None:
     async def play() -> None:
         reply = asyncio.create_task(engine.generate(ask("long", max_tokens=200)))
         await asyncio.sleep(0.3)
         await engine.resume_memory()  # nothing was given up: nothing is sent
-        await engine.release_memory()
-        await engine.release_memory(["kv_cache"])
+        await engine.sleep()
+        await engine.sleep(["kv_cache"])
         await engine.resume_memory(["weights"])
         await engine.resume_memory(["weights"])
         await to(engine, tensors(real_model(1)))
@@ -247,7 +249,7 @@ def test_memory_is_given_up_and_taken_back_in_any_order_of_calls(
     assert gap(real_model(1), run(engine.generate(ask()))) < 1e-4
 
 
-def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
+def test_wrong_weights_are_rejected_and_the_old_ones_stay(
     engine: SglangEngine, run: Run, real_model: Model, tmp_path: Path
 ) -> None:
     version = run(to(engine, WeightSource(path=real_model(0))))
@@ -256,7 +258,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
     for bad in ({**good, "more": good[name]}, {name: good[name]}, {**good, name: good[name][:-1]}):
         with pytest.raises(UsageError):
             run(engine.update_weights(version + 1, WeightSource(tensors=bad)))
-    with pytest.raises(UsageError, match="no such folder"):
+    with pytest.raises(UsageError, match="the folder does not exist"):
         run(engine.update_weights(version + 1, WeightSource(path=tmp_path / "none")))
     assert engine.version == version
     assert gap(real_model(0), run(engine.generate(ask()))) < 1e-4
@@ -271,7 +273,7 @@ def test_an_id_that_would_kill_the_server_does_not_reach_it(engine: SglangEngine
     assert len(made.token_ids) == 1
 
 
-def test_killed_in_the_middle_it_comes_back_with_the_last_weights(
+def test_a_killed_server_restarts_with_the_last_weights(
     engine: SglangEngine, run: Run, real_model: Model
 ) -> None:
     server = engine.server

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from torch_models import plain_logprobs
 
-from rollgym.engines import GenerateRequest, Generation, Sampling, WeightSource
+from rollgym.engines.base import GenerateRequest, Generation, Sampling, WeightSource
 from rollgym.engines.embedded.model import read_module
 from rollgym.engines.sglang import Server, ServerOptions, SglangEngine
 from rollgym.engines.sglang.client import auth_headers
@@ -85,7 +85,7 @@ def gap(folder: Path, made: Generation) -> float:
 
 
 def served(servers: list[Server]) -> list[int]:
-    """How many requests each server has in its log."""
+    """Count the requests in each server's log."""
     logs = [server._log.read_text(encoding="utf-8", errors="replace") for server in servers]
     return [text.count("POST /generate") for text in logs]
 
@@ -93,11 +93,11 @@ def served(servers: list[Server]) -> list[int]:
 def test_through_a_router_both_servers_answer_and_get_new_weights(
     router: str, servers: list[Server], real_model: Model
 ) -> None:
-    old, new = real_model(0), real_model(1)  # made here: that needs an event loop of its own
+    old, new = real_model(0), real_model(1)  # made here: that needs its own event loop
 
     async def main() -> None:
         engine = SglangEngine(router, old, api_key=KEY)
-        assert {worker.client.url for worker in engine._fleet.workers} == {one.url for one in servers}
+        assert {worker.client.url for worker in engine._servers.workers} == {one.url for one in servers}
         made = await asyncio.gather(*(engine.generate(ask(f"s{i}")) for i in range(24)))
         assert max(gap(old, one) for one in made) < 1e-4
         before = served(servers)
@@ -108,16 +108,16 @@ def test_through_a_router_both_servers_answer_and_get_new_weights(
         assert sorted(now - then for now, then in zip(served(servers), before, strict=True)) == [0, 3]
 
         weights: Any = dict(read_module(new).named_parameters())
-        under_way = [asyncio.create_task(engine.generate(ask(f"u{i}"))) for i in range(8)]
+        on_weight_update = [asyncio.create_task(engine.generate(ask(f"u{i}"))) for i in range(8)]
         await engine.update_weights(1, WeightSource(tensors=weights))
-        await asyncio.gather(*under_way)
+        await asyncio.gather(*on_weight_update)
         made = await asyncio.gather(*(engine.generate(ask(f"t{i}")) for i in range(24)))
         assert {one.version_spans for one in made} == {((1, 16),)}
         assert max(gap(new, one) for one in made) < 1e-4
 
-        await engine.release()
+        await engine.sleep()
         waiting = asyncio.create_task(engine.generate(ask("held")))
-        await engine.resume()
+        await engine.wake_up()
         assert gap(new, await waiting) < 1e-4
         await engine.close()
         assert all(server.alive for server in servers), "they are not the engine's"

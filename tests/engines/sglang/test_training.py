@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from training import fast_versions, lines
 
-from rollgym.engines import GenerateRequest, Generation
+from rollgym.engines.base import GenerateRequest, Generation
 from rollgym.engines.sglang import ServerOptions, SglangEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
@@ -19,12 +19,12 @@ FATAL = 1100
 """The request at which the server is killed: after two evaluations of 200 episodes, in the sixth step."""
 
 
-def test_the_bandit_is_learnt_on_a_server_that_is_killed_on_the_way(
+def test_the_bandit_is_learned_on_a_server_that_is_killed_meanwhile(
     real_options: ServerOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if real_options.env:
         pytest.skip("the server's own environment cannot be named in a configuration")
-    from rollgym.trainer.command import run_training
+    from rollgym.trainer.main import run_training
 
     fast_versions(monkeypatch)
     requests = 0

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollgym.envs.code.box import sandbox_settings
-from rollgym.errors import UsageError
-from rollgym.sandbox.open import open_sandbox
+from rollgym.core.errors import UsageError
+from rollgym.envs.code.sandbox_handle import sandbox_settings
+from rollgym.sandbox.factory import open_sandbox
 from rollgym.sandbox.types import Sandbox
 
 

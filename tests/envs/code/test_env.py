@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import rollgym
-from rollgym.agent import AgentSetup
+from rollgym.core.agent import AgentSetup
+from rollgym.core.errors import UsageError
 from rollgym.envs.code.env import CodeEnv
 from rollgym.envs.code.expert import CodeExpert
-from rollgym.errors import UsageError
 from rollgym.sandbox.types import Sandbox
 
 TASK: dict[str, Any] = {"task": 3, "split": "test"}
@@ -198,7 +198,7 @@ def test_wrong_arguments_are_explained(kwargs: dict[str, Any], words: str) -> No
 @pytest.mark.parametrize(("agent", "success"), [("expert", 1.0), ("random", 0.0)])
 def test_the_expert_always_wins_and_chance_never(sandbox: Sandbox, agent: str, success: float) -> None:
     env = rollgym.make("rollgym/Code-v0")
-    rng = rollgym.seeding.derive_rng("test", agent)
+    rng = rollgym.core.seeding.derive_rng("test", agent)
     wins = 0
     for index in range(20):
         observation, info = env.reset(seed=index, options={"task": index, "split": "test"})

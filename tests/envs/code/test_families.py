@@ -5,15 +5,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from rollgym.core.errors import UsageError
 from rollgym.envs.code.compare import same
 from rollgym.envs.code.families.base import compiled
 from rollgym.envs.code.families.steps import STEPS
 from rollgym.envs.code.generate import FAMILIES, LEVELS, choose_families
-from rollgym.envs.code.inside import decode, encode
+from rollgym.envs.code.harness import decode, encode
 from rollgym.envs.code.judge import judge
 from rollgym.envs.code.problems import Generated
 from rollgym.envs.code.types import Cases, Problem
-from rollgym.errors import UsageError
 from rollgym.sandbox.types import Sandbox
 
 

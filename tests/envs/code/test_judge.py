@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from rollgym.envs.code.inside import encode
-from rollgym.envs.code.judge import NO_TIME, NOTE_CHARS, Court, answers_of, judge
+from rollgym.envs.code.harness import encode
+from rollgym.envs.code.judge import NO_TIME, NOTE_CHARS, SolutionJudge, answers_of, judge
 from rollgym.envs.code.types import Asserts, Case, Cases
 from rollgym.sandbox.types import Limits, Ran, Sandbox
 
@@ -262,7 +262,7 @@ SECRET = "SECRET-" + "271828182"
 
 def test_the_scanner_finds_what_is_in_its_memory(sandbox: Sandbox) -> None:
     """Else the next test would show nothing."""
-    (found,) = answers_of(Court(sandbox, QUICK), SCAN, "f", [[f"SECRET-{314159265}"]])
+    (found,) = answers_of(SolutionJudge(sandbox, QUICK), SCAN, "f", [[f"SECRET-{314159265}"]])
     assert found[:2] == ["value", f"SECRET-{314159265}"]
 
 
@@ -287,7 +287,7 @@ def test_a_solution_cannot_read_the_tests_from_memory_or_disk(
 def test_what_a_liar_says_for_the_judge_is_only_an_answer(sandbox: Sandbox) -> None:
     """It does find the way out: but all it can say there is what it could return as well."""
     liar = CHEATS["finds the way out and speaks for the judge"]
-    answers = answers_of(Court(sandbox, QUICK), liar, "f", [[1], [2]])
+    answers = answers_of(SolutionJudge(sandbox, QUICK), liar, "f", [[1], [2]])
     assert answers == [["value", True, []]] * 2
 
 

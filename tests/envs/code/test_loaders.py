@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from rollgym.core.errors import UsageError
 from rollgym.envs.code.env import CodeEnv
 from rollgym.envs.code.judge import judge
 from rollgym.envs.code.loaders import load_problems
 from rollgym.envs.code.problems import Listed
 from rollgym.envs.code.questions import load_questions
 from rollgym.envs.code.types import Asserts, Cases, Problem
-from rollgym.errors import UsageError
 from rollgym.sandbox.types import Limits, Sandbox
 
 HUMAN_EVAL = {
@@ -165,7 +165,7 @@ def test_asserts_of_ones_own_without_a_reference(sandbox: Sandbox, tmp_path: Pat
     [
         (OWN | {"tests": [[3, 6]]}, r"line 2 .*\[\[arguments\], expected\] was expected"),
         (OWN | {"tests": []}, "neither tests nor asserts"),
-        (OWN | {"function": "not a name"}, "no name in Python"),
+        (OWN | {"function": "not a name"}, "is not a valid Python name"),
         ({"function": "f", "tests": [[[1], 1]]}, "it has no 'statement'"),
         (OWN | {"statement": 3}, "its statement is 3; text was expected"),
         (OWN, "two problems called"),

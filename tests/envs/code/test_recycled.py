@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from rollgym.agent import AgentSetup
+from rollgym.core.agent import AgentSetup
+from rollgym.core.types import EpisodeSpec
 from rollgym.envs.code.env import CodeEnv
 from rollgym.envs.code.expert import CodeExpert, SnippetsExpert
 from rollgym.envs.code.snippets import SnippetsEnv
 from rollgym.envs.code.tool_env import PythonToolEnv
-from rollgym.pool import LeaseLost
+from rollgym.pool.base import LeaseLost
 from rollgym.pool.local import LocalPool
 from rollgym.sandbox.types import Sandbox
 from rollgym.sandbox.worker_limits import alive, descendants
-from rollgym.types import EpisodeSpec
 
 COUNTED = {"counts": True, "limits": {"seconds": 20}}
 TASK: dict[str, Any] = {"task": 3, "split": "test"}

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollgym.agent import AgentSetup
+from rollgym.core.agent import AgentSetup
+from rollgym.core.errors import UsageError
 from rollgym.envs.code.expert import PythonToolExpert, SnippetsExpert
 from rollgym.envs.code.questions import KINDS, random_question
 from rollgym.envs.code.snippets import CODE, NAMES, SnippetsEnv
 from rollgym.envs.code.tool_env import PythonToolEnv
-from rollgym.errors import UsageError
 from rollgym.sandbox.types import Sandbox
 
 SETUP = AgentSetup(env_id="x")

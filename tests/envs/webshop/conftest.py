@@ -1,4 +1,4 @@
-"""What the WebShop tests share: a catalogue held in memory, a shop made by hand, and the original's data."""
+"""What the WebShop tests share: a catalog held in memory, a shop made by hand, and the original's data."""
 
 import functools
 import gzip
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rollgym.envs.webshop import goals as goal_making
-from rollgym.envs.webshop.catalogue.build import build_shop, resolve_shop
-from rollgym.envs.webshop.catalogue.jsonfiles import find_files
-from rollgym.envs.webshop.catalogue.records import Record, read_records
+from rollgym.envs.webshop.catalog.build import build_shop, resolve_shop
+from rollgym.envs.webshop.catalog.jsonfiles import find_files
+from rollgym.envs.webshop.catalog.records import Record, read_records
 from rollgym.envs.webshop.pages import SEPARATOR
 from rollgym.envs.webshop.rules import RULES
 from rollgym.envs.webshop.search import build_search, document, open_search
@@ -50,7 +50,7 @@ class MemoryCatalogue:
 
 
 class WordSearch:
-    """Finds the products with the most of the words in their title, in catalogue order where equal."""
+    """Finds the products with the most of the words in their title, in catalog order where equal."""
 
     name = "words"
 
@@ -122,8 +122,8 @@ GOALS = [
 def hand_made_shop() -> Callable[[str], Shop]:
     """The hand-made products under the rules of a name."""
     products = hand_made()
-    catalogue = MemoryCatalogue(products, GOALS)
-    return lambda rules: Shop(catalogue, WordSearch(products), RULES[rules])
+    catalog = MemoryCatalogue(products, GOALS)
+    return lambda rules: Shop(catalog, WordSearch(products), RULES[rules])
 
 
 def _hand_made_goals() -> list[Goal]:
@@ -227,18 +227,18 @@ class Original:
             )
 
     @functools.cached_property
-    def catalogue(self) -> MemoryCatalogue:
+    def catalog(self) -> MemoryCatalogue:
         return MemoryCatalogue([record.product for record in self.records], self.goals)
 
     @functools.cached_property
     def search(self) -> Search:
         folder = self._work / "search"
-        products = self.catalogue.products
+        products = self.catalog.products
         build_search(folder, map(document, products), names=[product.asin for product in products])
         return open_search(folder, "lucene-exact")
 
     def shop(self, rules: str) -> Shop:
-        return Shop(self.catalogue, self.search, RULES[rules])
+        return Shop(self.catalog, self.search, RULES[rules])
 
 
 @pytest.fixture(scope="session")

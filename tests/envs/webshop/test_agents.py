@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from rollgym.agent import AgentSetup, Briefing, make_agent
+from rollgym.core.agent import AgentSetup, Briefing, make_agent
+from rollgym.core.errors import UsageError
+from rollgym.core.types import EpisodeSpec
 from rollgym.envs.webshop.env import WebShopEnv
 from rollgym.envs.webshop.matching import matching_values
 from rollgym.envs.webshop.oracle import Oracle
 from rollgym.envs.webshop.rule_agent import BrowsingAgent, RuleAgent, click_on
-from rollgym.errors import UsageError
-from rollgym.types import EpisodeSpec
 
 VIEWS = ["text", "text_rich", "compact"]
 RULES = ["original", "clean"]

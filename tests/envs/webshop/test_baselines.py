@@ -9,9 +9,11 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from rollgym.agent import AgentSetup, Briefing
-from rollgym.envs.webshop.catalogue.build import resolve_shop
-from rollgym.envs.webshop.catalogue.imports import import_shop
+from rollgym.core.agent import AgentSetup, Briefing
+from rollgym.core.seeding import derive_rng
+from rollgym.core.types import EpisodeSpec
+from rollgym.envs.webshop.catalog.build import resolve_shop
+from rollgym.envs.webshop.catalog.imports import import_shop
 from rollgym.envs.webshop.compact import LETTERS
 from rollgym.envs.webshop.env import WebShopEnv
 from rollgym.envs.webshop.matching import matching_values
@@ -19,9 +21,7 @@ from rollgym.envs.webshop.oracle import Oracle
 from rollgym.envs.webshop.reward import score
 from rollgym.envs.webshop.rule_agent import RuleAgent
 from rollgym.envs.webshop.session import Session, act
-from rollgym.seeding import derive_rng
-from rollgym.stats import wilson
-from rollgym.types import EpisodeSpec
+from rollgym.evaluation.stats import wilson
 
 ID = "rollgym/WebShop-v0"
 EPISODES = 100

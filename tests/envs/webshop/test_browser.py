@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from rollgym.check import check_env
+from rollgym.checks import check
+from rollgym.core.errors import EnvError, UsageError
 from rollgym.envs.webshop import html
 from rollgym.envs.webshop.browser import WebShopBrowserEnv
 from rollgym.envs.webshop.browser.find import find_chromium
 from rollgym.envs.webshop.env import WebShopEnv
-from rollgym.errors import EnvError, UsageError
 
 try:
     find_chromium()
@@ -174,7 +174,7 @@ def test_what_is_not_possible_is_said_and_changes_nothing(env: WebShopBrowserEnv
 
 
 def test_any_words_can_be_typed(env: WebShopBrowserEnv) -> None:
-    text = WebShopEnv(str(env.shop.catalogue.folder))
+    text = WebShopEnv(str(env.shop.catalog.folder))
     for words in ('Red   [xl] "shirt">]', "naïve 向上 🙂 <b>&amp;</b>", "a\x00b\nc\u2028d"):
         env.reset(seed=0, options={"task": 0})
         text.reset(seed=0, options={"task": 0})
@@ -226,7 +226,7 @@ def test_a_failure_of_the_shop_is_no_observation(
     def fail(*_: object) -> None:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr("rollgym.envs.webshop.server.visits.act", fail)
+    monkeypatch.setattr("rollgym.envs.webshop.server.sessions.act", fail)
     with pytest.raises(EnvError, match="the shop answered 500"):
         env.step("type[e1][shirt]")
     monkeypatch.undo()
@@ -257,7 +257,7 @@ def test_a_screenshot_is_a_picture(env: WebShopBrowserEnv) -> None:
 
 def test_it_keeps_the_contract_in_what_is_quickly_checked(synthetic_folder: str) -> None:
     rules = ["runs", "before-reset", "instructions", "nonsense"]
-    report = check_env(
+    report = check(
         "rollgym/WebShopBrowser-v0",
         kwargs={"shop": synthetic_folder, "max_turns": 200},
         rules=rules,
@@ -269,7 +269,7 @@ def test_it_keeps_the_contract_in_what_is_quickly_checked(synthetic_folder: str)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_it_keeps_the_contract(synthetic_folder: str) -> None:
-    report = check_env("rollgym/WebShopBrowser-v0", kwargs={"shop": synthetic_folder}, quick=True)
+    report = check("rollgym/WebShopBrowser-v0", kwargs={"shop": synthetic_folder}, quick=True)
     assert report.ok, report.to_json()
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollgym.agent import AgentSetup, Briefing
+from rollgym.core.agent import AgentSetup, Briefing
+from rollgym.core.errors import UsageError
+from rollgym.core.types import EpisodeSpec
 from rollgym.envs.webshop.env import WebShopEnv
 from rollgym.envs.webshop.oracle import Oracle
 from rollgym.envs.webshop.rule_agent import RuleAgent
-from rollgym.errors import UsageError
-from rollgym.types import EpisodeSpec
 
 pytest.importorskip("playwright")
 pytest.importorskip("starlette")

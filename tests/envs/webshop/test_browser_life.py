@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.core.errors import RunError, UsageError
+from rollgym.core.failures import outcome_of
+from rollgym.core.types import Outcome
 from rollgym.envs.webshop.browser import WebShopBrowserEnv
 from rollgym.envs.webshop.browser.find import find_chromium
 from rollgym.envs.webshop.browser.host import BrowserLost
-from rollgym.errors import RunError, UsageError
-from rollgym.failures import outcome_of
-from rollgym.types import Outcome
 
 try:
     find_chromium()
@@ -74,7 +74,7 @@ def test_a_page_that_is_not_the_shops_is_a_lost_browser(synthetic_folder: str) -
     env = WebShopBrowserEnv(synthetic_folder)
     try:
         env.reset(seed=0)
-        with pytest.raises(BrowserLost, match="no page of the visit"):
+        with pytest.raises(BrowserLost, match="is not a page of the session"):
             env._arrive(env._tree, "/elsewhere/x/0")
         assert env.reset(seed=0)[1]["page"] == "search"
     finally:
@@ -203,8 +203,8 @@ sys.stdin.readline()
 
 
 def test_it_works_in_the_threads_of_a_pool(synthetic_folder: str) -> None:
+    from rollgym.core.types import EpisodeSpec
     from rollgym.pool.local import LocalPool
-    from rollgym.types import EpisodeSpec
 
     mine = chromium_processes()
 

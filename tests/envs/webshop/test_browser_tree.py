@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from rollgym.core.errors import MissingExtra, UsageError
+from rollgym.core.extras import install_command
 from rollgym.envs.webshop.browser.find import find_chromium
 from rollgym.envs.webshop.browser.tree import CLICKED, TYPED, read_tree
-from rollgym.errors import MissingExtra, UsageError
-from rollgym.extras import install_command
 
 SNAPSHOT = """\
 - generic [active] [ref=f3e1]:
@@ -69,9 +69,9 @@ def test_text_cannot_pass_for_something_to_use() -> None:
 
 def test_chromium_is_where_one_says(tmp_path: Path) -> None:
     program = tmp_path / "chromium"
-    with pytest.raises(UsageError, match=r"chromium= says .*apt install chromium-headless-shell"):
+    with pytest.raises(UsageError, match=r"chromium= names .*apt install chromium-headless-shell"):
         find_chromium(str(program))
-    with pytest.raises(UsageError, match="ROLLGYM_CHROMIUM says"):
+    with pytest.raises(UsageError, match="ROLLGYM_CHROMIUM names"):
         find_chromium(None, {"ROLLGYM_CHROMIUM": str(program)})
     program.touch(mode=0o755)
     assert find_chromium(str(program)) == str(program)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from small_shop import goals, products, raw, two_cups, write_original
 
-from rollgym import folders
-from rollgym.envs.webshop.catalogue import build
-from rollgym.envs.webshop.catalogue.build import (
+from rollgym.core.errors import RunError, UnknownName, UsageError
+from rollgym.envs.webshop.catalog import build
+from rollgym.envs.webshop.catalog.build import (
     build_shop,
     cache_folder,
     imported_names,
@@ -24,10 +24,10 @@ from rollgym.envs.webshop.catalogue.build import (
     shop_name,
     synthetic_shop,
 )
-from rollgym.envs.webshop.catalogue.imports import import_shop
-from rollgym.envs.webshop.catalogue.store import DamagedShop, ShopCatalogue, open_shop, read_manifest, verify
+from rollgym.envs.webshop.catalog.imports import import_shop
+from rollgym.envs.webshop.catalog.store import DamagedShop, ShopCatalog, open_shop, read_manifest, verify
 from rollgym.envs.webshop.types import Goal, Product
-from rollgym.errors import RunError, UnknownName, UsageError
+from rollgym.io import atomic as folders
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_a_shop_is_built_with_its_search(tmp_path: Path) -> None:
 
 
 def test_goals_can_be_made_from_the_products(tmp_path: Path) -> None:
-    def cheap(shop: ShopCatalogue) -> Iterator[Goal]:
+    def cheap(shop: ShopCatalog) -> Iterator[Goal]:
         for number in range(len(shop)):
             product = shop.product(number)
             if product.price < 3:
@@ -69,8 +69,8 @@ def test_goals_can_be_made_from_the_products(tmp_path: Path) -> None:
                     price_upper=3.0,
                 )
 
-    catalogue = open_shop(build_shop(tmp_path / "s", products(), cheap, search=False))
-    assert [catalogue.goal(number).asin for number in range(catalogue.goal_count)] == ["CUP00000", "CUP00001"]
+    catalog = open_shop(build_shop(tmp_path / "s", products(), cheap, search=False))
+    assert [catalog.goal(number).asin for number in range(catalog.goal_count)] == ["CUP00000", "CUP00001"]
 
 
 def test_products_can_be_made_in_a_folder_that_goes_again(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_a_shop_is_never_put_in_the_place_of_something_else(tmp_path: Path) -> N
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "manifest.json").write_text('{"schema": 1}')
     for name in ("photos", "letter", "run"):
-        with pytest.raises(UsageError, match="is there already and is no shop"):
+        with pytest.raises(UsageError, match="exists and is not a shop"):
             build_shop(tmp_path / name, products(), goals(), search=False)
-        with pytest.raises(UsageError, match="is there already and is no shop"):
+        with pytest.raises(UsageError, match="exists and is not a shop"):
             synthetic_shop(5, out=tmp_path / name)
     (tmp_path / "empty").mkdir()
     build_shop(tmp_path / "empty", products(), goals(), search=False)
@@ -134,7 +134,7 @@ def test_a_disk_that_fails_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(build, "write_shop", full)
-    with pytest.raises(RunError, match="could not be written: the disk is full"):
+    with pytest.raises(RunError, match="Cannot write .*: the disk is full"):
         build_shop(tmp_path / "out" / "s", products(), goals())
     assert content(tmp_path / "out") == []
 
@@ -149,9 +149,9 @@ def test_a_synthetic_shop_is_built_once_and_the_same_everywhere(cache: Path, tmp
     assert open_shop(again).fingerprint == open_shop(first).fingerprint
     assert open_shop(synthetic_shop(20, 4)).fingerprint != open_shop(first).fingerprint
     assert read_manifest(first)["name"] == "synthetic:20:3"
-    catalogue = open_shop(first)
-    assert (len(catalogue), catalogue.goals) == (20, "synthetic")
-    assert catalogue.goal_count > 0
+    catalog = open_shop(first)
+    assert (len(catalog), catalog.goals) == (20, "synthetic")
+    assert catalog.goal_count > 0
 
 
 def test_a_shop_of_an_older_generator_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_what_a_killed_process_left_is_removed(cache: Path) -> None:
 
 BUILDER = """
 import sys, time
-from rollgym.envs.webshop.catalogue import build
+from rollgym.envs.webshop.catalog import build
 write = build.write_shop
 def slow(*args, **kwargs):
     with open(sys.argv[1], "a") as log:
@@ -231,7 +231,7 @@ def test_a_lock_is_taken_anew_when_its_file_is_gone(tmp_path: Path) -> None:
                 sys.executable,
                 "-c",
                 "import sys; from pathlib import Path\n"
-                "from rollgym.folders import locked\n"
+                "from rollgym.io.atomic import locked\n"
                 "print('waits', flush=True)\n"
                 "with locked(Path(sys.argv[1])): print((Path(sys.argv[1]).parent / '.s.lock').exists())",
                 str(target),
@@ -249,7 +249,7 @@ def test_a_lock_is_taken_anew_when_its_file_is_gone(tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     code = (
-        "import time; from rollgym.envs.webshop.catalogue import writer\n"
+        "import time; from rollgym.envs.webshop.catalog import writer\n"
         "def slow(*args):\n    print('building', flush=True)\n    time.sleep(60)\n"
         "writer.write_goals = slow\n"
         "from rollgym.cli import main; main(['shop', 'build', '--size', '10'])"
@@ -269,9 +269,9 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, cache: Path) -> None:
 def test_a_cache_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ROLLGYM_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UsageError, match=r"cannot be written to .*Set ROLLGYM_CACHE"):
+    with pytest.raises(UsageError, match=r"Cannot write .* to .*Set ROLLGYM_CACHE"):
         synthetic_shop(5)
-    with pytest.raises(UsageError, match="cannot be written to"):
+    with pytest.raises(UsageError, match="Cannot write .* to "):
         import_shop(two_cups(tmp_path / "data"), search=False)
 
 
@@ -284,7 +284,7 @@ def test_a_cache_that_can_only_be_read_serves_what_is_in_it(monkeypatch: pytest.
     monkeypatch.setattr(folders.os, "open", refuse)
     monkeypatch.setattr(folders.tempfile, "mkdtemp", refuse)
     assert resolve_shop("synthetic:10") == made
-    with pytest.raises(UsageError, match=r"cannot be written to .*Permission denied"):
+    with pytest.raises(UsageError, match=r"Cannot write .* to .*Permission denied"):
         resolve_shop("synthetic:11")
 
 
@@ -318,15 +318,15 @@ def test_names_of_synthetic_shops(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("synthetic:", "write synthetic:SIZE"),
-        ("synthetic:many", "write synthetic:SIZE or synthetic:SIZE:SEED"),
-        ("synthetic:5:-1", "write synthetic:SIZE"),
-        ("simple:1:2:3", "write simple:SIZE"),
-        ("synthetic:" + "9" * 5000, "write synthetic:SIZE"),
+        ("synthetic:", "use synthetic:SIZE"),
+        ("synthetic:many", "use synthetic:SIZE or synthetic:SIZE:SEED"),
+        ("synthetic:5:-1", "use synthetic:SIZE"),
+        ("simple:1:2:3", "use simple:SIZE"),
+        ("synthetic:" + "9" * 5000, "use synthetic:SIZE"),
         ("synthetic:0", "from 1 to 10,000,000 products, not 0"),
         ("synthetic:10000001", "from 1 to 10,000,000"),
         ("sinthetic", "no shop called 'sinthetic'. Did you mean synthetic"),
-        ("some/folder", "There is no shop folder some/folder"),
+        ("some/folder", "Shop folder not found: some/folder"),
         ("two words", "cannot be called 'two words'"),
         ("", "cannot be called ''"),
     ],
@@ -357,16 +357,16 @@ def test_an_import_is_found_by_its_name(tmp_path: Path, cache: Path) -> None:
     assert resolve_shop("webshop") == imported_shop("webshop") == made.folder
     assert imported_names() == ["webshop"]
     assert content(cache) == ["import-webshop"]
-    catalogue = open_shop(made.folder)
-    assert len(catalogue) == 2
-    assert 1000.5 <= catalogue.product(1).price <= 1200.0
-    assert {tuple(catalogue.goal(n).options.items()) for n in range(2)} == {  # type: ignore[union-attr]
+    catalog = open_shop(made.folder)
+    assert len(catalog) == 2
+    assert 1000.5 <= catalog.product(1).price <= 1200.0
+    assert {tuple(catalog.goal(n).options.items()) for n in range(2)} == {  # type: ignore[union-attr]
         (("color", "navy | red"),),
         (("color", "blue"),),
     }
-    assert catalogue.goal(0).instruction.startswith("Find me hand made cups with color: ")
-    assert catalogue.goal(0).weight == 0.5, "both goals want the attribute"
-    human = catalogue.with_goals("human")
+    assert catalog.goal(0).instruction.startswith("Find me hand made cups with color: ")
+    assert catalog.goal(0).weight == 0.5, "both goals want the attribute"
+    human = catalog.with_goals("human")
     assert (human.goal_count, human.goal(0).instruction) == (1, "i want a bowl")
     manifest = read_manifest(made.folder)
     assert (manifest["kind"], manifest["seed"], manifest["tagger"]) == ("imported", 4, "light-1")
@@ -387,12 +387,12 @@ def test_prices_nouns_and_kinds_of_goals_can_be_given(tmp_path: Path) -> None:
         goals="human",
         search=False,
     )
-    catalogue = open_shop(made.folder)
-    assert (catalogue.goals, catalogue.goal_count) == ("human", 1)
-    assert [catalogue.product(n).price for n in range(2)] == [19.99, 1111.0]
-    assert [catalogue.product(n).nouns for n in range(2)] == [("given",), ("green", "bowl")]
-    assert catalogue.manifest["tagger"] == "file, else light-1"
-    assert catalogue.manifest["prices"] == "file, else drawn"
+    catalog = open_shop(made.folder)
+    assert (catalog.goals, catalog.goal_count) == ("human", 1)
+    assert [catalog.product(n).price for n in range(2)] == [19.99, 1111.0]
+    assert [catalog.product(n).nouns for n in range(2)] == [("given",), ("green", "bowl")]
+    assert catalog.manifest["tagger"] == "file, else light-1"
+    assert catalog.manifest["prices"] == "file, else drawn"
 
 
 def test_an_import_is_the_same_twice_and_another_with_another_seed(tmp_path: Path) -> None:
@@ -455,17 +455,17 @@ def test_the_original_thousand_products_as_a_shop() -> None:
         search=False,
     )
     assert made.name == "webshop-1000"
-    catalogue = open_shop(made.folder)
-    human = catalogue.with_goals("human")
-    assert (len(catalogue), catalogue.goal_count, human.goal_count) == (1000, 6910, 13)
-    wanted = {catalogue.goal_product(number) for number in range(catalogue.goal_count)}
+    catalog = open_shop(made.folder)
+    human = catalog.with_goals("human")
+    assert (len(catalog), catalog.goal_count, human.goal_count) == (1000, 6910, 13)
+    wanted = {catalog.goal_product(number) for number in range(catalog.goal_count)}
     assert len(wanted) == 415
-    sizes = {name: len(part) for name, part in catalogue.splits["original"].items()}
+    sizes = {name: len(part) for name, part in catalog.splits["original"].items()}
     assert sizes == {"test": 500, "dev": 1000, "train": 5410}
     prices = json.loads((golden / "product_prices.json").read_text())
-    assert all(catalogue.product(n).price == prices[catalogue.product(n).asin] for n in range(1000))
+    assert all(catalog.product(n).price == prices[catalog.product(n).asin] for n in range(1000))
     tests, trains = (
-        {catalogue.goal_product(number) for number in catalogue.splits["original"][name]}
+        {catalog.goal_product(number) for number in catalog.splits["original"][name]}
         for name in ("test", "train")
     )
     assert (len(tests), len(tests & trains)) == (146, 125)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rollgym.envs.webshop.catalogue.build import resolve_shop
+from rollgym.envs.webshop.catalog.build import resolve_shop
 from rollgym.envs.webshop.compact import (
     compact,
     compact_actions,
@@ -38,7 +38,7 @@ def simple_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def pages(shop: Shop, *actions: str, goal: int = 0) -> list[Page]:
     """The pages one sees, from the first on."""
-    wanted, session = shop.catalogue.goal(goal), Session("0")
+    wanted, session = shop.catalog.goal(goal), Session("0")
     seen = [view(shop, wanted, session)]
     for action in actions:
         outcome = act(shop, wanted, session, shop_action(action, seen[-1]))
@@ -253,7 +253,7 @@ def test_all_words_of_a_simple_shop_are_known_beforehand(simple_folder: str) -> 
 def test_words_are_counted_once_a_product_and_rare_ones_left_out(
     hand_made_shop: Callable[[str], Shop],
 ) -> None:
-    words = shop_words(hand_made_shop("clean").catalogue)
+    words = shop_words(hand_made_shop("clean").catalog)
     # Mug: 13 products and a goal; number: the 11 fillers. Lamp is said twice only.
     assert words[:2] == ["mug", "number"]
     assert "lamp" not in words

@@ -9,12 +9,12 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import rollgym
+from rollgym.core.errors import UsageError
 from rollgym.envs.webshop.env import WebShopEnv
 from rollgym.envs.webshop.html import html
 from rollgym.envs.webshop.pages import text
 from rollgym.envs.webshop.reward import score
 from rollgym.envs.webshop.shop import open_shop
-from rollgym.errors import UsageError
 
 RULES = ["original", "clean"]
 
@@ -164,7 +164,7 @@ def test_a_task_is_the_same_in_every_environment_and_splits_share_no_product(sho
     names = list(products)
     assert names[0] == "train"
     assert all(not products[a] & products[b] for a in names for b in names if a < b)
-    assert sum(one.tasks.splits.values()) == one.shop.catalogue.goal_count == 25
+    assert sum(one.tasks.splits.values()) == one.shop.catalog.goal_count == 25
 
 
 def test_the_task_set_is_named_by_everything_that_changes_it(shop_folder: str) -> None:
@@ -222,11 +222,11 @@ def test_goals_of_the_synthetic_shop_are_fulfilled_by_their_product(
 ) -> None:
     shop = open_shop(synthetic_folder, rules=rules, search="auto", goals="synthetic")
     fulfilled = 0
-    for number in range(shop.catalogue.goal_count):
-        goal = shop.catalogue.goal(number)
+    for number in range(shop.catalog.goal_count):
+        goal = shop.catalog.goal(number)
         product = shop.by_asin(goal.asin)
         fulfilled += score(product, product, goal, dict(goal.options), shop.rules).reward == 1
-    assert fulfilled / shop.catalogue.goal_count >= least
+    assert fulfilled / shop.catalog.goal_count >= least
 
 
 def test_an_episode_on_the_synthetic_shop_from_search_to_purchase(synthetic_folder: str) -> None:
@@ -261,5 +261,5 @@ def test_pages_of_the_synthetic_shop_read_the_same_as_html(
 
 
 def test_it_is_registered() -> None:
-    card = rollgym.registry.card("rollgym/WebShop-v0")
+    card = rollgym.core.registry.env_info("rollgym/WebShop-v0")
     assert card.needs == ("webshop",)

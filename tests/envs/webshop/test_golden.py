@@ -19,7 +19,7 @@ def test_all_goals_are_the_original_s_in_its_order(original: Original) -> None:
     golden = original.golden_lines("goals")
     assert len(golden) == len(original.goals) == 6910
     for ours, theirs in zip(original.goals, golden, strict=True):
-        product = original.catalogue.product(original.catalogue.number(ours.asin))
+        product = original.catalog.product(original.catalog.number(ours.asin))
         assert ours.asin == theirs["asin"]
         assert list(ours.attributes) == theirs["attributes"]
         assert ours.options == theirs["goal_options"]
@@ -35,7 +35,7 @@ def test_all_goals_are_the_original_s_in_its_order(original: Original) -> None:
 
 def test_price_bounds_are_among_those_the_original_could_draw(original: Original) -> None:
     for goal in original.goals[:500]:
-        product = original.catalogue.product(original.catalogue.number(goal.asin))
+        product = original.catalog.product(original.catalog.number(goal.asin))
         above = [10.0 * n for n in range(1, 100) if 10.0 * n > product.price][:4]
         assert goal.price_upper in above[1:] or goal.price_upper == NO_BOUND
 
@@ -43,12 +43,12 @@ def test_price_bounds_are_among_those_the_original_could_draw(original: Original
 def test_all_rewards_are_the_original_s(original: Original) -> None:
     golden = original.golden_lines("rewards")
     assert len(golden) == 3000
-    catalogue = original.catalogue
+    catalog = original.catalog
     for case in golden:
         goal = msgspec.structs.replace(original.goals[case["goal_idx"]], price_upper=case["price_upper"])
-        product = catalogue.product(catalogue.number(case["asin"]))
+        product = catalog.product(catalog.number(case["asin"]))
         product = msgspec.structs.replace(product, price=case["price"])
-        target = catalogue.product(catalogue.number(goal.asin))
+        target = catalog.product(catalog.number(goal.asin))
         ours = score(product, target, goal, case["options"], ORIGINAL)
         assert ours.reward == pytest.approx(case["reward"], abs=1e-9), case
         assert ours.parts() == pytest.approx(case["info"], abs=1e-9), case
@@ -60,7 +60,7 @@ def test_so_many_goals_are_fulfilled_by_their_own_product(
 ) -> None:
     fulfilled = 0
     for goal in original.goals:
-        product = original.catalogue.product(original.catalogue.number(goal.asin))
+        product = original.catalog.product(original.catalog.number(goal.asin))
         fulfilled += score(product, product, goal, goal.options, rules).reward == 1
     assert fulfilled == reachable
 
@@ -73,7 +73,7 @@ def test_who_knows_the_product_scores_as_much_as_in_the_original(
 ) -> None:
     earned = []
     for goal in original.goals[first:end]:
-        product = original.catalogue.product(original.catalogue.number(goal.asin))
+        product = original.catalog.product(original.catalog.number(goal.asin))
         earned.append(score(product, product, goal, goal.options, ORIGINAL).reward)
     assert 100 * sum(earned) / len(earned) == pytest.approx(mean, abs=0.005)
     assert 100 * sum(reward == 1 for reward in earned) / len(earned) == pytest.approx(success, abs=0.05)
@@ -111,7 +111,7 @@ def test_all_episodes_are_the_original_s_at_every_step(original: Original) -> No
 def test_every_goal_can_be_clicked_to_its_end_under_clean_rules(original: Original) -> None:
     shop = original.shop("clean")
     for number, goal in enumerate(original.goals):
-        product = original.catalogue.number(goal.asin)
+        product = original.catalog.number(goal.asin)
         values = [value for name in goal.options for value in shop.product(product).options[name]]
         if number % 10 and len(values) == len({*values}):
             continue

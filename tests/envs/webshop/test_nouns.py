@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rollgym.envs.webshop.catalogue import nouns
-from rollgym.envs.webshop.catalogue.nouns import LIGHT, Tagger, light_nouns, words_of
+from rollgym.envs.webshop.catalog import nouns
+from rollgym.envs.webshop.catalog.nouns import LIGHT, Tagger, light_nouns, words_of
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ WALK += ["click[< prev]", "click[navy blue]", "click[buy now]"]
 
 
 def pages(shop: Shop, *actions: str) -> list[Page]:
-    goal, session = shop.catalogue.goal(0), Session("0")
+    goal, session = shop.catalog.goal(0), Session("0")
     shown = [view(shop, goal, session)]
     for action in actions:
         session = act(shop, goal, session, action).session
@@ -112,7 +112,7 @@ def test_the_html_of_every_page_has_its_text(hand_made_shop: Any, html_text: Any
 @pytest.mark.parametrize("rules", ["original", "clean"])
 def test_every_button_of_the_html_posts_an_action_that_is_possible(hand_made_shop: Any, rules: str) -> None:
     shop = hand_made_shop(rules)
-    goal, session = shop.catalogue.goal(0), Session("0")
+    goal, session = shop.catalog.goal(0), Session("0")
     for action in ["search[lamp]", "click[b000lamp02]", "click[søft]", "click[description]"]:
         session = act(shop, goal, session, action).session
         posted = Buttons(html(view(shop, goal, session))).actions

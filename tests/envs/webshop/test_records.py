@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from small_shop import COLOURS, raw, two_cups, write_original
 
-from rollgym.envs.webshop.catalogue.jsonfiles import find_files, read_noun_file, read_price_file
-from rollgym.envs.webshop.catalogue.records import Problems, Record, draw_price, parse_prices, read_records
-from rollgym.errors import MissingExtra, UsageError
+from rollgym.core.errors import MissingExtra, UsageError
+from rollgym.envs.webshop.catalog.jsonfiles import find_files, read_noun_file, read_price_file
+from rollgym.envs.webshop.catalog.records import Problems, Record, draw_price, parse_prices, read_records
 
 
 @pytest.fixture
@@ -167,8 +167,8 @@ def test_bad_records_of_the_other_files_are_named_too(tmp_path: Path, work: Path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (json.dumps([raw("B0"), raw("B1")])[:-40], "breaks off after 1 records"),
-        ('[{"asin": NaN}]', "breaks off after 0 records"),
+        (json.dumps([raw("B0"), raw("B1")])[:-40], "is not a complete JSON file: it ends after 1 records"),
+        ('[{"asin": NaN}]', "is not a complete JSON file: it ends after 0 records"),
         ('{"B0": 1}', "should be an array of products, so begin with \\["),
         ("", "begins with ''"),
         ("[]", "holds no product that could be read"),
@@ -196,7 +196,7 @@ def test_files_are_found_in_a_folder_or_by_their_name(tmp_path: Path) -> None:
     )
     (tmp_path / "items_ins_v2_1000.json").unlink()
     assert find_files(tmp_path / "items_shuffle_1000.json").attributes.name == "items_ins_v2.json"
-    with pytest.raises(UsageError, match="There is no folder"):
+    with pytest.raises(UsageError, match="Folder not found: "):
         find_files(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"holds no items_shuffle\*.json"):
@@ -240,7 +240,7 @@ def test_without_ijson_the_extra_is_named(
         (read_price_file, "[1]", "should hold prices by asin"),
         (read_noun_file, '{"B0": "cup"}', "the nouns of B0 should be a list of words"),
         (read_noun_file, '{"B0": [1]}', "the nouns of B0"),
-        (read_noun_file, "{", "is no JSON file"),
+        (read_noun_file, "{", "is not a JSON file"),
     ],
 )
 def test_files_of_prices_and_nouns_are_checked(tmp_path: Path, read_file: Any, text: str, said: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollgym.envs.webshop.colours import COLOURS, colour_in
+from rollgym.envs.webshop.colors import COLOURS, color_in
 from rollgym.envs.webshop.reward import alike, score
 from rollgym.envs.webshop.rules import CLEAN, ORIGINAL, Rules
 from rollgym.envs.webshop.types import Goal, Product
@@ -160,9 +160,9 @@ def test_options_weigh_like_attributes() -> None:
 def test_there_are_102_colour_words_and_the_first_one_counts() -> None:
     assert len(COLOURS) == 102
     assert list(COLOURS) == sorted(COLOURS)
-    assert colour_in("navy blue") == "blue"
-    assert colour_in("dash") == "ash"
-    assert colour_in("xl") == "xl"
+    assert color_in("navy blue") == "blue"
+    assert color_in("dash") == "ash"
+    assert color_in("xl") == "xl"
 
 
 @pytest.mark.parametrize(

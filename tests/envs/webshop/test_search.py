@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from rollgym.core.errors import MissingExtra, UnknownName, UsageError
 from rollgym.envs.webshop import search as search_module
 from rollgym.envs.webshop.search import ENGINES, build_search, default_engines, document, open_search
 from rollgym.envs.webshop.types import Product, Search
-from rollgym.errors import MissingExtra, UnknownName, UsageError
 
 TEXTS = ["red cotton shirt", "blue cotton shirt", "red shoe", "usb cable 10 ft", "café mug"]
 HOSTILE = [

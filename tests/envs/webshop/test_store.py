@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from small_shop import goals, products
 
-from rollgym.envs.webshop.catalogue.build import build_shop
-from rollgym.envs.webshop.catalogue.store import (
+from rollgym.core.errors import RunError, UsageError
+from rollgym.envs.webshop.catalog.build import build_shop
+from rollgym.envs.webshop.catalog.store import (
     CACHED,
     DamagedShop,
-    ShopCatalogue,
+    ShopCatalog,
     open_shop,
     read_manifest,
     verify,
 )
-from rollgym.envs.webshop.catalogue.table import Names, Numbers, Table, TableWriter, write_names
-from rollgym.envs.webshop.catalogue.writer import original_split
-from rollgym.envs.webshop.types import Catalogue, Goal
-from rollgym.errors import RunError, UsageError
+from rollgym.envs.webshop.catalog.table import Names, Numbers, Table, TableWriter, write_names
+from rollgym.envs.webshop.catalog.writer import original_split
+from rollgym.envs.webshop.types import Catalog, Goal
 
 
 @pytest.fixture
@@ -67,28 +67,28 @@ def test_numbers_are_pythons_own() -> None:
 
 
 def test_what_was_put_in_comes_out(shop: Path) -> None:
-    catalogue: Catalogue = ShopCatalogue.open(shop)
-    assert [catalogue.product(number) for number in range(len(catalogue))] == products(20)
-    assert [catalogue.goal(number) for number in range(catalogue.goal_count)] == goals(60, of=20)
-    assert catalogue.number("CUP00007") == 7
-    assert catalogue.number("CUP00020") is None
+    catalog: Catalog = ShopCatalog.open(shop)
+    assert [catalog.product(number) for number in range(len(catalog))] == products(20)
+    assert [catalog.goal(number) for number in range(catalog.goal_count)] == goals(60, of=20)
+    assert catalog.number("CUP00007") == 7
+    assert catalog.number("CUP00020") is None
     for number in (-1, 20):
         with pytest.raises(IndexError):
-            catalogue.product(number)
+            catalog.product(number)
     with pytest.raises(IndexError):
-        catalogue.goal(60)
+        catalog.goal(60)
 
 
 def test_a_goal_knows_its_product(shop: Path) -> None:
-    catalogue = ShopCatalogue.open(shop)
-    assert [catalogue.goal_product(number) for number in (0, 19, 20, 59)] == [0, 19, 0, 19]
+    catalog = ShopCatalog.open(shop)
+    assert [catalog.goal_product(number) for number in (0, 19, 20, 59)] == [0, 19, 0, 19]
 
 
 def test_options_by_name_and_bare_ones_are_told_apart(tmp_path: Path) -> None:
     bare = Goal(asin="CUP00000", instruction="", attributes=(), options=("red",), price_upper=1.0, human=True)
     made = build_shop(tmp_path / "s", products(), {"synthetic": goals(), "human": [bare]}, search=False)
-    assert ShopCatalogue.open(made).goal(0).options == {"color": "red"}
-    assert ShopCatalogue.open(made, "human").goal(0) == bare
+    assert ShopCatalog.open(made).goal(0).options == {"color": "red"}
+    assert ShopCatalog.open(made, "human").goal(0) == bare
 
 
 def test_the_order_can_be_given(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_the_order_can_be_given(tmp_path: Path) -> None:
         return range(count - 1, -1, -1)
 
     made = build_shop(tmp_path / "s", products(), goals(10), order=backwards, search=False)
-    catalogue = ShopCatalogue.open(made)
-    assert [catalogue.goal(number) for number in range(10)] == goals(10)[::-1]
-    assert [catalogue.goal_product(number) for number in range(3)] == [1, 0, 3]
+    catalog = ShopCatalog.open(made)
+    assert [catalog.goal(number) for number in range(10)] == goals(10)[::-1]
+    assert [catalog.goal_product(number) for number in range(3)] == [1, 0, 3]
 
 
 def test_the_original_split_goes_by_the_order(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_the_original_split_goes_by_the_order(tmp_path: Path) -> None:
     assert original_split(3000) == [500, 1000, 1500]
     assert original_split(2999) == [299, 599, 2101]
     made = build_shop(tmp_path / "s", products(), goals(30), search=False)
-    split = ShopCatalogue.open(made).splits["original"]
+    split = ShopCatalog.open(made).splits["original"]
     assert {name: list(part) for name, part in split.items()} == {
         "test": [0, 1, 2],
         "dev": [3, 4, 5, 6, 7, 8],
@@ -116,51 +116,49 @@ def test_the_original_split_goes_by_the_order(tmp_path: Path) -> None:
 
 def test_the_disjoint_split_shares_no_product(tmp_path: Path) -> None:
     made = build_shop(tmp_path / "s", products(200), goals(1000, of=200), search=False)
-    catalogue = ShopCatalogue.open(made)
-    split = catalogue.splits["disjoint"]
+    catalog = ShopCatalog.open(made)
+    split = catalog.splits["disjoint"]
     assert sorted(number for part in split.values() for number in part) == list(range(1000))
-    owned = {name: {catalogue.goal(number).asin for number in part} for name, part in split.items()}
+    owned = {name: {catalog.goal(number).asin for number in part} for name, part in split.items()}
     assert len(set().union(*owned.values())) == sum(map(len, owned.values())) == 200
     assert {name: len(part) for name, part in split.items()} == {"test": 100, "dev": 200, "train": 700}
     assert list(split["train"]) == sorted(split["train"])
     assert owned["test"] != {product.asin for product in products(20)}, "by a hash, not by the order"
-    half = ShopCatalogue.open(
-        build_shop(tmp_path / "h", products(200), goals(200, of=200)[::-1], search=False)
-    )
+    half = ShopCatalog.open(build_shop(tmp_path / "h", products(200), goals(200, of=200)[::-1], search=False))
     again = {half.goal(number).asin for number in half.splits["disjoint"]["test"]}
     assert again == owned["test"], "whatever the order of the goals"
 
 
 def test_the_goals_of_a_single_product_are_for_training(tmp_path: Path) -> None:
     made = build_shop(tmp_path / "s", products(1), goals(5, of=1), search=False)
-    split = ShopCatalogue.open(made).splits["disjoint"]
+    split = ShopCatalog.open(made).splits["disjoint"]
     assert {name: len(part) for name, part in split.items()} == {"test": 0, "dev": 0, "train": 5}
 
 
 def test_two_kinds_of_goals_on_the_same_products(tmp_path: Path) -> None:
     kinds = {"synthetic": goals(10), "human": goals(3)}
-    catalogue = ShopCatalogue.open(build_shop(tmp_path / "s", products(), kinds, search=False))
-    human = catalogue.with_goals("human")
-    assert (catalogue.goal_count, human.goal_count) == (10, 3)
-    assert catalogue.human_goals is not None
+    catalog = ShopCatalog.open(build_shop(tmp_path / "s", products(), kinds, search=False))
+    human = catalog.with_goals("human")
+    assert (catalog.goal_count, human.goal_count) == (10, 3)
+    assert catalog.human_goals is not None
     assert human.goal(0) == goals(3)[0]
-    assert human.fingerprint != catalogue.fingerprint
+    assert human.fingerprint != catalog.fingerprint
     assert human.with_goals(None).goals == "synthetic"
     with pytest.raises(UsageError, match="has no robot goals, only synthetic, human"):
-        catalogue.with_goals("robot")
+        catalog.with_goals("robot")
 
 
 def test_a_shop_without_goals_is_a_shop(tmp_path: Path) -> None:
-    catalogue = ShopCatalogue.open(build_shop(tmp_path / "s", products(), {}, search=False))
-    assert (len(catalogue), catalogue.goal_count, catalogue.goals, catalogue.human_goals) == (
+    catalog = ShopCatalog.open(build_shop(tmp_path / "s", products(), {}, search=False))
+    assert (len(catalog), catalog.goal_count, catalog.goals, catalog.human_goals) == (
         4,
         0,
         None,
         None,
     )
     with pytest.raises(IndexError):
-        catalogue.goal(0)
-    empty = ShopCatalogue.open(build_shop(tmp_path / "e", products(), [], search=False))
+        catalog.goal(0)
+    empty = ShopCatalog.open(build_shop(tmp_path / "e", products(), [], search=False))
     assert (empty.goal_count, empty.splits["original"]["train"]) == (0, range(0))
     assert list(empty.splits["disjoint"]["train"]) == []
 
@@ -168,7 +166,7 @@ def test_a_shop_without_goals_is_a_shop(tmp_path: Path) -> None:
 def test_the_fingerprint_is_of_the_content_alone(tmp_path: Path) -> None:
     def fingerprint(name: str, count: int, goal_count: int = 4) -> str:
         made = build_shop(tmp_path / name, products(count), goals(goal_count), search=False)
-        return ShopCatalogue.open(made).fingerprint
+        return ShopCatalog.open(made).fingerprint
 
     assert fingerprint("a", 4) == fingerprint("b", 4)
     assert len({fingerprint("a", 4), fingerprint("c", 5), fingerprint("d", 4, 5)}) == 3
@@ -185,21 +183,21 @@ def test_opening_twice_gives_one_object_until_the_shop_is_another(shop: Path) ->
 
 def test_decoded_products_are_remembered_but_not_without_bound(tmp_path: Path) -> None:
     made = build_shop(tmp_path / "s", products(CACHED + 5), goals(), search=False)
-    catalogue = ShopCatalogue.open(made)
-    first = catalogue.product(0)
-    assert catalogue.product(0) is first
+    catalog = ShopCatalog.open(made)
+    first = catalog.product(0)
+    assert catalog.product(0) is first
     for number in range(1, CACHED + 5):
-        catalogue.product(number)
-    assert catalogue.product(0) is not first
+        catalog.product(number)
+    assert catalog.product(0) is not first
 
 
 def test_threads_share_a_catalogue(shop: Path) -> None:
-    catalogue, wrong = ShopCatalogue.open(shop), []
+    catalog, wrong = ShopCatalog.open(shop), []
 
     def look() -> None:
         for number in [*range(20)] * 50:
-            product = catalogue.product(number)
-            if catalogue.number(product.asin) != number:
+            product = catalog.product(number)
+            if catalog.number(product.asin) != number:
                 wrong.append(number)
 
     threads = [threading.Thread(target=look) for _ in range(8)]
@@ -212,12 +210,12 @@ def test_threads_share_a_catalogue(shop: Path) -> None:
 
 def test_opening_reads_no_products(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msgspec.msgpack.Decoder", lambda kind: None)
-    assert len(ShopCatalogue.open(shop)) == 20
+    assert len(ShopCatalog.open(shop)) == 20
 
 
 def test_a_shop_opens_without_the_optional_packages(shop: Path) -> None:
     code = (
-        "import sys; from rollgym.envs.webshop.catalogue.store import open_shop\n"
+        "import sys; from rollgym.envs.webshop.catalog.store import open_shop\n"
         "open_shop(sys.argv[1]).product(0)\n"
         "print(sorted({'ijson', 'tantivy', 'regex', 'rapidfuzz', 'jinja2', 'spacy'} & set(sys.modules)))"
     )
@@ -226,7 +224,7 @@ def test_a_shop_opens_without_the_optional_packages(shop: Path) -> None:
 
 
 def test_a_folder_that_is_no_shop(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="There is no shop folder"):
+    with pytest.raises(UsageError, match="Shop folder not found: "):
         open_shop(tmp_path / "nowhere")
     with pytest.raises(DamagedShop, match=r"never finished: it has no manifest.json"):
         open_shop(tmp_path)
@@ -256,10 +254,10 @@ def test_a_file_cut_short_or_missing_is_noticed_at_once(shop: Path, name: str) -
     size = (shop / name).stat().st_size
     os.truncate(shop / name, size - 1)
     with pytest.raises(DamagedShop, match=rf"{name} has {size - 1} bytes instead of {size}"):
-        ShopCatalogue.open(shop)
+        ShopCatalog.open(shop)
     (shop / name).unlink()
     with pytest.raises(DamagedShop, match=f"{name} is missing"):
-        ShopCatalogue.open(shop)
+        ShopCatalog.open(shop)
 
 
 def flip(path: Path, place: int) -> None:
@@ -271,7 +269,7 @@ def flip(path: Path, place: int) -> None:
 def test_a_changed_byte_is_found_by_its_hash(shop: Path) -> None:
     assert verify(shop) == len(read_manifest(shop)["files"]) == 8
     flip(shop / "goals-synthetic.blob", 30)
-    ShopCatalogue.open(shop)
+    ShopCatalog.open(shop)
     with pytest.raises(DamagedShop, match=r"goals-synthetic.blob is not what was built"):
         verify(shop)
 
@@ -286,4 +284,4 @@ def test_a_changed_manifest_is_found_too(shop: Path) -> None:
 def test_a_record_that_cannot_be_read_is_a_sentence(shop: Path) -> None:
     flip(shop / "products.blob", 0)
     with pytest.raises(RunError, match=r"is damaged: product 0 cannot be read .*shop info --verify"):
-        ShopCatalogue.open(shop).product(0)
+        ShopCatalog.open(shop).product(0)

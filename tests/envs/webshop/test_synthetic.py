@@ -10,15 +10,15 @@ from collections import Counter
 import msgspec
 import pytest
 
+from rollgym.core.errors import UsageError
 from rollgym.envs.webshop import synthetic
 from rollgym.envs.webshop.reward import alike, score
 from rollgym.envs.webshop.rules import RULES
 from rollgym.envs.webshop.search import build_search, document, open_search
-from rollgym.envs.webshop.synthetic.draws import Draws
-from rollgym.envs.webshop.synthetic.wishes import full_instruction, join, simple_instruction
+from rollgym.envs.webshop.synthetic.goal_text import full_instruction, join, simple_instruction
+from rollgym.envs.webshop.synthetic.rng import Rng
 from rollgym.envs.webshop.synthetic.words import bare, vocabulary
 from rollgym.envs.webshop.types import Goal, Product
-from rollgym.errors import UsageError
 
 STYLES = ("full", "simple")
 BUTTONS = {"search", "back to search", "next >", "< prev", "buy now"}
@@ -26,7 +26,7 @@ BUTTONS |= {"description", "features", "reviews", "attributes"}
 
 
 class Shelf:
-    """As much of a catalogue as goals need."""
+    """As much of a catalog as goals need."""
 
     def __init__(self, products):
         self.products = products
@@ -201,7 +201,7 @@ def test_no_attribute_of_a_type_passes_for_another(style):
 
 @pytest.mark.parametrize("style", STYLES)
 def test_no_option_value_is_out_of_reach_or_passes_for_another_under_either_rules(style):
-    """The original's colour words and token subsets make some values so; ours avoid them."""
+    """The original's color words and token subsets make some values so; ours avoid them."""
     pytest.importorskip("rapidfuzz")
     product = shop(style)[0][0]
     options = {
@@ -321,7 +321,7 @@ def test_some_goals_leave_an_option_open():
 def test_instructions_worked_by_hand():
     words = vocabulary("full")
     lamp, buds = words.by_query["table lamps"], words.by_query["wireless earbuds"]
-    zero, late = Draws(itertools.repeat(0.0)), Draws(itertools.repeat(0.999))
+    zero, late = Rng(itertools.repeat(0.0)), Rng(itertools.repeat(0.999))
     assert (
         full_instruction(lamp, ["dimmable", "usb port"], {"finish": "aged brass"}, 40, words, zero)
         == "I am looking for a table lamp. It should be dimmable and come with a usb port. "

@@ -145,11 +145,11 @@ os._exit(7)
         run('say("TRIED")'),
         judge=survived,
     ),
-    attack(_F, "oversize-frames", "a host or worker that reads for ever", _FRAMES + _SIZES, judge=survived),
+    attack(_F, "oversize-frames", "a host or worker that reads forever", _FRAMES + _SIZES, judge=survived),
     attack(
         _F,
         "oversize-session-frames",
-        "a host or worker that reads for ever",
+        "a host or worker that reads forever",
         run(_FRAMES + _SIZES),
         run('say("TRIED")'),
         judge=survived,
@@ -157,7 +157,7 @@ os._exit(7)
     attack(
         _F,
         "replace-descriptors",
-        "a worker that waits for ever",
+        "a worker that waits forever",
         run('say("TRIED")\nn = os.open("/dev/null", 2)\nfor fd in range(3, 128): os.dup2(n, fd)'),
         run('say("TRIED")'),
         judge=survived,

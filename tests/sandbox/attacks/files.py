@@ -191,7 +191,7 @@ for kind, number in ((stat.S_IFBLK, os.makedev(254, 0)), (stat.S_IFCHR, os.maked
     attack(
         _F,
         "fetch-proc-link",
-        "the environment of whoever reads",
+        "the environment of the reading process",
         run('os.symlink("/proc/self/environ", "env"); os.symlink("/proc/self/fd/0", "fd"); say("TRIED")'),
         Step("read", "env"),
         judge=unfetched,

@@ -52,7 +52,7 @@ _CALLS = {
         "-100, b'/', ctypes.create_string_buffer(b'\\x80', 160), ctypes.create_string_buffer(8), 0",
     ),
     "fanotify_init": ("what others open", "0, 0"),
-    "memfd_secret": ("memory that nobody can look into", "0"),
+    "memfd_secret": ("memory that cannot be inspected", "0"),
     "msgget": ("messages to later executions", "0, 0o1600"),
     "semget": ("traces for later executions", "0, 1, 0o1600"),
     "kcmp": ("addresses of the kernel", "os.getpid(), os.getppid(), 0, 0, 0"),
@@ -156,7 +156,7 @@ KERNEL: tuple[Attack, ...] = (
     attack(
         _F,
         "unshare",
-        "capabilities in namespaces of its own",
+        "capabilities in new namespaces",
         _UNSHARE.format(
             flags={
                 "user": _USER,
@@ -175,7 +175,7 @@ KERNEL: tuple[Attack, ...] = (
     attack(
         _F,
         "clone-namespaces",
-        "capabilities in namespaces of its own",
+        "capabilities in new namespaces",
         _CLONE.format(flags=[_USER, _USER | _NET, _USER | _PID | _MOUNT]),
         control=True,
     ),

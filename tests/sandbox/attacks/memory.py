@@ -281,7 +281,7 @@ pwned(count, "names") if count >= 200_000 else held("stopped at", count)
     attack(
         _F,
         "blind-the-watch",
-        "memory while whoever measures is kept busy",
+        "memory while the watchdog is kept busy",
         run(
             """
 say("TRIED")

@@ -74,7 +74,7 @@ def told(evidence: Evidence) -> Finding:
     if lost := evidence.lines("HELD"):
         return Verdict.BLOCKED, lost[-1]
     last = evidence.ran[-1] if evidence.ran else None
-    return Verdict.UNJUDGED, f"the program said nothing: {last}"
+    return Verdict.UNJUDGED, f"the program did not answer: {last}"
 
 
 def told_or_killed(evidence: Evidence) -> Finding:

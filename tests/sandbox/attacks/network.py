@@ -33,7 +33,7 @@ _FAMILIES = {
     "packet": ("raw frames on every wire", [17]),
     "alg": ("the kernel's cryptography, and its bugs", [38]),
     "bluetooth": ("radio", [31]),
-    "other": ("families nobody looks at", [f for f in range(46) if f not in (1, 2, 10, 16, 17, 31, 38, 40)]),
+    "other": ("rare socket families", [f for f in range(46) if f not in (1, 2, 10, 16, 17, 31, 38, 40)]),
 }
 
 

@@ -63,7 +63,7 @@ os.write(2, b"\\xe2\\x82")
     attack(
         _O,
         "slow-drip",
-        "a deadline that starts anew with every word",
+        "a deadline that restarts with every output",
         'say("TRIED")\nwhile True: say("drip"); time.sleep(0.05)',
         judge=stopped,
         limits=BRIEF,
@@ -72,7 +72,7 @@ os.write(2, b"\\xe2\\x82")
     attack(
         _O,
         "close-everything",
-        "a reader that waits for ever",
+        "a reader that waits forever",
         'say("TRIED"); os.closerange(0, 1024); time.sleep(60)',
         run('say("TRIED"); os.closerange(0, 1024); time.sleep(60)'),
         judge=survived,
@@ -101,7 +101,7 @@ pwned(round(burnt, 1), "seconds of CPU time, 1 allowed")
 """
 
 TIME: tuple[Attack, ...] = (
-    attack(_T, "busy-loop", "a processor", 'say("TRIED")\nwhile True: pass', judge=stopped, limits=BRIEF),
+    attack(_T, "busy-loop", "a CPU", 'say("TRIED")\nwhile True: pass', judge=stopped, limits=BRIEF),
     attack(
         _T,
         "sleep",
@@ -114,7 +114,7 @@ TIME: tuple[Attack, ...] = (
     attack(
         _T,
         "ignore-every-signal",
-        "a program that cannot be told to stop",
+        "a program that cannot be stopped",
         """
 say("TRIED")
 for s in range(1, 65):
@@ -129,7 +129,7 @@ while True: time.sleep(1)
     attack(
         _T,
         "handle-cpu-limit",
-        "processor time without end",
+        "unlimited CPU time",
         """
 say("TRIED")
 signal.signal(signal.SIGXCPU, lambda *_: None)
@@ -151,7 +151,7 @@ while True: pass
     attack(
         _T,
         "burn-in-children",
-        "processor time counted for none",
+        "uncounted CPU time",
         """
 say("TRIED")
 while True:
@@ -169,7 +169,7 @@ while True:
     attack(
         _T,
         "burn-in-orphans",
-        "processor time counted for none",
+        "uncounted CPU time",
         """
 say("TRIED")
 burnt = 0.0

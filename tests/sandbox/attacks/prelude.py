@@ -119,7 +119,7 @@ def in_child(action):
         finally: sys.stdout.flush(); os._exit(0)
     status = os.waitpid(pid, 0)[1]
     if os.WIFSIGNALED(status): held("killed by signal", os.WTERMSIG(status))
-def neighbours():
+def neighbors():
     found = others()
     return [1, STAGE["pid"], *found] if len(found) < 20 else [STAGE["pid"]]
 def others():

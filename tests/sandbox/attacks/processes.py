@@ -175,7 +175,7 @@ time.sleep(60)
     attack(
         _F,
         "kill-worker",
-        "whoever runs the code",
+        "the process that runs the code",
         """
 say("TRIED")
 for pid in (1, os.getppid()):
@@ -189,7 +189,7 @@ for pid in (1, os.getppid()):
     attack(
         _F,
         "every-signal-to-worker",
-        "whoever runs the code",
+        "the process that runs the code",
         """
 say("TRIED")
 for s in range(1, 65):

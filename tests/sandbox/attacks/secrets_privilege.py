@@ -26,7 +26,7 @@ say(open("/proc/self/environ", "rb").read() if os.path.exists("/proc/self/enviro
         "keys in the environment of the host",
         """
 held("judged by the host")
-for pid in neighbours():
+for pid in neighbors():
     try: say(pid, open(f"/proc/{pid}/environ", "rb").read()[:9000])
     except OSError as error: held(error)
 """,
@@ -38,7 +38,7 @@ for pid in neighbours():
         "keys on command lines of the host",
         """
 held("judged by the host")
-for pid in neighbours():
+for pid in neighbors():
     try: say(pid, open(f"/proc/{pid}/cmdline", "rb").read()[:2000])
     except OSError as error: held(error)
 """,

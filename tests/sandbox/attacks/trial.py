@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollgym.errors import UsageError, WorkerLost
+from rollgym.core.errors import UsageError, WorkerLost
 from rollgym.sandbox.types import Limits, Ran, Sandbox, SandboxSettings
 
 from .model import Attack, Evidence, Finding, Step, Verdict
@@ -82,7 +82,7 @@ class Trial:
 
     def open(self) -> Sandbox:
         """The sandbox under attack: a new one where the last was lost."""
-        from rollgym.sandbox.open import open_sandbox
+        from rollgym.sandbox.factory import open_sandbox
 
         if self.sandbox is None:
             self.sandbox = self._await(self._calls.submit(open_sandbox, self.settings), 10)

@@ -1,4 +1,4 @@
-"""The process that runs the code, and other neighbours: traced, read, robbed, starved."""
+"""The process that runs the code, and other neighbors: traced, read, robbed, starved."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ for pid in {1, os.getppid()}:
     attack(
         _F,
         "slow-worker",
-        "the worker behind everybody else",
+        "the worker scheduled behind all others",
         """
 for pid in {1, os.getppid()}:
     attempt(lambda: ("setpriority", os.setpriority(os.PRIO_PROCESS, pid, 19)))

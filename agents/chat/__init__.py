@@ -1,0 +1,1 @@
+"""The ``chat`` agent: a language model behind any OpenAI-compatible endpoint."""

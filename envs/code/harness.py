@@ -1,0 +1,283 @@
+"""Program that the judge runs inside the sandbox, and encoding of values.
+
+Its text is sent as a program, so it imports the standard library only. Two programs are made of it:
+
+- `answer` runs a solution on inputs and says what it returned. It never holds a test.
+- `decide` runs tests on answers that were given before. It never holds a solution.
+
+Nothing but data passes from one to the other, so that a solution can only do well by returning what is right.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+DEEP = 200
+MANY = 200_000
+_BIG = 1 << 62
+
+
+class NotData(Exception):
+    """A value that is not plain data."""
+
+
+class Opaque:
+    """Stands for a returned object: true or false, and equal to nothing."""
+
+    def __init__(self, kind: str, truth: bool) -> None:
+        self.kind, self.truth = kind, truth
+
+    def __bool__(self) -> bool:
+        return bool(self.truth)
+
+    def __repr__(self) -> str:
+        return f"<an object of type {self.kind}>"
+
+
+def encode(value: Any, deep: int = DEEP) -> Any:
+    """Encode a plain value as typed JSON; iterators become lists, subclasses their base type."""
+    if deep == 0:
+        raise NotData("it is nested too deeply")
+    if value is None or value is True or value is False:
+        return value
+    for kind, convert in _SCALARS:
+        if isinstance(value, kind):
+            return convert(value)
+    if isinstance(value, dict):
+        return {"dict": [[encode(k, deep - 1), encode(v, deep - 1)] for k, v in dict.items(value)]}
+    for kind, name in _GROUPS:
+        if isinstance(value, kind):
+            items = [encode(item, deep - 1) for item in _items(value)]
+            if name in ("set", "frozenset"):
+                items.sort(key=repr)
+            return items if name == "list" else {name: items}
+    raise NotData(f"it is a {type(value).__name__}")
+
+
+def decode(data: Any) -> Any:
+    """Decode a value written by `encode`."""
+    if isinstance(data, list):
+        return [decode(item) for item in data]
+    if isinstance(data, dict):
+        ((name, content),) = data.items()
+        return _DECODERS[name](content)
+    return data
+
+
+def _items(value: Any) -> list[Any]:
+    items = []
+    for item in value:
+        items.append(item)
+        if len(items) > MANY:
+            raise NotData(f"it has more than {MANY:,} items")
+    return items
+
+
+def _encode_int(value: int) -> Any:
+    value = int(value)
+    # JSON readers refuse long decimal numbers; hexadecimal ones cost nothing.
+    return value if -_BIG < value < _BIG else {"int": hex(value)}
+
+
+def _encode_float(value: float) -> Any:
+    value = float(value)
+    return value if math.isfinite(value) else {"float": repr(value)}
+
+
+# A subclass may misreport its items.
+_PARTS: tuple[Callable[[Any], float], ...] = (complex.real.__get__, complex.imag.__get__)
+_SCALARS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, _encode_int),
+    (float, _encode_float),
+    (str, lambda value: str.__str__(value)),
+    (complex, lambda value: {"complex": [_encode_float(part(value)) for part in _PARTS]}),
+    (bytes, lambda value: {"bytes": bytes.hex(value)}),
+)
+_GROUPS: tuple[tuple[Any, str], ...] = (
+    (list, "list"),
+    (tuple, "tuple"),
+    (set, "set"),
+    (frozenset, "frozenset"),
+    ((range, type({}.keys()), type({}.values()), type({}.items())), "list"),
+    (Iterator, "list"),
+)
+_DECODERS: Mapping[str, Callable[[Any], Any]] = {
+    "int": lambda text: int(text, 16),
+    "float": float,
+    "complex": lambda parts: complex(decode(parts[0]), decode(parts[1])),
+    "bytes": bytes.fromhex,
+    "tuple": lambda items: tuple(decode(items)),
+    "set": lambda items: set(decode(items)),
+    "frozenset": lambda items: frozenset(decode(items)),
+    "object": lambda parts: Opaque(*parts),
+    "dict": lambda pairs: {decode(key): decode(value) for key, value in pairs},
+}
+
+
+def answer() -> None:
+    """Run a solution: ``{"nonce", "solution", "name", "calls": [[arguments], ...]}`` comes by stdin.
+
+    After the nonce each line is ``[number, "value", value, arguments afterwards]`` or ``[number, "error",
+    sentence]``; number -1 is for a solution that could not even be loaded.
+    """
+    request, say = _opened()
+    names: dict[str, Any] = {"__name__": "solution"}
+    try:
+        exec(compile(request["solution"], "<solution>", "exec"), names)  # noqa: S102
+        function = names[request["name"]]
+    except KeyError:
+        say([-1, "error", f"it does not define {request['name']}"])
+    except BaseException as error:
+        say([-1, "error", _sentence(error)])
+    else:
+        for number, call in request["calls"]:
+            say(_one(function, number, call))
+    _leave()
+
+
+def _one(function: Any, number: int, call: list[Any]) -> list[Any]:
+    try:
+        arguments = [decode(argument) for argument in call]
+        value = _returned(function(*arguments))
+        return [number, "value", value, [encode(argument) for argument in arguments]]
+    except BaseException as error:
+        return [number, "error", _sentence(error)]
+
+
+def _returned(value: Any) -> Any:
+    """Encode a returned value; of non-data only its type and truth value."""
+    try:
+        return encode(value)
+    except NotData:
+        return {"object": [type(value).__name__, bool(value)]}
+
+
+def decide() -> None:
+    """Run tests: ``{"nonce", "setup", "name", "tests": [text], "answers": [[arguments, answer], ...]}``.
+
+    ``setup`` is a program of the task's author. Where it defines the function, that one answers what the
+    solution has not been asked yet, so that a single round finds out all the calls of most tests.
+    A line is ``[number, "passed" | "failed" | "open", sentence]``; the last one is ``[-1, "calls", [...]]``.
+    """
+    import random  # a tenth of an execution, which `answer` need not pay
+
+    request, say = _opened()
+    answers = {json.dumps(key): found for key, found in request["answers"]}
+    asked: dict[str, Any] = {}
+    for number, test in enumerate(request["tests"]):
+        # A test that draws at random must ask the same in every round.
+        random.seed(0)
+        say([number, *_judged(request, test, answers, asked)])
+    say([-1, "calls", list(asked.values())])
+    _leave()
+
+
+class _Unanswered(BaseException):
+    """A test requests a call that the solution has not answered yet."""
+
+
+def _judged(
+    request: Mapping[str, Any], test: str, answers: Mapping[str, Any], asked: dict[str, Any]
+) -> tuple[str, str]:
+    open_calls: list[str] = []
+    verdict = "passed", ""
+    try:
+        # Two copies of the author's program: calls among its own functions are not tests.
+        known = _ran(request["setup"], "<setup>").get(request["name"])
+        names = _ran(request["setup"], "<setup>")
+        names[request["name"]] = names["candidate"] = _stand_in(known, answers, asked, open_calls)
+        exec(compile(test, "<test>", "exec"), names)  # noqa: S102
+    except BaseException as error:
+        verdict = "failed", _sentence(error)
+    return ("open", "") if open_calls else verdict
+
+
+def _ran(text: str, name: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "tests"}
+    exec(compile(text, name, "exec"), names)  # noqa: S102
+    return names
+
+
+def _stand_in(
+    known: Any, answers: Mapping[str, Any], asked: dict[str, Any], open_calls: list[str]
+) -> Callable[..., Any]:
+    """A function that gives the solution's answers, and notes what it cannot answer."""
+
+    def candidate(*arguments: Any) -> Any:
+        call = [encode(argument) for argument in arguments]
+        key = json.dumps(call)
+        if key not in answers:
+            asked[key] = call
+            open_calls.append(key)
+            if known is None:
+                raise _Unanswered
+            return known(*arguments)
+        found = answers[key]
+        if found[0] == "error":
+            raise _as_raised(found[1])
+        for mine, theirs in zip(arguments, found[2], strict=True):
+            _changed_like(mine, decode(theirs))
+        return decode(found[1])
+
+    return candidate
+
+
+def _as_raised(sentence: str) -> Exception:
+    """The error of a solution, of the same kind where Python has it: a test may wait for it."""
+    name, _, text = sentence.partition(": ")
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        with contextlib.suppress(TypeError):
+            return kind(text)
+    return RuntimeError(sentence)
+
+
+def _changed_like(mine: Any, theirs: Any) -> None:
+    """Do to an argument what the solution did to its own."""
+    if isinstance(mine, list) and mine != theirs:
+        mine[:] = theirs
+    elif isinstance(mine, (dict, set)) and mine != theirs:
+        mine.clear()
+        mine.update(theirs)
+
+
+def _opened() -> tuple[dict[str, Any], Callable[[list[Any]], None]]:
+    """The request, and a way to speak that what is printed cannot disturb."""
+    request: dict[str, Any] = json.loads(sys.stdin.read())
+    nonce = request.pop("nonce")
+    out = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    # The streams may be buffers without descriptors.
+    sys.stdin, sys.stdout, sys.stderr = io.StringIO(), io.StringIO(), io.StringIO()
+    dumps, write = json.dumps, os.write
+
+    def say(line: list[Any]) -> None:
+        data = f"{nonce} {dumps(line)}\n".encode()
+        while data:
+            data = data[write(out, data) :]
+
+    return request, say
+
+
+def _sentence(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        text = " ".join(str(error).split())[:200]
+    except BaseException:
+        text = ""
+    return f"{name}: {text}" if text else name
+
+
+def _leave() -> None:
+    """Go at once: threads and exit handlers have no say any more."""
+    os._exit(0)

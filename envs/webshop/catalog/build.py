@@ -1,0 +1,253 @@
+"""Shops are built once, kept in a cache and found by name.
+
+    synthetic               1,000 generated products, seed 0
+    synthetic:100000        as many as that
+    synthetic:100000:7      from another seed
+    simple:200:7            the same in few and short words, for small policies
+    NAME                    what `rollgym shop import --name NAME` made
+    a folder                what `rollgym shop build --out` made
+
+The cache is ``$ROLLGYM_CACHE/shop``, or ``~/.cache/rollgym/shop``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.seeding import file_hash, stable_digest
+from rollgym.envs.webshop.catalog.store import (
+    FORMAT,
+    MANIFEST,
+    DamagedShop,
+    check_sizes,
+    import_again,
+    read_manifest,
+)
+from rollgym.envs.webshop.catalog.writer import Goals, Order, Products, Progress, write_shop
+from rollgym.io.atomic import cache_root, locked, replaced
+
+SIZE, SEED = 1000, 0
+"""The shop called ``synthetic``."""
+SYNTHETIC = "synthetic"
+STYLES = {SYNTHETIC: "full", "simple": "simple"}
+"""Synthetic shops by the name they begin with: the style of their words."""
+LARGEST = 10_000_000
+IMPORTED = "import-"
+"""How the folders of imports begin in the cache."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# Sources that determine a synthetic shop: when one changes, it is rebuilt.
+_SOURCES = "types.py goals.py catalog/writer.py synthetic/* search/*.py"
+
+
+def build_shop(
+    folder: str | Path,
+    products: Products,
+    goals: Goals | Mapping[str, Goals],
+    *,
+    kind: str = "made",
+    seed: int | None = None,
+    tagger: str = "given",
+    order: Order | None = None,
+    facts: Callable[[], Mapping[str, Any]] | None = None,
+    total: int | None = None,
+    search: bool = True,
+    progress: Progress | None = None,
+) -> Path:
+    """Make a shop's folder from products and goals, in place of what was there; all of it or nothing.
+
+    Args:
+        folder: Where.
+        products: In their order, or a function that makes them in a folder that it is given to work in. They
+            are passed over once and never held.
+        goals: Goals, or a function that makes them from the products; or several kinds of them by name
+            (``synthetic``, ``human``).
+        kind: What the manifest calls it: ``synthetic``, ``imported`` or ``made``.
+        seed: What it was made from, for the manifest.
+        tagger: What found the nouns, for the manifest.
+        order: The order of the goals, where it is not the one they come in.
+        facts: Gives more for the manifest, asked when everything else is written.
+        total: How many products there will be, where one knows: for ``progress``.
+        search: False leaves out the search engines' files.
+        progress: Told how far it is: done, of how many (or None), of what.
+    """
+    target = Path(folder).absolute()
+    _refuse_foreign(target)
+    kinds = goals if isinstance(goals, Mapping) else {SYNTHETIC: goals}
+
+    def said() -> dict[str, Any]:
+        return {"kind": kind, "seed": seed, "tagger": tagger, **(facts() if facts else {})}
+
+    with locked(target), replaced(target) as new:
+        write_shop(
+            new, products, kinds, facts=said, order=order, total=total, search=search, progress=progress
+        )
+    return target
+
+
+def synthetic_shop(
+    size: int = SIZE,
+    seed: int = SEED,
+    *,
+    style: str = "full",
+    out: Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Return a synthetic shop, built if missing or incomplete."""
+    if style not in STYLES.values():
+        raise UnknownName("style", style, STYLES.values(), f"There are {' and '.join(STYLES.values())}.")
+    if not 1 <= size <= LARGEST:
+        raise UsageError(f"A shop has from 1 to {LARGEST:,} products, not {size:,}.")
+    if seed < 0:
+        raise UsageError(f"The seed of a shop is 0 or more, not {seed}.")
+    key = stable_digest("synthetic shop", FORMAT, style, size, seed, _sources()).hex()
+    kept = cache_folder() / f"{_style_name(style)}-{size}-{seed}-{key[:8]}"
+    target = kept if out is None else out.absolute()
+    if _is_whole(target, key):
+        return target
+    _refuse_foreign(target)
+    with locked(target):
+        # Another process may have built it while this one waited.
+        if not _is_whole(target, key):
+            _write_synthetic(target, size, seed, style, key, progress)
+    return target
+
+
+def _write_synthetic(
+    target: Path, size: int, seed: int, style: str, key: str, progress: Progress | None
+) -> None:
+    # Here and not above: only who builds such a shop needs its words.
+    from rollgym.envs.webshop import synthetic
+
+    said = {
+        "kind": SYNTHETIC,
+        "name": shop_name(size, seed, style),
+        "seed": seed,
+        "style": style,
+        "tagger": "given",
+        "key": key,
+    }
+    with replaced(target) as new:
+        write_shop(
+            new,
+            synthetic.products(size, seed, style=style),
+            {SYNTHETIC: lambda shop: synthetic.goals(catalog=shop, size=size, seed=seed, style=style)},
+            facts=lambda: said,
+            total=size,
+            progress=progress,
+        )
+
+
+def imported_shop(name: str) -> Path:
+    """The folder of an import. A damaged one is refused: only its owner has the files it was made from."""
+    target = import_folder(name)
+    if not target.is_dir():
+        known = [*STYLES, *imported_names()]
+        raise UnknownName("shop", name, known, f"Known: {', '.join(known)}, synthetic:SIZE, or a folder.")
+    try:
+        manifest = read_manifest(target)
+    except DamagedShop as error:
+        raise DamagedShop(f"{error}{import_again(name)}") from None
+    check_sizes(target, manifest)
+    return target
+
+
+def resolve_shop(name: str | Path, *, progress: Progress | None = None) -> Path:
+    """The folder of a shop, by name or by path; a synthetic one is built where it is not yet there."""
+    text = str(name)
+    style = STYLES.get(text.split(":")[0])
+    if style is not None:
+        return synthetic_shop(*_size_and_seed(text), style=style, progress=progress)
+    if _NAME.fullmatch(text) and import_folder(text).is_dir():
+        return imported_shop(text)
+    folder = Path(text).expanduser()
+    if text and folder.is_dir():
+        check_sizes(folder, read_manifest(folder))
+        return folder.resolve()
+    if isinstance(name, Path) or os.sep in text:
+        raise UsageError(
+            f"Shop folder not found: {folder}. Create it with rollgym shop build --out {folder}."
+        )
+    return imported_shop(text)
+
+
+def shop_name(size: int, seed: int, style: str = "full") -> str:
+    """What `resolve_shop` calls a synthetic shop."""
+    numbers = (size, seed) if seed != SEED else (size,) if size != SIZE else ()
+    return ":".join(map(str, (_style_name(style), *numbers)))
+
+
+def _style_name(style: str) -> str:
+    return next(name for name, known in STYLES.items() if known == style)
+
+
+def _size_and_seed(text: str) -> tuple[int, int]:
+    name, *parts = text.split(":")
+    if len(parts) > 2 or not all(re.fullmatch(r"[0-9]{1,15}", part) for part in parts):
+        raise UsageError(
+            f"{text!r} is not a shop: use {name}:SIZE or {name}:SIZE:SEED, for example {name}:5000:1."
+        )
+    size, seed = (*map(int, parts), *(SIZE, SEED)[len(parts) :])
+    return size, seed
+
+
+def cache_folder() -> Path:
+    """Return the cache folder of shops."""
+    return cache_root() / "shop"
+
+
+def import_folder(name: str) -> Path:
+    """Return the folder of an import of that name."""
+    if name in STYLES:
+        raise UsageError(f"A shop cannot be called {name!r}, which is a built-in one: give another name.")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"A shop cannot be called {name!r}: use letters, digits, dots, dashes, underscores.")
+    return cache_folder() / f"{IMPORTED}{name}"
+
+
+def imported_names() -> list[str]:
+    """The imports there are."""
+    return sorted(path.name.removeprefix(IMPORTED) for path in cache_folder().glob(f"{IMPORTED}*"))
+
+
+def _is_whole(folder: Path, key: str) -> bool:
+    """True where a folder holds that very synthetic shop, by the cheap check."""
+    if not folder.is_dir():
+        return False
+    try:
+        manifest = read_manifest(folder)
+        check_sizes(folder, manifest)
+    except DamagedShop:
+        return False
+    return manifest.get("key") == key
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Never put a shop in the place of something that is none; what is in the cache is ours."""
+    if not folder.exists() or folder.parent == cache_folder():
+        return
+    if not folder.is_dir() or (any(folder.iterdir()) and not _was_shop(folder)):
+        raise UsageError(f"{folder} exists and is not a shop: pass an empty or new folder.")
+
+
+def _was_shop(folder: Path) -> bool:
+    """True where a folder has a shop's manifest, of whatever format; other things have manifests too."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and {"format", "fingerprint", "files", "goals"} <= manifest.keys()
+
+
+@functools.cache
+def _sources() -> str:
+    here = Path(__file__).parents[1]
+    files = sorted({path for pattern in _SOURCES.split() for path in here.glob(pattern) if path.is_file()})
+    return stable_digest(*(f"{path.name} {file_hash(path)}" for path in files)).hex()

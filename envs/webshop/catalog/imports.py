@@ -1,0 +1,144 @@
+"""Imports the original WebShop files as a shop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollgym.core.errors import UsageError
+from rollgym.core.seeding import file_hash
+from rollgym.envs.webshop import goals as rules
+from rollgym.envs.webshop.catalog.build import build_shop, import_folder
+from rollgym.envs.webshop.catalog.jsonfiles import Files, read_noun_file, read_price_file
+from rollgym.envs.webshop.catalog.nouns import Tagger
+from rollgym.envs.webshop.catalog.records import Instructions, Problems, Record, find_files, read_records
+from rollgym.envs.webshop.catalog.store import ShopCatalog
+from rollgym.envs.webshop.catalog.table import Table, TableWriter
+from rollgym.envs.webshop.catalog.writer import Goals, Progress
+from rollgym.envs.webshop.types import Goal, Product
+
+KINDS = {"synthetic": ("synthetic",), "human": ("human",), "both": ("synthetic", "human")}
+_Noted = tuple[int, Instructions]
+
+
+@dataclass(frozen=True)
+class Import:
+    """Result of an import with the problems of the files."""
+
+    folder: Path
+    name: str
+    problems: Problems
+
+
+def import_shop(
+    place: str | Path,
+    *,
+    name: str | None = None,
+    prices: Path | None = None,
+    nouns: Path | None = None,
+    goals: str = "both",
+    seed: int = 0,
+    strict: bool = False,
+    search: bool = True,
+    progress: Progress | None = None,
+) -> Import:
+    """Make the shop ``name`` of the files in a folder, in place of an earlier import of that name.
+
+    Args:
+        place: The folder, or its items_shuffle file.
+        name: What `resolve_shop` will find it by; by default ``webshop`` and what the file's name adds.
+        prices: A JSON file of prices by asin, for products whose price is a range (or any other).
+        nouns: A JSON file of lists of nouns by asin, instead of a tagger.
+        goals: ``synthetic``, ``human`` or ``both``.
+        seed: Decides the prices within ranges and the price bounds of goals.
+        strict: Stop at the first bad record instead of leaving it out.
+        search: False leaves out the search engines' files.
+        progress: Told how far it is.
+    """
+    if goals not in KINDS:
+        raise UsageError(f"goals should be one of {', '.join(KINDS)}, not {goals!r}.")
+    files = find_files(place)
+    if goals == "human" and files.human is None:
+        raise UsageError(f"{files.products.parent} has no items_human_ins.json, so there are no human goals.")
+    name = name or "webshop" + files.products.stem.removeprefix("items_shuffle").replace("_", "-")
+    target = import_folder(name)
+    tagger = Tagger(read_noun_file(nouns) if nouns else None)
+    given = read_price_file(prices) if prices else {}
+    problems = Problems(strict=strict)
+
+    def facts() -> dict[str, Any]:
+        return {
+            "name": name,
+            "prices": "file, else drawn" if given else "drawn",
+            "source": {path.name: file_hash(path) for path in _paths(files)},
+            "left_out": {"bad": problems.bad, **problems.passed_over},
+        }
+
+    notes = _Notes()
+
+    def products(work: Path) -> Iterator[Product]:
+        records = read_records(
+            files, work, nouns=tagger, seed=seed, prices=given, problems=problems, progress=progress
+        )
+        return notes.taken(records, work)
+
+    build_shop(
+        target,
+        products,
+        _goals(notes, KINDS[goals] if files.human else ("synthetic",), seed),
+        kind="imported",
+        seed=seed,
+        tagger=tagger.name,
+        order=rules.original_order,
+        facts=facts,
+        search=search,
+        progress=progress,
+    )
+    return Import(target, name, problems)
+
+
+def _paths(files: Files) -> list[Path]:
+    return [path for path in (files.products, files.attributes, files.human) if path is not None]
+
+
+class _Notes:
+    """The instructions, put aside while the products pass."""
+
+    def taken(self, records: Iterator[Record], folder: Path) -> Iterator[Product]:
+        """The products of the records; the instructions go to a file in ``folder``."""
+        self._folder = folder
+        encoder = msgspec.msgpack.Encoder()
+        with TableWriter(folder, "instructions") as table:
+            for number, record in enumerate(records):
+                if record.instructions.instruction is not None or record.instructions.human:
+                    table.add(encoder.encode((number, record.instructions)))
+                yield record.product
+
+    def of(self, shop: ShopCatalog) -> Iterator[tuple[Product, Instructions]]:
+        """Every product that has instructions, with them."""
+        table, decoder = Table(self._folder, "instructions"), msgspec.msgpack.Decoder(_Noted)
+        for place in range(len(table)):
+            number, instructions = decoder.decode(table[place])
+            yield shop.product(number), instructions
+
+
+def _goals(notes: _Notes, kinds: tuple[str, ...], seed: int) -> Mapping[str, Goals]:
+    def synthetic(shop: ShopCatalog) -> Iterator[Goal]:
+        counts = rules.attribute_counts(
+            (p, i.instruction_attributes) for p, i in notes.of(shop) if i.instruction
+        )
+        for product, found in notes.of(shop):
+            if found.instruction:
+                wanted = found.instruction_attributes
+                yield from rules.synthetic_goals(product, found.instruction, wanted, counts=counts, seed=seed)
+
+    def human(shop: ShopCatalog) -> Iterator[Goal]:
+        for product, found in notes.of(shop):
+            yield from rules.human_goals(product, found.human, seed=seed)
+
+    makers: dict[str, Goals] = {"synthetic": synthetic, "human": human}
+    return {kind: makers[kind] for kind in kinds}

@@ -1,0 +1,139 @@
+"""The JSON files a shop is made of: where they are, large ones record by record, small ones whole."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rollgym.core.errors import MissingExtra, UsageError
+
+EVERY = 500
+"""How many records between two calls of a progress function."""
+
+Progress = Callable[[int, int | None, str], None]
+
+
+@dataclass(frozen=True)
+class Files:
+    """The original files that belong together."""
+
+    products: Path
+    attributes: Path
+    human: Path | None
+
+
+def find_files(place: str | Path) -> Files:
+    """The files in a folder; name the products file itself where a folder has several."""
+    place = Path(place)
+    if place.is_file():
+        products = place
+    elif place.is_dir():
+        products = _only(place, "items_shuffle*.json")
+    else:
+        raise UsageError(
+            f"Folder not found: {place}. Expected a folder with the original files items_shuffle*.json."
+        )
+    folder, ending = products.parent, products.name.removeprefix("items_shuffle")
+    attributes = folder / f"items_ins_v2{ending}"
+    if not attributes.is_file():
+        attributes = _only(folder, "items_ins_v2*.json")
+    human = folder / "items_human_ins.json"
+    return Files(products, attributes, human if human.is_file() else None)
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    found = sorted(folder.glob(pattern))
+    if not found:
+        raise UsageError(f"{folder} holds no {pattern}, which the original data has.")
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise UsageError(f"{folder} holds {names}: name the items_shuffle file itself instead of its folder.")
+    return found[0]
+
+
+def stream_array(path: Path, progress: Progress | None) -> Iterator[Any]:
+    """The elements of a file that is one JSON array."""
+    with _opened(path, "[", "an array of products") as file:
+        yield from _each(path, file, _ijson().items(file, "item", use_float=True), progress)
+
+
+def stream_object(path: Path, progress: Progress | None) -> Iterator[tuple[str, Any]]:
+    """Keys and values of a file that is one JSON object."""
+    with _opened(path, "{", "an object by asin") as file:
+        yield from _each(path, file, _ijson().kvitems(file, "", use_float=True), progress)
+
+
+def _each(path: Path, file: BinaryIO, items: Iterator[Any], progress: Progress | None) -> Iterator[Any]:
+    size, number = path.stat().st_size, 0
+    try:
+        for number, item in enumerate(items, 1):
+            yield item
+            if progress and number % EVERY == 0:
+                progress(file.tell(), size, path.name)
+    except _ijson().JSONError as error:
+        said = error.args[0] if error.args else ""
+        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+        raise UsageError(
+            f"{path} is not a complete JSON file: it ends after {number} records "
+            f"({said.strip().splitlines()[0] if said.strip() else 'no reason known'}). Get it again."
+        ) from None
+    if progress:
+        progress(size, size, path.name)
+
+
+@contextmanager
+def _opened(path: Path, first: str, what: str) -> Iterator[BinaryIO]:
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64).lstrip()[:1].decode("latin-1")
+            if start != first:
+                raise UsageError(
+                    f"{path} should be {what}, so begin with {first}, but it begins with {start!r}."
+                )
+            file.seek(0)
+            yield file
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _ijson() -> Any:
+    try:
+        return importlib.import_module("ijson")
+    except ModuleNotFoundError:
+        raise MissingExtra("Reading the original WebShop files", "webshop") from None
+
+
+def read_price_file(path: Path) -> dict[str, float]:
+    """A file of prices by asin."""
+    prices = _read_object(path, "prices")
+    for asin, price in prices.items():
+        if type(price) not in (int, float) or not math.isfinite(price) or price < 0:
+            raise UsageError(f"{path}: the price of {asin} should be a number, but is {str(price)[:40]!r}.")
+    return {asin: float(price) for asin, price in prices.items()}
+
+
+def read_noun_file(path: Path) -> dict[str, tuple[str, ...]]:
+    """A file of lists of nouns by asin."""
+    nouns = _read_object(path, "lists of nouns")
+    for asin, words in nouns.items():
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise UsageError(f"{path}: the nouns of {asin} should be a list of words.")
+    return {asin: tuple(word.lower() for word in words) for asin, words in nouns.items()}
+
+
+def _read_object(path: Path, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not a JSON file ({error}).") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} should hold {what} by asin, as one JSON object.")
+    return value

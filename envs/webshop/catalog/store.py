@@ -1,0 +1,255 @@
+"""A shop on disk, opened without being read: products, goals and splits, mapped and shared by all processes.
+
+manifest.json           what it is: kind, seed, counts, a hash of every file; written last
+products.*              products, and their numbers by asin (see table.py)
+goals-KIND.*            goals in their order; KIND is synthetic or human
+goals-KIND.products     the number of each goal's product
+goals-KIND.disjoint     goal numbers: test, then dev, then train, no product in two of them
+search/                 the search engines' files
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from rollgym.core.errors import RunError, UsageError
+from rollgym.core.seeding import file_hash, stable_digest
+from rollgym.envs.webshop.catalog.table import UINT32, Names, Numbers, Table, read_column
+from rollgym.envs.webshop.types import Goal, Product
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+SPLITS = ("test", "dev", "train")
+CACHED = 2048
+"""How many decoded products, and as many goals, an open shop keeps."""
+
+_T = TypeVar("_T")
+
+
+class DamagedShop(UsageError):
+    """The folder is not a complete shop: half written, changed, or of another format."""
+
+
+class ProductTable:
+    """The products of a shop, by number or by asin."""
+
+    def __init__(self, folder: Path) -> None:
+        self._names = Names(folder, "products")
+        self._table = Table(folder, "products")
+        self.get = _reader(self._table, Product, folder, "product")
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def number(self, asin: str) -> int | None:
+        """The number of a product, None where there is none of that name."""
+        return self._names.find(asin)
+
+
+class ShopCatalog:
+    """The products and one kind of goals of a shop folder. It never changes; threads may share it."""
+
+    def __init__(
+        self, folder: Path, manifest: Mapping[str, Any], products: ProductTable, goals: str | None = None
+    ) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.goals = goals
+        """Kind of goals: ``synthetic``, ``human``, or None without goals."""
+        self._products = products
+        self._splits: dict[str, dict[str, Sequence[int]]] = {}
+        self._goal_count = 0
+        if goals is not None:
+            self._open_goals(goals)
+
+    def _open_goals(self, kind: str) -> None:
+        table = Table(self.folder, f"goals-{kind}")
+        self._goal_count = len(table)
+        self._goal = _reader(table, Goal, self.folder, "goal")
+        self._goal_products = read_column(self.folder / f"goals-{kind}.products", UINT32)
+        sizes = self.manifest["goals"][kind]
+        disjoint = Numbers(read_column(self.folder / f"goals-{kind}.disjoint", UINT32))
+        self._splits = {
+            "original": _parts(range(self._goal_count), sizes["original"]),
+            "disjoint": _parts(disjoint, sizes["disjoint"]),
+        }
+
+    @classmethod
+    def open(cls, folder: str | Path, goals: str | None = None) -> ShopCatalog:
+        """A shop's folder, with its synthetic goals unless others are asked for.
+
+        Raises `DamagedShop` if the folder is not a complete shop.
+        """
+        folder = Path(folder).resolve()
+        manifest = read_manifest(folder)
+        check_sizes(folder, manifest)
+        first = cls(folder, manifest, ProductTable(folder))
+        kinds = list(manifest["goals"])
+        return first.with_goals(goals) if goals or kinds else first
+
+    def with_goals(self, kind: str | None) -> ShopCatalog:
+        """The same shop with other goals: ``synthetic`` or ``human``; None is the first that it has."""
+        kinds = list(self.manifest["goals"])
+        wanted = kind or next(iter(kinds), None)
+        if wanted is None or wanted not in kinds:
+            has = f"only {', '.join(kinds)}" if kinds else "only products"
+            raise UsageError(f"The shop {self.folder.name} has no {wanted or ''} goals, {has}.")
+        return ShopCatalog(self.folder, self.manifest, self._products, wanted)
+
+    @property
+    def human_goals(self) -> ShopCatalog | None:
+        """The same shop with people's instructions as its goals, None where it has none."""
+        return self.with_goals("human") if "human" in self.manifest["goals"] else None
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the products and goals, the same wherever and whenever they were built."""
+        return stable_digest(self.manifest["fingerprint"], self.goals).hex()
+
+    @property
+    def goal_count(self) -> int:
+        """Number of goals."""
+        return self._goal_count
+
+    @property
+    def splits(self) -> Mapping[str, Mapping[str, Sequence[int]]]:
+        """Goal numbers by splitting scheme (``original``, ``disjoint``) and split name."""
+        return self._splits
+
+    def __len__(self) -> int:
+        return len(self._products)
+
+    def product(self, number: int) -> Product:
+        """Product ``number``."""
+        return self._products.get(number)
+
+    def number(self, asin: str) -> int | None:
+        """The number of a product, None where there is none of that name."""
+        return self._products.number(asin)
+
+    def goal(self, number: int) -> Goal:
+        """Goal ``number``, in the catalog's order."""
+        if self.goals is None:
+            raise IndexError("this shop has no goals")
+        return self._goal(number)
+
+    def goal_product(self, number: int) -> int:
+        """The number of goal ``number``'s product."""
+        return int(self._goal_products[number])
+
+
+def open_shop(folder: str | Path, goals: str | None = None) -> ShopCatalog:
+    """Cached `ShopCatalog.open`: one shared object per process."""
+    path = Path(folder).resolve()
+    try:
+        stat = (path / MANIFEST).stat()
+    except OSError:
+        return ShopCatalog.open(path, goals)
+    return _open(path, stat.st_ino, stat.st_mtime_ns, goals)
+
+
+@functools.lru_cache(maxsize=8)
+def _open(path: Path, _file: int, _changed: int, goals: str | None) -> ShopCatalog:
+    return ShopCatalog.open(path, goals)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a shop's folder says of itself."""
+    if not folder.is_dir():
+        raise UsageError(f"Shop folder not found: {folder}.")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DamagedShop(f"{folder} is not a shop or was never finished: it has no {MANIFEST}.") from None
+    except (OSError, ValueError) as error:
+        raise DamagedShop(f"{folder / MANIFEST} cannot be read ({error}).") from None
+    if not isinstance(manifest, dict) or not {"format", "files", "goals", "fingerprint"} <= manifest.keys():
+        raise DamagedShop(f"{folder / MANIFEST} does not describe a shop.")
+    if manifest["format"] != FORMAT:
+        raise DamagedShop(
+            f"{folder} has format {manifest['format']}, but this rollgym reads {FORMAT}.{_fix(manifest)}"
+        )
+    return manifest
+
+
+def check_sizes(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """The cheap check: every file is there, as long as it was."""
+    for name, said in manifest["files"].items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size is None:
+            raise DamagedShop(f"{folder} is damaged: {name} is missing.{_fix(manifest)}")
+        if size != said["size"]:
+            raise DamagedShop(
+                f"{folder} is damaged: {name} has {size} bytes instead of {said['size']}.{_fix(manifest)}"
+            )
+
+
+def verify(folder: Path) -> int:
+    """The whole check: every file has the hash it was built with. Gives back how many files there are."""
+    manifest = read_manifest(folder)
+    check_sizes(folder, manifest)
+    for name, said in manifest["files"].items():
+        if file_hash(folder / name) != said["sha256"]:
+            raise DamagedShop(f"{folder} is damaged: {name} is not what was built.{_fix(manifest)}")
+    if fingerprint_of(manifest["files"]) != manifest["fingerprint"]:
+        raise DamagedShop(f"{folder} is damaged: its fingerprint does not match its files.{_fix(manifest)}")
+    return len(manifest["files"])
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and hash of every file of a shop but the manifest, by its path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": file_hash(path)}
+        for path in files
+    }
+
+
+def fingerprint_of(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """A hash of the content; without ``search/``, whose files may differ where the answers do not."""
+    parts = [f"{name} {said['sha256']}" for name, said in sorted(files.items()) if "/" not in name]
+    return stable_digest("shop", FORMAT, *parts).hex()
+
+
+def import_again(name: object) -> str:
+    """How to repair an import."""
+    return f" Import it again: rollgym shop import DIR --name {name}."
+
+
+def _fix(manifest: Mapping[str, Any]) -> str:
+    if manifest.get("kind") == "imported":
+        return import_again(manifest.get("name"))
+    return " Remove it and build it again: rollgym shop build."
+
+
+def _parts(numbers: Any, sizes: Sequence[int]) -> dict[str, Sequence[int]]:
+    """Consecutive parts of a sequence, by split name."""
+    parts, start = {}, 0
+    for name, size in zip(SPLITS, sizes, strict=True):
+        parts[name] = numbers[start : start + size]
+        start += size
+    return parts
+
+
+def _reader(table: Table, kind: type[_T], folder: Path, what: str) -> Callable[[int], _T]:
+    """A function from a number to the decoded record, which remembers the latest."""
+    decoder = msgspec.msgpack.Decoder(kind)
+
+    @functools.lru_cache(maxsize=CACHED)
+    def read(number: int) -> _T:
+        try:
+            return decoder.decode(table[number])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RunError(
+                f"{folder} is damaged: {what} {number} cannot be read ({error}). "
+                "rollgym shop info --verify says more."
+            ) from None
+
+    return read

@@ -1,0 +1,177 @@
+"""Fills an empty folder with a shop's files, holding no more than numbers and names in memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rollgym.core.errors import UsageError
+from rollgym.core.seeding import stable_digest
+from rollgym.envs.webshop.catalog import store
+from rollgym.envs.webshop.catalog.store import MANIFEST, ProductTable, ShopCatalog
+from rollgym.envs.webshop.catalog.table import UINT32, Table, TableWriter, write_column, write_names
+from rollgym.envs.webshop.types import Goal, Product
+
+Products: TypeAlias = Iterable[Product] | Callable[[Path], Iterable[Product]]
+"""Products, or what makes them, given a folder to work in that is there until the goals are made."""
+Goals: TypeAlias = Iterable[Goal] | Callable[[ShopCatalog], Iterable[Goal]]
+"""Goals, or what makes them from the products."""
+Order: TypeAlias = Callable[[int], Sequence[int]]
+"""Given how many goals there are, which of them comes first, second and so on."""
+Progress: TypeAlias = Callable[[int, int | None, str], None]
+"""Progress callback: done, total (None if unknown) and the name of the phase."""
+
+ORIGINAL_FROM = 3000
+"""From so many goals on, the first 500 are for tests and the next 1,000 for development."""
+EVERY = 1000
+"""How many records between two calls of a progress function."""
+
+
+def write_shop(
+    folder: Path,
+    products: Products,
+    goals: Mapping[str, Goals],
+    *,
+    facts: Callable[[], Mapping[str, Any]],
+    order: Order | None = None,
+    total: int | None = None,
+    search: bool = True,
+    progress: Progress | None = None,
+) -> None:
+    """Write everything, the manifest last, with what ``facts`` then says in it."""
+    tell = progress or _silent
+    work = folder / "work"
+    work.mkdir()
+    given = products(work) if callable(products) else products
+    write_products(folder, _counted(given, total, "products", tell))
+    shop = ShopCatalog(folder, {"goals": {}}, ProductTable(folder))
+    written = {}
+    for kind, source in goals.items():
+        made = source(shop) if callable(source) else source
+        written[kind] = write_goals(folder, kind, _counted(made, None, f"{kind} goals", tell), shop, order)
+    shutil.rmtree(work)
+    if search:
+        _write_search(folder, shop, tell)
+    tell(0, None, "hashes")
+    files = store.describe_files(folder)
+    manifest = {
+        "format": store.FORMAT,
+        **facts(),
+        "products": len(shop),
+        "goals": written,
+        "fingerprint": store.fingerprint_of(files),
+        "files": files,
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def write_products(folder: Path, products: Iterable[Product]) -> None:
+    """Write products in their order; each asin once."""
+    encoder, asins = msgspec.msgpack.Encoder(), list[bytes]()
+    with TableWriter(folder, "products") as table:
+        for product in products:
+            asin = product.asin.encode()
+            if not asin or asin.endswith(b"\0"):
+                raise UsageError(
+                    f"Product {len(asins)} has the asin {product.asin!r}, which is not a valid name."
+                )
+            asins.append(asin)
+            table.add(encoder.encode(product))
+    if not asins:
+        raise UsageError("A shop needs at least one product, and there is none.")
+    twice = write_names(folder, "products", asins)
+    if twice is not None:
+        raise UsageError(f"Two products have the same asin {twice!r}: each must have its own.")
+
+
+def write_goals(
+    folder: Path, kind: str, goals: Iterable[Goal], shop: ShopCatalog, order: Order | None
+) -> dict[str, Any]:
+    """Write goals and their splits; gives back the sizes for the manifest."""
+    name, encoder, products = f"goals-{kind}", msgspec.msgpack.Encoder(), array("I")
+    with TableWriter(folder, name) as table:
+        for goal in goals:
+            number = shop.number(goal.asin)
+            if number is None:
+                raise UsageError(f"Goal {len(table)} asks for {goal.asin!r}, which the shop does not have.")
+            products.append(number)
+            table.add(encoder.encode(goal))
+    column = np.asarray(products, dtype=UINT32)
+    if order is not None:
+        column = _reorder(folder, name, column, order(len(column)))
+    write_column(folder / f"{name}.products", column, UINT32)
+    numbers, sizes = disjoint_split(column, shop)
+    write_column(folder / f"{name}.disjoint", numbers, UINT32)
+    return {"count": len(column), "original": original_split(len(column)), "disjoint": sizes}
+
+
+def original_split(count: int) -> list[int]:
+    """Number of goals for test, dev and train, from the first on."""
+    test, dev = (500, 1000) if count >= ORIGINAL_FROM else (count // 10, count // 5)
+    return [test, dev, count - test - dev]
+
+
+def disjoint_split(products: npt.NDArray[Any], shop: ShopCatalog) -> tuple[npt.NDArray[Any], list[int]]:
+    """Goal numbers for test, dev and train, about 10, 20 and 70 in a hundred, by their product.
+
+    Products stand in the order of a hash of their asin, and the middle of a product's goals decides.
+    """
+    found, counts = np.unique(products, return_counts=True)
+    digests = [stable_digest("shop split", shop.product(int(number)).asin) for number in found]
+    rank = sorted(range(len(found)), key=digests.__getitem__)
+    ordered = counts[rank]
+    middle = np.cumsum(ordered) - ordered / 2
+    part = np.empty(len(found), dtype=np.uint8)
+    part[rank] = np.searchsorted([0.1 * len(products), 0.3 * len(products)], middle, side="right")
+    of_goal = part[np.searchsorted(found, products)]
+    numbers = np.argsort(of_goal, kind="stable")
+    return numbers, [int(np.count_nonzero(of_goal == index)) for index in range(3)]
+
+
+def _reorder(folder: Path, name: str, column: npt.NDArray[Any], order: Sequence[int]) -> npt.NDArray[Any]:
+    """Rewrite a table in another order, together with its product column."""
+    table = Table(folder, name)
+    with TableWriter(folder, f"{name}-ordered") as again:
+        for number in order:
+            again.add(bytes(table[number]))
+    for ending in ("blob", "offsets"):
+        (folder / f"{name}-ordered.{ending}").replace(folder / f"{name}.{ending}")
+    return column[np.asarray(order, dtype=np.int64)]
+
+
+def _write_search(folder: Path, shop: ShopCatalog, tell: Progress) -> None:
+    # Here and not above: the search engines are optional packages.
+    from rollgym.envs.webshop.search import ENGINES, LARGE, build_search, default_engines, document
+
+    # A small shop can have both, for the price of a second.
+    engines = ENGINES if len(shop) < LARGE else default_engines(len(shop))
+    documents = (document(shop.product(number)) for number in range(len(shop)))
+    # Only `lucene-exact` asks for them, so a large shop is spared the second pass.
+    asins = (shop.product(number).asin for number in range(len(shop))) if len(shop) < LARGE else None
+    build_search(
+        folder / "search",
+        _counted(documents, len(shop), "search index", tell),
+        engines=engines,
+        names=asins,
+    )
+
+
+def _counted(items: Iterable[Any], total: int | None, what: str, tell: Progress) -> Iterator[Any]:
+    done = 0
+    for done, item in enumerate(items, 1):
+        yield item
+        if done % EVERY == 0:
+            tell(done, total, what)
+    tell(done, done, what)
+
+
+def _silent(done: int, total: int | None, what: str) -> None:
+    """Progress callback that does nothing."""

@@ -1,0 +1,27 @@
+"""Adapters: environments of other libraries as text environments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+
+from rollgym.core.registry import Adapter, set_adapter
+
+
+def install() -> None:
+    """Let `rollgym.make` adapt environments without text spaces; ``import rollgym`` calls it."""
+    set_adapter(Adapter(adapt=_adapt, inherit=_inherit))
+
+
+def _adapt(env: gym.Env[Any, Any]) -> gym.Env[str, str]:
+    from rollgym.adapters.gymnasium import adapt  # imported only when needed
+
+    return adapt(env)
+
+
+def _inherit(creator: Callable[..., Any]) -> Callable[..., gym.Env[Any, Any]]:
+    from rollgym.adapters.duck_typed import inherited
+
+    return inherited(creator)

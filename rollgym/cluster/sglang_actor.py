@@ -1,0 +1,140 @@
+"""SGLang servers on a cluster: an actor in a planned slot starts a server and monitors it.
+
+Requests and weights go to the actor, weights by reference, and from there to the server, which listens on its
+own machine only. If the server dies, the actor restarts it; if the actor or its node dies, a new actor
+replaces it. Both restart with the last weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rollgym.cluster.engine import EngineActor, RemoteEngine
+from rollgym.cluster.errors import need_ray
+from rollgym.core.errors import RollgymError, UsageError
+from rollgym.engines.sglang.launch import launch
+from rollgym.engines.sglang.server import ServerOptions
+
+OTHER_SLOTS = "others"
+"""Key in `ActorOptions`: options of the further devices of a server with tensor parallelism."""
+ActorOptions = Mapping[str, Any]
+"""Ray options of an actor."""
+
+
+class SglangServerActor(EngineActor):
+    """The actor of an `SglangActor`: hosts a server and an `SglangEngine`."""
+
+    async def start(self, others: Sequence[tuple[str, list[str]]] = ()) -> tuple[int, int]:
+        """Start the server on this actor's device and ``others``; returns context and vocabulary size."""
+        options = self._options
+        server: ServerOptions = options.pop("server", None) or ServerOptions()
+        if others:
+            server = replace(server, tp=len(others) + 1, env={**server.env, **_visible(others)})
+        self._engine = await asyncio.to_thread(partial(launch, self._model, server, **options))
+        return self._engine.context_length, self._engine.vocabulary
+
+    async def server_pid(self) -> int | None:
+        """Return the process id of the server."""
+        pid: int | None = self._engine.server.pid
+        return pid
+
+
+class SglangActor(RemoteEngine):
+    """An `Engine` for an SGLang server in an actor; create one with `start`."""
+
+    actor_class = SglangServerActor
+    label = "The SGLang server"
+
+    async def reconnect(self) -> bool:
+        """Wait until it can generate with its last weights; restarts a dead server."""
+        await super().reconnect()
+        return bool(await self._call("reconnect"))
+
+    async def close(self) -> None:
+        """Stop the server, and fail all pending requests."""
+        client = self._client
+        if client is not None and client.closed_reason is None:
+            with suppress(RollgymError):
+                await client.call("close")
+        await super().close()
+
+    def _ray_options(self) -> dict[str, Any]:
+        return {name: value for name, value in self._actor_options.items() if name != OTHER_SLOTS}
+
+    async def _start_engine(self, actor: Any) -> tuple[int, int]:
+        ray = need_ray()
+        others = [
+            ray.remote(_device).options(**one).remote() for one in self._actor_options.get(OTHER_SLOTS, ())
+        ]
+        # The timeout applies to getting the devices, not to starting the server.
+        _, *devices = await self._wait_for(
+            asyncio.gather(*map(_awaited, (actor.__ray_ready__.remote(), *others)))
+        )
+        try:
+            sizes: tuple[int, int] = await actor.start.remote(devices)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, UsageError):
+                raise error.cause from error
+            raise
+        return sizes
+
+
+def server_slots(
+    slots: Sequence[ActorOptions], tensor_parallel: int = 1, replicas: int | None = None
+) -> list[dict[str, Any]]:
+    """Group the options of device slots into those of servers: all that fit, or ``replicas`` of them."""
+    size = tensor_parallel
+    if size < 1 or len(slots) % size:
+        raise UsageError(f"{len(slots)} devices cannot be divided into servers of {size} devices each.")
+    servers = [
+        {**slots[at], **({OTHER_SLOTS: list(slots[at + 1 : at + size])} if size > 1 else {})}
+        for at in range(0, len(slots), size)
+    ]
+    if replicas is not None and replicas > len(servers):
+        raise UsageError(
+            f"engine.replicas is {replicas}, but the plan has devices for {len(servers)} servers: lower "
+            "it, or give actor_infer more devices."
+        )
+    return servers[:replicas]
+
+
+async def start_servers(
+    model: str | Path, slots: Sequence[ActorOptions], *, options: ServerOptions | None = None, **engine: Any
+) -> list[SglangActor]:
+    """Start servers in parallel, one actor in each slot; if one fails, all are closed."""
+    if not slots:
+        raise UsageError("SGLang servers on a cluster need at least one actor slot.")
+    if options is not None and options.port is not None and len(slots) > 1:
+        raise UsageError("Several replicas cannot share a port: leave port out to use free ones.")
+    folder = Path(model).absolute()
+    actors = [SglangActor(folder, actor_options=slot, server=options, **engine) for slot in slots]
+    results = await asyncio.gather(*(actor.restart() for actor in actors), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            await asyncio.gather(*(actor.close() for actor in actors), return_exceptions=True)
+            raise result
+    return actors
+
+
+def _device() -> tuple[str, list[str]]:
+    """Return the node id and GPU ids of this process."""
+    context = need_ray().get_runtime_context()
+    return context.get_node_id(), [str(one) for one in context.get_accelerator_ids().get("GPU", [])]
+
+
+def _visible(others: Sequence[tuple[str, list[str]]]) -> dict[str, str]:
+    """Return the environment variables with which a server sees its device and the others."""
+    own_node, devices = _device()
+    if any(node != own_node for node, _ in others):
+        raise UsageError("An SGLang server cannot span several nodes: lower its tensor parallelism.")
+    return {"CUDA_VISIBLE_DEVICES": ",".join([*devices, *(gpu for _, gpus in others for gpu in gpus)])}
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference

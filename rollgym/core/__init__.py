@@ -1,0 +1,1 @@
+"""Core types and contracts: episodes, errors, environments, agents, registry."""

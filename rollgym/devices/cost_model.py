@@ -1,0 +1,298 @@
+"""Memory and step time of a candidate: arithmetic only, so that many candidates can be evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rollgym.devices import memory
+from rollgym.devices.candidates import Candidate, Group
+from rollgym.devices.memory import Part, Sharding
+from rollgym.devices.roofline import (
+    HOST_LINK,
+    DeviceSpeed,
+    generate_rate,
+    score_seconds,
+    sync_seconds,
+    update_seconds,
+)
+from rollgym.devices.types import Role
+from rollgym.devices.workload import Job
+
+Offload = Literal["none", "optimizer", "all", "host"]
+OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "all", "host")
+"""State that is offloaded from a shared device while another role uses it: none; optimizer state and KV
+cache; all; all, and the optimizer steps on the host."""
+HOST_USABLE = 0.8
+Mode = Literal["generate", "score", "update"]
+Load = tuple[dict[Mode, dict[Part, int]], dict[Part, int]]
+"""Memory of a role while active, by mode, and while idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMemory:
+    """Memory of a role on each of its devices."""
+
+    active: Mapping[Mode, Mapping[Part, int]]
+    idle: Mapping[Part, int]
+    """While engines use the same device."""
+    ready: Mapping[Part, int]
+    """While another role that is not an engine uses it: these are reloaded together."""
+    moved: int = 0
+    """Bytes that are offloaded and reloaded every step."""
+    host: int = 0
+    """Bytes of host memory per device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A phase of a step, in which one role computes."""
+
+    role: Role
+    mode: Mode
+
+    @property
+    def name(self) -> str:
+        """The name shown in reports."""
+        if self.mode == "generate":
+            return "generate"
+        return f"{self.mode} {self.role.removesuffix('_train')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """The largest memory shortage of a candidate."""
+
+    phase: str
+    group: Group | None
+    """None: host memory."""
+    needed: int
+    available: int
+
+    @property
+    def missing(self) -> int:
+        """Missing bytes."""
+        return self.needed - self.available
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An interval on the timeline of a step."""
+
+    lane: str
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Memory and time of one candidate."""
+
+    candidate: Candidate
+    sharding: Sharding
+    offload: Offload
+    role_memory: Mapping[Role, RoleMemory]
+    kv: int
+    """Bytes of KV cache on each generating device."""
+    kv_tokens: int
+    """Tokens in the cache of one engine."""
+    shortage: Shortage | None
+    spans: tuple[Span, ...] = ()
+    seconds: float = 0.0
+
+
+def phases(job: Job) -> tuple[Phase, ...]:
+    """Return the phases of a step, in order."""
+    models = job.models()
+    found = [Phase("actor_infer", "generate")]
+    found += [Phase(role, "score") for role in ("reward", "reference") if role in models]
+    found += [Phase("actor_train", "score")] if job.workload.rescore else []
+    found += [Phase("critic", "score"), Phase("critic", "update")] if "critic" in models else []
+    return (*found, Phase("actor_train", "update"))
+
+
+def memory_parts(
+    group: Group, phase: Phase, role_memory: Mapping[Role, RoleMemory], kv: int, offload: Offload
+) -> Iterator[tuple[Role, Part, int]]:
+    """Yield the memory on a device of the group in a phase."""
+    for role in group.roles:
+        busy = role == phase.role or (role == "actor_infer" and len(group.roles) == 1)
+        mode: Mode = "generate" if role == "actor_infer" else phase.mode
+        rests = role_memory[role].idle if phase.mode == "generate" else role_memory[role].ready
+        for part, size in (role_memory[role].active[mode] if busy else rests).items():
+            yield role, part, size
+        if role == "actor_infer" and (busy or offload == "none"):
+            yield role, "kv_cache", kv
+
+
+class Estimator:
+    """Works out candidates; what they have in common is computed once."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.phases = phases(job)
+        self.models = job.models()
+        self._loads: dict[tuple[Role, int, Sharding], Load] = {}
+
+    def estimate(
+        self, candidate: Candidate, speeds: Mapping[Role, DeviceSpeed], sharding: Sharding, offload: Offload
+    ) -> Estimate:
+        """A candidate's memory and time."""
+        role_memory = {role: self._role_memory(role, candidate, sharding, offload) for role in candidate.sets}
+        kv, kv_tokens, shortage = self._cache(candidate, role_memory, offload)
+        worst = [shortage, *self._shortages(candidate, role_memory, kv, offload)]
+        short = max((one for one in worst if one is not None), key=lambda one: one.missing, default=None)
+        plain = (candidate, sharding, offload, role_memory, kv, kv_tokens)
+        if short is not None:
+            return Estimate(*plain, short)
+        spans = self._timeline(candidate, speeds, sharding, offload, role_memory, kv_tokens)
+        return Estimate(*plain, None, spans, max(span.end for span in spans))
+
+    def _role_memory(self, role: Role, at: Candidate, sharding: Sharding, offload: Offload) -> RoleMemory:
+        if role == "actor_infer":
+            return self._engine(at, offload)
+        active, idle = self._load(role, len(at.sets[role]), sharding)
+        shared = role in at.shared
+        host_step = offload == "host" and "update" in active
+        if host_step:
+            active = {
+                mode: {p: s for p, s in parts.items() if p != "optimizer"} for mode, parts in active.items()
+            }
+        elif "update" in active:
+            active = {**active, "score": {**active["score"], "optimizer": idle["optimizer"]}}
+        moving: tuple[Part, ...] = ()
+        if shared and offload != "none":
+            moving = ("optimizer",) if offload == "optimizer" else ("weights", "optimizer")
+        stays = {p: s for p, s in idle.items() if p not in moving and not (host_step and p == "optimizer")}
+        moved = sum(s for p, s in idle.items() if p in moving and not (host_step and p == "optimizer"))
+        ready = {p: s for p, s in idle.items() if not (host_step and p == "optimizer")}
+        return RoleMemory(active, stays, ready, moved, moved + (idle["optimizer"] if host_step else 0))
+
+    def _engine(self, at: Candidate, offload: Offload) -> RoleMemory:
+        shape, size = self.job.actor, at.tensor_parallel
+        weights = memory.engine_weights(shape, self.job, size)
+        active: dict[Part, int] = {
+            "weights": weights,
+            "activations": memory.engine_workspace(shape, self.job, size),
+        }
+        # The engine's weights need no host copy: the next ones come from training.
+        sleeps = offload in ("all", "host") and "actor_infer" in at.shared
+        rests: dict[Part, int] = {} if sleeps else {"weights": weights}
+        return RoleMemory({"generate": active}, rests, rests)
+
+    def _load(self, role: Role, ranks: int, sharding: Sharding) -> Load:
+        key = (role, ranks, sharding)
+        if key not in self._loads:
+            self._loads[key] = self._fresh_load(role, ranks, sharding)
+        return self._loads[key]
+
+    def _fresh_load(self, role: Role, ranks: int, sharding: Sharding) -> Load:
+        job, shape = self.job, self.models[role]
+        writes = role in ("actor_train", "reference")
+        # A reward model runs in an engine; all others are learners, whose weights are float32.
+        each = job.bytes_each if role == "reward" else memory.WEIGHT
+        score: dict[Part, int] = {
+            "weights": memory.scoring_weights(shape, each, ranks, sharding),
+            "activations": memory.score_activations(shape, job, vocabulary=writes),
+        }
+        whole = each * shape.parameters
+        rests: dict[Part, int] = {"weights": -(-whole // ranks) if sharding == "weights" else whole}
+        if role not in ("actor_train", "critic"):
+            return {"score": score}, rests
+        rank = job.lora_rank if role == "actor_train" else None
+        state = memory.training_state(shape, ranks, sharding, rank)
+        score["weights"] = state["weights"]
+        rests["optimizer"] = state["optimizer"]
+        activations = memory.update_activations(shape, job, vocabulary=writes)
+        return {"score": score, "update": {**state, "activations": activations}}, rests
+
+    def _cache(
+        self, at: Candidate, role_memory: Mapping[Role, RoleMemory], offload: Offload
+    ) -> tuple[int, int, Shortage | None]:
+        """Bytes of KV cache on each device, tokens in an engine's, and what is missing for the least."""
+        work, size = self.job.workload, at.tensor_parallel
+        token = memory.kv_bytes(self.job.actor, self.job, size)
+        engines = len(at.sets["actor_infer"]) // size
+        kv = -(-work.in_flight // max(engines, 1)) * work.context * token
+        tightest: tuple[Group, str, int] | None = None
+        for group in at.groups:
+            if "actor_infer" not in group.roles:
+                continue
+            for phase in self.phases:
+                if phase.mode != "generate" and offload != "none":
+                    continue
+                taken = sum(number for _, _, number in memory_parts(group, phase, role_memory, 0, offload))
+                if group.limit - taken < kv:
+                    kv, tightest = group.limit - taken, (group, phase.name, taken)
+        if kv < work.context * token and tightest is not None:
+            group, name, taken = tightest
+            return 0, 0, Shortage(name, group, taken + work.context * token, group.limit)
+        return kv, kv // token, None
+
+    def _shortages(
+        self, at: Candidate, role_memory: Mapping[Role, RoleMemory], kv: int, offload: Offload
+    ) -> Iterator[Shortage]:
+        for group in at.groups:
+            for phase in self.phases:
+                needed = sum(size for _, _, size in memory_parts(group, phase, role_memory, kv, offload))
+                if needed > group.limit:
+                    yield Shortage(phase.name, group, needed, group.limit)
+        each = [sum(role_memory[role].host for role in group.roles) for group in at.groups]
+        for host, counts in at.hosts:
+            needed = sum(size * count for size, count in zip(each, counts, strict=True))
+            if needed > HOST_USABLE * host:
+                yield Shortage("offload", None, needed, int(HOST_USABLE * host))
+
+    def _timeline(
+        self,
+        at: Candidate,
+        speeds: Mapping[Role, DeviceSpeed],
+        sharding: Sharding,
+        offload: Offload,
+        role_memory: Mapping[Role, RoleMemory],
+        kv_tokens: int,
+    ) -> tuple[Span, ...]:
+        job = self.job
+        engines = speeds["actor_infer"]
+        rate = generate_rate(job, engines, at.tensor_parallel, kv_tokens)
+        work: list[tuple[str, float]] = []
+        moved = sum(use.moved for use in role_memory.values()) / HOST_LINK
+        if moved:
+            work.append(("reload", moved))
+        work += [(phase.name, self._seconds(phase, speeds, sharding, offload)) for phase in self.phases[1:]]
+        if moved:
+            work.append(("offload", moved))
+        work.append(("sync weights", sync_seconds(job, speeds["actor_train"], engines)))
+        training = sum(seconds for _, seconds in work)
+        alone = job.workload.episodes / rate
+        names = ("all devices", "all devices") if at.layout == "colocated" else ("train", "generate")
+        if at.layout == "colocated" or not job.workload.staleness:
+            return (Span(names[1], "generate", 0.0, alone), *_after(alone, names[0], work))
+        if at.layout == "split":
+            # In parallel; the faster one waits.
+            return (Span(names[1], "generate", 0.0, alone), *_after(0.0, names[0], work))
+        stays = len(set(at.sets["actor_infer"]) - set(at.sets["actor_train"])) / engines.count
+        first = max(0.0, (job.workload.episodes - stays * rate * training) / rate)
+        return (
+            Span(names[0], "generate", 0.0, first),
+            Span(names[1], "generate", 0.0, first + training),
+            *_after(first, names[0], work),
+        )
+
+    def _seconds(
+        self, phase: Phase, speeds: Mapping[Role, DeviceSpeed], sharding: Sharding, offload: Offload
+    ) -> float:
+        shape, speed = self.models[phase.role], speeds[phase.role]
+        if phase.mode == "score":
+            return score_seconds(shape, self.job, speed, sharding)
+        rank = self.job.lora_rank if phase.role == "actor_train" else None
+        trained = shape.parameters if rank is None else shape.lora_parameters(rank)
+        return update_seconds(shape, self.job, speed, sharding, host_step=offload == "host", trained=trained)
+
+
+def _after(start: float, lane: str, work: list[tuple[str, float]]) -> Iterator[Span]:
+    for name, seconds in work:
+        yield Span(lane, name, start, start + seconds)
+        start += seconds

@@ -1,0 +1,66 @@
+"""State of one reply while it is being generated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rollgym.engines.base import FinishReason, GenerateRequest, Generation
+from rollgym.engines.embedded.sampling import stream
+
+__all__ = ["SequenceState"]
+
+Deliver = Callable[[Generation | BaseException], None]
+
+
+class SequenceState:
+    """A request, its sampled tokens, and how many of its tokens are in the KV cache."""
+
+    def __init__(self, request: GenerateRequest, limit: int, deliver: Deliver) -> None:
+        self.request = request
+        self.sampling = request.sampling
+        self.stream = stream(request.sampling.seed)
+        self.limit = limit
+        """Maximum number of tokens to sample: ``max_tokens`` or what fits into the context."""
+        self.deliver = deliver
+        self.ids = list(request.prompt_ids)
+        self.cached = 0
+        """Number of ids whose keys and values are in the KV cache."""
+        self.keep = bool(request.session)
+        self.session = request.session
+        self.logprobs: list[float] = []
+        self.spans: list[list[int]] = []
+        self.submitted = time.perf_counter()
+        self.started: float | None = None
+
+    @property
+    def pending(self) -> int:
+        """Number of ids to compute before the next token can be sampled: at least one."""
+        return len(self.ids) - self.cached
+
+    def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
+        """Append a sampled token; returns the finish reason if it is the last."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        if self.spans and self.spans[-1][0] == version:
+            self.spans[-1][1] += 1
+        else:
+            self.spans.append([version, 1])
+        if token in self.sampling.stop_ids:
+            return "stop"
+        return "length" if len(self.logprobs) >= self.limit else None
+
+    def finish(self, reason: FinishReason) -> None:
+        """Deliver the reply."""
+        now = time.perf_counter()
+        started = now if self.started is None else self.started
+        self.deliver(
+            Generation(
+                token_ids=tuple(self.ids[len(self.request.prompt_ids) :]),
+                logprobs=tuple(self.logprobs),
+                finish_reason=reason,
+                version_spans=tuple((version, count) for version, count in self.spans),
+                queue_seconds=started - self.submitted,
+                generate_seconds=now - started,
+            )
+        )

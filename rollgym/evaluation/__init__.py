@@ -1,0 +1,1 @@
+"""Evaluation: plan, run, metrics, statistics, comparison and replay."""

@@ -1,0 +1,1 @@
+"""Models on disk: download, GGUF conversion, Hugging Face folders."""

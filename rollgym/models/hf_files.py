@@ -1,0 +1,123 @@
+"""Reads a model folder in Hugging Face format: vocabulary, and names and shapes of the weights."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollgym.core.errors import UsageError
+
+_MOST_HEADER = 100 << 20
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class HFModelFiles:
+    """The metadata of a model folder."""
+
+    path: Path
+    vocabulary: int
+    tied: bool
+    """Whether the output layer shares the weights of the embedding."""
+    shapes: Shapes
+    """Empty if the folder has no safetensors files."""
+
+    @classmethod
+    def read(cls, path: str | Path) -> HFModelFiles:
+        """Read a folder; raises `UsageError` if it is not a model folder."""
+        folder = Path(path)
+        config = _json(folder / "config.json", folder)
+        inner = config.get("text_config")
+        text = inner if isinstance(inner, dict) else config
+        size = text.get("vocab_size", config.get("vocab_size"))
+        if type(size) is not int or size < 1:
+            raise UsageError(f"The config.json in {folder} has no valid vocab_size.")
+        tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
+        return cls(folder.resolve(), size, tied, shapes_in(folder))
+
+    def fitting(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors to send, checked: wrong ones could crash a server."""
+        known = self.shapes
+        if not known:
+            return dict(tensors)
+        tensors = self._renamed(tensors)
+        kept = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if name in known or not (self.tied and name == "lm_head.weight")
+        }
+        _compare({name: tuple(tensor.shape) for name, tensor in kept.items()}, known)
+        return kept
+
+    def _renamed(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Rename weights from the names of the transformers module to those of the files."""
+        if all(name in self.shapes for name in tensors if not (self.tied and name == "lm_head.weight")):
+            return tensors
+        from rollgym.models.checkpoint_names import model_on_meta, to_checkpoint
+
+        model = model_on_meta(self.path)
+        return tensors if model is None else to_checkpoint(model, tensors)
+
+    def check_folder(self, path: Path) -> None:
+        """Raise `UsageError` if a folder does not hold weights of this model."""
+        if not path.is_dir():
+            raise UsageError(f"Cannot read weights from {path}: the folder does not exist.")
+        found = shapes_in(path)
+        if not found:
+            raise UsageError(f"Cannot read weights from {path}: it has no safetensors files.")
+        if self.shapes:
+            tied = {"lm_head.weight"} if self.tied else set()
+            _compare(
+                {name: found[name] for name in found.keys() - tied},
+                {name: self.shapes[name] for name in self.shapes.keys() - tied},
+            )
+
+
+def shapes_in(folder: Path) -> Shapes:
+    """Return the names and shapes of all weights in safetensors files."""
+    shapes: Shapes = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            shapes |= _header(file)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise UsageError(f"{file} is not a readable safetensors file: {error}.") from None
+    return shapes
+
+
+def _header(file: Path) -> Shapes:
+    with file.open("rb") as source:
+        (size,) = struct.unpack("<Q", source.read(8))
+        if size > _MOST_HEADER:
+            raise ValueError("its header is too long")
+        header = json.loads(source.read(size))
+    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+
+
+def _compare(found: Mapping[str, tuple[int, ...]], known: Mapping[str, tuple[int, ...]]) -> None:
+    if unknown := sorted(found.keys() - known.keys()):
+        raise UsageError(f"The engine's model has no weights called {_some(unknown)}.")
+    if missing := sorted(known.keys() - found.keys()):
+        raise UsageError(f"The new weights lack {_some(missing)}.")
+    for name, shape in found.items():
+        if shape != known[name]:
+            raise UsageError(f"The new weights' {name} has the shape {shape}, not {known[name]}.")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _json(path: Path, folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UsageError(f"{folder} is not a model folder: it has no readable config.json.") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is not a JSON object.")
+    return found

@@ -1,0 +1,1 @@
+"""Rollouts: running many episodes at once."""

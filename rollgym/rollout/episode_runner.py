@@ -1,0 +1,370 @@
+"""Runs one episode: open, reset, alternate observations and actions until it ends, close, score.
+
+The result is always an `Episode` with a typed outcome. Failed and cancelled episodes are results, too; a
+cancelled one stops at once.
+
+`rollgym.rollout.inflight` runs many episodes with bounded concurrency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+from rollgym.core.agent import Agent, AgentAction, Briefing, Player, as_player
+from rollgym.core.errors import (
+    AgentError,
+    AgentRaised,
+    ContextFull,
+    EnvError,
+    RewardError,
+    RollgymError,
+    WorkerLost,
+    boundary,
+    one_line,
+)
+from rollgym.core.failures import failure_of, outcome_of
+from rollgym.core.serialization import clean_text
+from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn
+from rollgym.pool.base import EnvPool, EnvSession, Reset, Step
+from rollgym.rewards.composite import score_episode
+from rollgym.rewards.scoring import Scorer
+
+
+class EpisodeState(StrEnum):
+    """The state of an episode, named after what it waits for."""
+
+    QUEUED = "queued"
+    OPENING = "opening"
+    RESETTING = "resetting"
+    GENERATING = "generating"
+    STEPPING = "stepping"
+    CLOSING = "closing"
+    SCORING = "scoring"
+    DONE = "done"
+
+
+CLOSE_SECONDS = 30.0
+"""Seconds that closing an environment or a player may take."""
+
+OnState = Callable[[EpisodeState, int, str], None]
+"""Called with each new state, the number of turns so far, and the worker that hosts the environment."""
+
+
+def _ignore_state(state: EpisodeState, turns: int, worker: str) -> None:
+    return
+
+
+async def run_episode(
+    spec: EpisodeSpec,
+    pool: EnvPool,
+    agent: Agent,
+    *,
+    scorer: Scorer | None = None,
+    attempts: int = 1,
+    on_state: OnState = _ignore_state,
+) -> Episode:
+    """Run one episode and return it, however it ended.
+
+    Raises:
+        asyncio.CancelledError: The calling task was cancelled; the environment has been closed.
+    """
+    runner = EpisodeRunner(spec, pool, agent, scorer=scorer, attempts=attempts, on_state=on_state)
+    episode = await runner.run()
+    if runner.cancelled_by_caller:
+        raise asyncio.CancelledError
+    return episode
+
+
+class EpisodeRunner:
+    """Runs one episode from spec to outcome.
+
+    `cancel` ends it from outside: `run` then returns an episode with the outcome ``cancelled`` and the turns
+    so far.
+    """
+
+    def __init__(
+        self,
+        spec: EpisodeSpec,
+        pool: EnvPool,
+        agent: Agent,
+        *,
+        scorer: Scorer | None = None,
+        attempts: int = 1,
+        on_state: OnState = _ignore_state,
+    ) -> None:
+        self.spec = spec
+        self.state = EpisodeState.QUEUED
+        self.turns: list[Turn] = []
+        self.cancelled_by_caller = False
+        self._cancel_requested = False
+        self._pool = pool
+        self._agent = agent
+        self._scorer = scorer
+        self._attempts = attempts
+        self.on_state = on_state
+        self._failed_in = EpisodeState.QUEUED
+        self._task: asyncio.Task[Outcome] | None = None
+        self._started = time.time()
+        self._clock = time.perf_counter()
+        self._session: EnvSession | None = None
+        self._player: Player | None = None
+        self._start: Reset | None = None
+        self._observation = ""
+        self._final: tuple[tuple[int, ...], bool] = ((), False)
+        self._worker = ""
+        self._info: dict[str, Any] = {}
+        self._success: bool | None = None
+        """As last reported by the environment, or by the scorer."""
+
+    async def run(self) -> Episode:
+        """Run the episode to its end.
+
+        Waits for: the pool, the environment, the agent, the scorer (see `EpisodeState`). Unblocked by: their
+        answers, the episode's time limit, or `cancel`.
+        """
+        self._task = asyncio.create_task(self._play())
+        if self._cancel_requested:
+            self._task.cancel()
+        error: Failure | None = None
+        try:
+            outcome = await self._task
+        except asyncio.CancelledError:
+            # Awaiting a task passes a cancellation on to it, so it has ended by now in every case.
+            self.cancelled_by_caller = not self._cancel_requested
+            outcome = Outcome.CANCELLED
+        except RollgymError as failure:
+            by_agent = caused_by_agent(failure, self._failed_in)
+            outcome, error = outcome_of(failure), replace(failure_of(failure), by_agent=by_agent)
+        except Exception as bug:
+            # A bug: the episode ends all the same, with the error as its outcome.
+            outcome, error = Outcome.ENV_ERROR, failure_of(bug)
+        self._enter(EpisodeState.DONE)
+        return self._end(outcome, error)
+
+    def cancel(self) -> None:
+        """End the episode now, and cancel the call that it waits for.
+
+        An episode that is closing keeps its outcome, unless it is still to be scored.
+        """
+        self._cancel_requested = True
+        if self._task is not None and self.state is not EpisodeState.CLOSING:
+            self._task.cancel()
+
+    def abandoned(self) -> Episode:
+        """The episode as it is now, for one that does not end after `cancel`."""
+        return self._end(Outcome.CANCELLED, None)
+
+    async def _play(self) -> Outcome:
+        """Play, close, score. A failure to close does not hide an earlier failure."""
+        try:
+            outcome = await self._in_time()
+        except BaseException:
+            self._failed_in = self.state
+            with suppress(Exception):
+                await self._close()
+            raise
+        await self._close()
+        await self._score(outcome)
+        return outcome
+
+    async def _in_time(self) -> Outcome:
+        try:
+            async with asyncio.timeout(self.spec.limits.seconds):
+                return await self._in_session()
+        except TimeoutError:
+            return Outcome.TIME_LIMIT
+        except ContextFull:
+            return Outcome.TOKEN_LIMIT
+
+    async def _in_session(self) -> Outcome:
+        self._enter(EpisodeState.OPENING)
+        with _border(EnvError, "the environment could not be opened"):
+            self._session = session = await self._pool.open(self.spec)
+        self._worker = getattr(session, "worker", "")
+        self._enter(EpisodeState.RESETTING)
+        with _border(EnvError, "the environment could not be reset"):
+            self._start = await session.reset()
+        self._observe(self._start.observation, self._start.info)
+        with boundary(AgentError, "the agent could not start"):
+            briefing = Briefing(spec=self.spec, instructions=self._start.instructions)
+            self._player = player = as_player(self._agent.player(briefing))
+        return await self._turns(session, player)
+
+    async def _close(self) -> None:
+        """Close the session and the player. A cancellation waits for that: a half-closed session leaks."""
+        if self._session is None:
+            return
+        self._enter(EpisodeState.CLOSING)
+        closing = asyncio.create_task(_close_session(self._session, self._player))
+        cancelled = False
+        while not closing.done():
+            try:
+                await asyncio.wait([closing])
+            except asyncio.CancelledError:
+                cancelled = True
+        failure = closing.exception()
+        if cancelled:
+            raise asyncio.CancelledError
+        if failure is not None:
+            raise failure
+
+    async def _score(self, outcome: Outcome) -> None:
+        """Add the scorer's rewards, all of them or none. The environment is already released."""
+        if self._scorer is None or not self.turns:
+            return
+        if self._cancel_requested:
+            raise asyncio.CancelledError
+        self._enter(EpisodeState.SCORING)
+        with _border(RewardError, "the episode could not be scored"):
+            scored = await score_episode(self._scorer, self._end(outcome, None))
+        self.turns, self._success = list(scored.turns), scored.success
+
+    async def _turns(self, session: EnvSession, player: Player) -> Outcome:
+        tokens = 0
+        while True:
+            outcome = self._limit_reached(tokens)
+            if outcome is not None:
+                return self._cut_short(outcome, player)
+            turn = await self._turn(session, player)
+            tokens += len(turn.prompt_ids) + len(turn.action_ids)
+            if turn.terminated:
+                return Outcome.TERMINATED
+            if turn.truncated:
+                return self._cut_short(Outcome.TRUNCATED, player)
+
+    def _cut_short(self, outcome: Outcome, player: Player) -> Outcome:
+        """Record the tokens that the player would have read next, if it can: a critic needs them."""
+        if self.turns:
+            with boundary(AgentError, "the agent could not read the last observation"):
+                self._final = player.final_prompt(self._observation)
+        return outcome
+
+    async def _turn(self, session: EnvSession, player: Player) -> Turn:
+        self._enter(EpisodeState.GENERATING)
+        began = time.perf_counter()
+        with _border(AgentError, "the agent raised", raised=AgentRaised):
+            action = _as_action(await player.act(self._observation, self._info))
+        decided = time.perf_counter()
+        self._enter(EpisodeState.STEPPING)
+        with _border(EnvError, "the environment could not be stepped"):
+            step = await session.step(action.action)
+        waited = time.perf_counter() - decided - step.seconds
+        seconds = Seconds(queue=max(waited, 0.0), generate=decided - began, step=step.seconds)
+        with boundary(AgentError, "the agent's action cannot be recorded"):
+            turn = _make_turn(self._observation, action, step, seconds)
+        self.turns.append(turn)
+        self._observe(step.observation, step.info)
+        return turn
+
+    def _observe(self, observation: str, info: dict[str, Any]) -> None:
+        success = info.get("success")
+        self._observation, self._info = observation, info
+        self._success = None if success is None else bool(success)
+
+    def _limit_reached(self, tokens: int) -> Outcome | None:
+        limits = self.spec.limits
+        if limits.turns is not None and len(self.turns) >= limits.turns:
+            return Outcome.TURN_LIMIT
+        if limits.tokens is not None and tokens >= limits.tokens:
+            return Outcome.TOKEN_LIMIT
+        return None
+
+    def _enter(self, state: EpisodeState) -> None:
+        self.state = state
+        self.on_state(state, len(self.turns), self._worker)
+
+    def _end(self, outcome: Outcome, error: Failure | None) -> Episode:
+        """The finished episode. A failed one has no success."""
+        return Episode(
+            spec=self.spec,
+            outcome=outcome,
+            turns=tuple(self.turns),
+            instructions=self._start.instructions if self._start else "",
+            reset_info=self._start.info if self._start else {},
+            final_observation=self._observation,
+            final_ids=self._final[0],
+            final_row=self._final[1],
+            success=None if outcome.failed else self._success,
+            error=error,
+            attempts=self._attempts,
+            started=self._started,
+            seconds=time.perf_counter() - self._clock,
+        )
+
+
+def caused_by_agent(error: RollgymError, state: EpisodeState) -> bool:
+    """Return whether the agent can have caused an error that ended its episode in this state.
+
+    True for errors while its action is executed, unless another episode brought the worker down, and for
+    exceptions of the agent's own code. Opening, resetting, closing and scoring an episode, and the engine or
+    endpoint behind an agent, are infrastructure.
+    """
+    if state is EpisodeState.STEPPING:
+        return not isinstance(error, WorkerLost) or bool(getattr(error, "guilty", False))
+    return isinstance(error, AgentRaised)
+
+
+@contextmanager
+def _border(kind: type[RollgymError], where: str, raised: type[RollgymError] | None = None) -> Iterator[None]:
+    """A `boundary` that also reports a cancellation from within, such as an engine that shut down.
+
+    Other exceptions become ``raised``, if given. One generator, because it runs twice per turn.
+    """
+    try:
+        yield
+    except RollgymError:
+        raise
+    except Exception as error:
+        raise (raised or kind)(f"{where}: {one_line(error)}") from error
+    except asyncio.CancelledError as stray:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise kind(f"{where}: it was cancelled from within") from stray
+
+
+async def _close_session(session: EnvSession, player: Player | None) -> None:
+    try:
+        with _border(EnvError, "the environment could not be closed"):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await session.close()
+    finally:
+        if player is not None:
+            with _border(AgentError, "the agent could not leave"):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await player.leave()
+
+
+def _as_action(answer: AgentAction | str) -> AgentAction:
+    if isinstance(answer, str):
+        return AgentAction(action=clean_text(answer))
+    if isinstance(answer, AgentAction):
+        return answer
+    raise TypeError(f"an agent must return str or AgentAction, got {type(answer).__name__}")
+
+
+def _make_turn(observation: str, action: AgentAction, step: Step, seconds: Seconds) -> Turn:
+    return Turn(
+        observation=observation,
+        action=clean_text(action.action),
+        response=None if action.response is None else clean_text(action.response),
+        reward=step.reward,
+        terminated=step.terminated,
+        truncated=step.truncated,
+        info=step.info,
+        prompt_ids=action.prompt_ids,
+        action_ids=action.action_ids,
+        logprobs=action.logprobs,
+        new_row=action.new_row,
+        policy_version=action.policy_version,
+        version_spans=action.version_spans,
+        finish_reason=action.finish_reason,
+        seconds=seconds,
+        usage=action.usage,
+    )

@@ -1,0 +1,112 @@
+"""The task sampler: a seeded, endless sequence of groups to play, identical on every machine.
+
+Groups are numbered. The environment, task and seeds of a group depend on its number and the sampler's seed
+alone, so sampling can continue from any number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollgym.core.errors import UsageError
+from rollgym.core.seeding import derive_seed
+from rollgym.core.tasks import TaskSet
+from rollgym.core.types import EpisodeSpec, Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSource:
+    """One environment of a mixture and its share of the groups."""
+
+    env_id: str
+    tasks: TaskSet | None = None
+    split: str = "train"
+    weight: float = 1.0
+    """Share of the groups, relative to the other sources."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    env_version: str = ""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise UsageError(f"The weight of {self.env_id} must be positive and finite, got {self.weight}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTask:
+    """The task of one group: environment, task index and seeds."""
+
+    number: int
+    source: int
+    """Index into the sampler's sources."""
+    task: int | None
+    env_seed: int
+    group_id: str
+
+
+class TaskSampler:
+    """An endless, seeded sequence of group tasks from one environment or a mixture."""
+
+    def __init__(self, sources: Sequence[EnvSource], *, seed: int = 0) -> None:
+        if not sources:
+            raise UsageError("A task sampler needs at least one environment.")
+        self.sources = tuple(sources)
+        self.seed = seed
+        self._tasks: list[GroupTask] = []
+        self._credit = [0.0] * len(self.sources)
+        self._orders = [self._order(source, index) for index, source in enumerate(self.sources)]
+
+    def group_task(self, number: int) -> GroupTask:
+        """The task of group ``number``, whether or not earlier ones were requested."""
+        while len(self._tasks) <= number:
+            self._tasks.append(self._next())
+        return self._tasks[number]
+
+    def share(self, source: int) -> float:
+        """The fraction of groups that a source gets."""
+        return self.sources[source].weight / sum(source.weight for source in self.sources)
+
+    def spec(self, task: GroupTask, member: int, attempt: int, sampling_attempt: int) -> EpisodeSpec:
+        """The episode of one member of a group.
+
+        Members and attempts share the environment's seed. A second attempt has the same sampling seed as the
+        first unless ``sampling_attempt`` differs.
+        """
+        source = self.sources[task.source]
+        return EpisodeSpec(
+            episode_id=f"{task.group_id}-{member}" + (f"-retry{attempt}" if attempt else ""),
+            env_id=source.env_id,
+            env_kwargs=dict(source.env_kwargs),
+            env_version=source.env_version,
+            task=task.task,
+            split=source.split if source.tasks is not None else "",
+            env_seed=task.env_seed,
+            sampling_seed=derive_seed("sampling", self.seed, task.number, member, sampling_attempt),
+            group_id=task.group_id,
+            member=member,
+            limits=source.limits,
+        )
+
+    def _next(self) -> GroupTask:
+        # Smooth weighted round robin: shares are exact over any longer stretch, and never in bursts.
+        for index in range(len(self.sources)):
+            self._credit[index] += self.share(index)
+        chosen = max(range(len(self.sources)), key=lambda index: (round(self._credit[index], 9), -index))
+        self._credit[chosen] -= 1.0
+        number = len(self._tasks)
+        return GroupTask(
+            number=number,
+            source=chosen,
+            task=next(self._orders[chosen]),
+            env_seed=derive_seed("stream", self.seed, number),
+            group_id=f"g{number:06d}",
+        )
+
+    def _order(self, source: EnvSource, index: int) -> Iterator[int | None]:
+        if source.tasks is not None:
+            yield from source.tasks.order(source.split, derive_seed("stream order", self.seed, index))
+        while True:
+            yield None

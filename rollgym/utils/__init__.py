@@ -1,0 +1,1 @@
+"""Shared utilities: HTTP, signals, terminal output, version information."""

@@ -1,0 +1,113 @@
+"""An episode for the page: plain JSON of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rollgym.core.types import Episode, Turn
+from rollgym.view.advantages import AdvantageSource, advantage_source
+from rollgym.view.bounds import bounded, bounded_text
+from rollgym.view.reader import RunView
+from rollgym.view.tokens import TokenTexts
+
+NAMES = ("advantages", "ratios")
+"""Per-token values that an episode line may hold."""
+
+
+class EpisodeDetails:
+    """Builds the details of a run's episodes."""
+
+    def __init__(self, run: RunView) -> None:
+        self._run = run
+        self._texts = TokenTexts(run.folder, run.manifest)
+        self._credit: AdvantageSource | None = None
+        self._worked: tuple[tuple[int, int, str], dict[str, list[float]]] | None = None
+
+    def body(self, n: int) -> dict[str, Any]:
+        """The episode in row ``n``."""
+        episode, extra = self._run.episode(n)
+        found = episode_detail(episode, extra.step)
+        count = sum(len(turn.action_ids) for turn in episode.turns)
+        if count:
+            kept = {name: extra.tokens[name] for name in NAMES if len(extra.tokens.get(name, ())) == count}
+            values, source = self._values(episode, extra.step, kept)
+            ids = [one for turn in episode.turns for one in (*turn.prompt_ids, *turn.action_ids)]
+            found |= {"values": values, "source": source, "texts": self._texts.of(ids)}
+        return {"n": n, **found}
+
+    def _values(
+        self, episode: Episode, step: int | None, kept: Mapping[str, list[float | None]]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return per-token values and their source."""
+        values: dict[str, Any] = dict(kept)
+        source = {name: "recorded" if name in kept else "not recorded" for name in NAMES}
+        if "advantages" not in kept and step is not None:
+            worked = self._advantages(step, episode.spec.group_id).get(episode.spec.episode_id)
+            credit = self._credit
+            if worked is not None and credit is not None:
+                values["advantages"] = worked
+                source["advantages"] = f"recomputed with {credit.estimator}"
+            elif credit is not None:
+                source["advantages"] = credit.why or "not recorded"
+        return values, source
+
+    def _advantages(self, step: int, group: str) -> dict[str, list[float]]:
+        """Return advantages by episode id for the step, or for the group of this episode only."""
+        if self._credit is None:
+            self._credit = advantage_source(self._run.folder)
+        if self._credit.why:
+            return {}
+        run, alone = self._run, self._credit.groups_stand_alone
+        key = (run.epoch, step, group if alone else "")
+        if self._worked is None or self._worked[0] != key:
+            members = [n for n in run.by_step.get(step, []) if not alone or run.rows[n].group == group]
+            self._worked = (key, self._credit.of_step([run.episode(n)[0] for n in members]))
+        return self._worked[1]
+
+
+def episode_detail(episode: Episode, step: int | None) -> dict[str, Any]:
+    """Return everything the page shows of an episode; long texts are cut."""
+    spec = episode.spec
+    return {
+        "id": spec.episode_id,
+        "step": step,
+        "spec": bounded(msgspec.to_builtins(spec)),
+        "outcome": episode.outcome.value,
+        "success": episode.success,
+        "return": episode.total_reward,
+        "attempts": episode.attempts,
+        "started": episode.started,
+        "seconds": episode.seconds,
+        "error": bounded(msgspec.to_builtins(episode.error)),
+        "instructions": bounded(episode.instructions),
+        "reset": bounded(episode.reset_info),
+        "final": bounded(episode.final_observation),
+        "turns": [_turn(turn) for turn in episode.turns],
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    """Return a turn without empty fields."""
+    seconds = turn.seconds
+    found = {
+        "response": turn.response,
+        "prompt_ids": turn.prompt_ids,
+        "action_ids": turn.action_ids,
+        "logprobs": turn.logprobs,
+        "new_row": turn.new_row,
+        "policy_version": turn.policy_version,
+        "version_spans": turn.version_spans,
+        "finish_reason": turn.finish_reason,
+        "usage": None if turn.usage is None else msgspec.to_builtins(turn.usage),
+        "info": bounded(turn.info),
+    }
+    return {
+        "observation": bounded(turn.observation),
+        "action": bounded(turn.action),
+        "reward": turn.reward,
+        "seconds": [round(part, 5) for part in (seconds.queue, seconds.generate, seconds.step)],
+        **{name: bounded_text(value) for name, value in found.items() if value not in (None, (), False, {})},
+    }

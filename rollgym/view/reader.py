@@ -1,0 +1,231 @@
+"""Incremental reader of a run folder for the viewer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollgym.core.errors import ResultsError, UsageError
+from rollgym.core.files import read_bounded
+from rollgym.core.serialization import decode_episode
+from rollgym.core.types import Episode
+from rollgym.io.run_dir import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, read_versioned
+from rollgym.view.tail import Line, Skipped, Tail, read_at
+
+METRICS, EVALUATIONS, CONFIG = "metrics.jsonl", "evaluations.jsonl", "config.yaml"
+MESSAGE = 300
+"""Maximum characters of an error message or name in the list of episodes."""
+MOST_CONFIG = 1_000_000
+LONGEST_NUMBERS = 4_000_000
+"""Maximum bytes of a line of metrics, evaluations or events."""
+MOST_NUMBERS = 200_000
+"""Maximum lines of metrics or evaluations."""
+MOST_EPISODES = 2_000_000
+MOST_ENTRIES = 1_000
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Row of the episode list."""
+
+    n: int
+    id: str
+    env: str
+    step: int | None
+    split: str
+    task: int | None
+    group: str
+    member: int
+    outcome: str
+    success: bool | None
+    total: float
+    turns: int
+    tokens: int
+    seconds: float
+    valid: float | None
+    error: str
+    entry: str = ""
+    """Suite entry it belongs to."""
+
+    def values(self) -> tuple[Any, ...]:
+        """Its cells, in the order of `COLUMNS`."""
+        return astuple(self)
+
+
+COLUMNS = tuple(one.name for one in fields(Row))
+
+
+class Extra(msgspec.Struct):
+    """Extra fields of an episode line in a training run."""
+
+    step: int | None = None
+    tokens: dict[str, list[float | None]] = {}
+    """Values of its action tokens in the order of play, by name: ``advantages``, ``ratios``."""
+
+
+class RunView:
+    """A run as read so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+        self.metrics: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
+        self.places: list[tuple[str, int, int]] = []
+        """Position of each row's line: file, offset and size."""
+        self.by_step: dict[int, list[int]] = {}
+        self.version = 0
+        """Incremented with every line read."""
+        self._files = _episode_files(self.manifest)
+        numbers = {name: Tail(folder / name, folder, LONGEST_NUMBERS) for name in (METRICS, EVALUATIONS)}
+        self._tails = numbers | {name: Tail(folder / name, folder) for name in self._files}
+        self.events = Tail(folder / EVENTS, folder, LONGEST_NUMBERS)
+
+    @property
+    def epoch(self) -> int:
+        """Incremented when the run was rewound: earlier rows may no longer exist."""
+        return sum(self._tails[name].again for name in self._files)
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """Summary of the run once written."""
+        try:
+            return read_json(self.folder / SUMMARY, self.folder)
+        except ResultsError:
+            return None
+
+    @property
+    def config(self) -> str:
+        """Configuration as text; empty if there is none."""
+        try:
+            text = read_bounded(self.folder / CONFIG, MOST_CONFIG, self.folder)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return f"{CONFIG} is not shown: {error.strerror}."
+        return text.decode("utf-8", "replace")
+
+    @property
+    def skipped(self) -> dict[str, Skipped]:
+        """Skipped lines by file."""
+        every = {**self._tails, EVENTS: self.events}
+        return {name: tail.skipped for name, tail in every.items() if tail.skipped.count}
+
+    def follow(self, *, final: bool = False) -> int:
+        """Read new lines and return their number. ``final`` also reads a last line without newline."""
+        before = self.version
+        for name, found in ((METRICS, self.metrics), (EVALUATIONS, self.evaluations)):
+            if self._tails[name].changed():
+                found.clear()
+                self.version += 1
+            for line in self._tails[name].objects(final=final):
+                if len(found) < MOST_NUMBERS:
+                    found.append(line)
+                    self.version += 1
+                else:
+                    self._tails[name].skipped.add(MOST_NUMBERS + 1, f"only {MOST_NUMBERS:,} lines are read")
+        if any(self._tails[name].changed() for name in self._files):
+            self._forget()
+        for name in self._files:
+            for one in self._tails[name].new(final=final):
+                self._add(name, one)
+        return self.version - before
+
+    def _forget(self) -> None:
+        """A file was truncated: read all episodes again."""
+        self.rows.clear()
+        self.places.clear()
+        self.by_step.clear()
+        for name in self._files:
+            self._tails[name].restart()
+        self.version += 1
+
+    def episode(self, n: int) -> tuple[Episode, Extra]:
+        """Read an episode and its extra fields from the file."""
+        name, start, size = self.places[n]
+        data = read_at(self.folder / name, self.folder, start, size)
+        return decode_episode(data), _extra(data)
+
+    def _add(self, name: str, line: Line) -> None:
+        if len(self.rows) >= MOST_EPISODES:
+            self._tails[name].skipped.add(line.number, f"only {MOST_EPISODES:,} episodes are read")
+            return
+        try:
+            episode = decode_episode(line.data)
+        except ResultsError as error:
+            self._tails[name].skipped.add(line.number, str(error), not line.whole)
+            return
+        extra = _extra(line.data)
+        if extra.step is not None:
+            self.by_step.setdefault(extra.step, []).append(len(self.rows))
+        self.rows.append(make_row(len(self.rows), episode, extra.step, self._files[name]))
+        self.places.append((name, line.start, len(line.data)))
+        self.version += 1
+
+
+def make_row(n: int, episode: Episode, step: int | None, entry: str = "") -> Row:
+    """Return the list row of an episode."""
+    spec, turns = episode.spec, episode.turns
+    valid = [bool(turn.info.get("valid", True)) for turn in turns]
+    return Row(
+        n=n,
+        id=spec.episode_id[:MESSAGE],
+        env=spec.env_id[:MESSAGE],
+        step=step,
+        split=spec.split[:MESSAGE],
+        task=spec.task,
+        group=spec.group_id[:MESSAGE],
+        member=spec.member,
+        outcome=episode.outcome.value,
+        success=episode.scored_success,
+        total=episode.total_reward,
+        turns=len(turns),
+        tokens=sum(len(turn.action_ids) for turn in turns),
+        seconds=round(episode.seconds, 4),
+        valid=round(sum(valid) / len(valid), 4) if valid else None,
+        error="" if episode.error is None else episode.error.message[:MESSAGE],
+        entry=entry,
+    )
+
+
+def _episode_files(manifest: dict[str, Any]) -> dict[str, str]:
+    """Return episode files with their suite entry: one per entry for a suite, otherwise one."""
+    entries = manifest.get("entries")
+    if manifest.get("kind") != "bench" or not isinstance(entries, list):
+        return {EPISODES: ""}
+    # Names come from a file: paths that leave the run folder are skipped.
+    names = [name for name in entries[:MOST_ENTRIES] if isinstance(name, str) and _NAME.fullmatch(name)]
+    return {f"entries/{name}/{EPISODES}": name for name in names}
+
+
+def _extra(line: bytes) -> Extra:
+    try:
+        return msgspec.json.decode(line, type=Extra)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return Extra()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a run.
+
+    Raises:
+        RollgymError: The folder is not a readable run.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"Folder not found: {folder}. Pass the output folder of a run (--out).")
+    if not (folder / MANIFEST).exists():
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
+        shown = ", ".join(inside[:5]) + (" …" if len(inside) > 5 else "")
+        hint = (
+            f"its folders {shown} are runs: pass one of them."
+            if inside
+            else "pass the --out folder of `rollgym train` or `rollgym eval`."
+        )
+        raise UsageError(f"{folder} is not a run: it has no {MANIFEST}; {hint}")
+    return read_versioned(folder / MANIFEST, folder)

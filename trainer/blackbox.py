@@ -1,0 +1,51 @@
+"""Black-box training: an external program plays the episodes and the policy answers its requests.
+
+    rollgym train my_run.yaml program="python my_agent.py"
+
+Loop, scheduler and learner are the same as in any run. The program is started once per training or evaluation
+episode, receives the task, and talks to the policy over an OpenAI-compatible endpoint (docs/serve.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rollgym.chat import load_tokenizer
+from rollgym.serve import RecordingServer, ServeOptions, SubprocessAgent
+from rollgym.trainer.runtime import MODEL, Components
+
+REQUESTS, SESSIONS = 256, 1024
+"""Minimum number of concurrent requests and sessions: a program may send several requests at once."""
+TIMEOUT = 600.0
+"""Seconds."""
+
+
+@asynccontextmanager
+async def blackbox_agent(
+    components: Components, command: str, timeout: float = TIMEOUT
+) -> AsyncIterator[None]:
+    """Replace pool and agent of the components with a program, inside the block.
+
+    Args:
+        components: Their engine answers the program's requests.
+        command: The program and its arguments.
+        timeout: Seconds for an episode whose environment sets no limit.
+    """
+    config = components.config
+    options = ServeOptions(
+        temperature=config.agent.temperature,
+        fixed_sampling=True,
+        max_tokens=config.agent.max_tokens,
+        max_requests=max(REQUESTS, config.rollout.max_in_flight),
+        max_sessions=max(SESSIONS, 2 * config.rollout.max_in_flight),
+    )
+    tokenizer = load_tokenizer(components.folder / MODEL)
+    async with RecordingServer(components.engine, tokenizer, options) as server:
+        player: Any = SubprocessAgent(server, command, timeout)
+        try:
+            components.pool = components.agent = player
+            yield
+        finally:
+            await player.close()

@@ -1,0 +1,1 @@
+"""The built-in policy: a small transformer and tokenizer for given environments."""

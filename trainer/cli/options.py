@@ -1,0 +1,42 @@
+"""Options shared by the trainer's commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Shell completion: names of shipped configs that start with ``incomplete``."""
+    from rollgym.trainer.config_files import known_configs
+
+    return [name for name in known_configs() if name.startswith(incomplete)]
+
+
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A YAML file, or the name of a shipped config (`rollgym config list`).",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings to override, such as stop.steps=20 (`rollgym config explain`).",
+        show_default=False,
+    ),
+]
+
+
+def name_and_words(config: str | None, settings: list[str] | None) -> tuple[str | None, list[str]]:
+    """The config and the overrides; the first argument may already be an override."""
+    words = list(settings or [])
+    if config is not None and "=" in config and not Path(config).exists():
+        return None, [config, *words]
+    return config, words

@@ -1,0 +1,1 @@
+"""Training on Ray: workload, planning, roles and runtime."""

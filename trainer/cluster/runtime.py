@@ -1,0 +1,290 @@
+"""The Ray runtime: the same components as in one process, each on the devices that a plan gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rollgym.cluster.connect import Connection, connect
+from rollgym.cluster.engine import RemoteEngine
+from rollgym.cluster.errors import ActorLost
+from rollgym.cluster.placement import PlacedPlan, node_options, place
+from rollgym.cluster.pool import RayPool
+from rollgym.cluster.sglang_actor import SglangActor, server_slots
+from rollgym.cluster.wait import alive_nodes, print_status
+from rollgym.core.errors import EngineLost, RollgymError, one_line
+from rollgym.devices.types import Plan
+from rollgym.engines.base import Engine
+from rollgym.engines.router import RoutedEngine
+from rollgym.engines.sglang import ServerOptions
+from rollgym.trainer.cluster.planning import LOOK, plan_again, plan_first, run_plan
+from rollgym.trainer.cluster.roles import (
+    all_offloads,
+    engine_slots,
+    open_learner,
+    placement,
+    restart_learner,
+    shared_engines,
+)
+from rollgym.trainer.colocation import Colocation
+from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.learner.multi_role import MultiRoleLearner
+from rollgym.trainer.runtime import Components, RunPlan, engine_options, make_components, open_servers
+
+MOVED = ".moved"
+"""Folder of a run: the learner's state while it moves to other devices."""
+PATIENCE = 300.0
+"""Seconds to wait for a replacement if no engine is left."""
+
+
+class RayRuntime:
+    """Starts components on a cluster, follows nodes that join and leave, and stops everything.
+
+    Args:
+        config: ``ray.address`` joins a cluster; without it a Ray is started on this machine.
+        folder: The run folder.
+        model: The model folder; all nodes must be able to read it.
+        thread: The learner's thread.
+    """
+
+    def __init__(self, config: TrainConfig, folder: Path, model: Path, thread: Executor) -> None:
+        self._config, self._thread = config, thread
+        self._folder, self._model = folder.absolute(), model.absolute()
+        self._stack = ExitStack()
+        self._connection: Connection
+        self._all_devices = 0
+        """Number of devices at the start."""
+        self._nodes: frozenset[str] = frozenset()
+        self._placed: PlacedPlan | None = None
+        self._engines: list[RemoteEngine] = []
+        self._starting: set[asyncio.Task[None]] = set()
+        """Engines that start on nodes that joined."""
+        self._components: Components | None = None
+        self._pool: RayPool | None = None
+        self._learner: MultiRoleLearner
+        self._engine: Engine | None = None
+        self._router: RoutedEngine | None = None
+        """Router over ``_engines``; ``None`` with servers at ``engine.url``."""
+
+    async def start(self) -> Components:
+        """Connect, plan, reserve the devices, and start everything on them."""
+        config = self._config
+        # With a Ray started here every actor needs a CPU to count, even if the machine has fewer.
+        cpus = (
+            None
+            if config.ray.address is not None
+            else max(os.cpu_count() or 1, (config.ray.num_gpus or 0) + 2)
+        )
+        self._connection = self._stack.enter_context(
+            connect(config.ray.address, gpus=config.ray.num_gpus, cpus=cpus)
+        )
+        self._stack.callback(self._release)
+        self._all_devices = len(self._connection.cluster.devices)
+        self._nodes = frozenset(self._connection.nodes)
+        placed = await self._place(plan_first(config, self._connection))
+        while placed is None:
+            placed = await self._place_again()
+        starting = asyncio.gather(*(self._start_engine(slot) for slot in self._engine_slots(placed)))
+        try:
+            self._learner = await self._compute(open_learner, config, self._model, placed)
+            self._stack.callback(self._learner.close)
+        finally:
+            self._engines = list(await starting)
+        if not self._engines:
+            self._engine = await open_servers(config, self._model)
+        else:  # also for one engine: more may join, and a lost one is waited for
+            self._engine = self._router = RoutedEngine(self._engines, patience=PATIENCE)
+        self._pool = RayPool(
+            workers=config.rollout.workers,
+            modules=config.imports,
+            heartbeat_timeout=config.ray.heartbeat_timeout,
+        )
+        self._components = make_components(
+            config,
+            self._folder,
+            self._engine,
+            self._pool,
+            self._learner,
+            self._thread,
+            runtime=self,
+            plan=self._plan(),
+            colocation=self._colocation(),
+        )
+        return self._components
+
+    async def rebuild(self) -> None:
+        """Plan for the remaining nodes and restart learner and engines there; the pool restarts itself.
+
+        Waits, with messages, while there are too few nodes; starts over if another node is lost.
+        """
+        while True:
+            living = await asyncio.to_thread(alive_nodes)
+            try:
+                await self._rebuild()
+                return
+            except (ActorLost, EngineLost):
+                if living <= await asyncio.to_thread(alive_nodes):
+                    raise
+
+    async def adjust(self) -> None:
+        """Between two steps: use nodes that joined.
+
+        A run that shrank moves as a whole once there are as many devices as at the start. Otherwise engines
+        that lost their node start on the nodes that joined.
+        """
+        living = await asyncio.to_thread(alive_nodes)
+        if living == self._nodes or not self._engines:
+            return
+        joined, self._nodes = living - self._nodes, living
+        if not joined:
+            return
+        connection = await asyncio.to_thread(self._connection.refresh)
+        devices, all_devices = len(self._connection.cluster.devices), self._all_devices
+        if devices < all_devices <= len(connection.cluster.devices):
+            await self._move_back()
+        else:
+            self._place_lost_engines(connection, joined)
+
+    async def close(self) -> None:
+        """Stop everything that was started, and leave the cluster."""
+        with self._stack:
+            for task in self._starting:
+                task.cancel()
+            if self._components is not None and self._components.scorer is not None:
+                await self._components.scorer.close()
+            if self._pool is not None:
+                await self._pool.close()
+            if self._engine is not None:
+                await self._engine.close()
+            await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
+
+    def _release(self) -> None:
+        if self._placed is not None:
+            self._placed.release()
+
+    async def _rebuild(self) -> None:
+        if self._router is not None:
+            self._router.set_replicas(())  # engines that are stopped on purpose are not searched for
+        for engine in self._engines:
+            engine.stop("its devices are planned again")
+        placed = await self._place_again()
+        while placed is None:
+            placed = await self._place_again()
+        engines = asyncio.gather(self._restart_engines(placed))
+        try:
+            await self._compute(restart_learner, self._learner, self._config, placed)
+        finally:
+            await engines
+        if self._components is not None:
+            self._components.colocation, self._components.plan = self._colocation(), self._plan()
+
+    async def _place_again(self) -> PlacedPlan | None:
+        self._release()
+        plan, self._connection = await plan_again(self._config, self._connection, self._all_devices)
+        self._nodes = frozenset(self._connection.nodes)
+        return await self._place(plan)
+
+    async def _place(self, plan: Plan) -> PlacedPlan | None:
+        """Reserve the devices of a plan; ``None`` if one of its nodes is lost meanwhile."""
+        placing = asyncio.ensure_future(place(plan, self._connection))
+        try:
+            while not (await asyncio.wait([placing], timeout=LOOK))[0]:
+                if not self._nodes <= await asyncio.to_thread(alive_nodes):
+                    return None
+        finally:
+            placing.cancel()
+            await asyncio.wait([placing])
+        self._placed = placing.result()
+        return self._placed
+
+    def _engine_slots(self, placed: PlacedPlan) -> list[dict[str, Any]]:
+        """Actor options for each engine; none if servers already run at ``engine.url``."""
+        config = self._config.engine
+        if config.kind != "sglang":
+            return [slot.options() for slot in engine_slots(placed)]
+        if config.url is not None:
+            return []
+        slots = [slot.options() for slot in placed.slots["actor_infer"]]
+        size = placed.plan.placements["actor_infer"].tensor_parallel
+        return server_slots(slots, size, config.replicas)
+
+    async def _start_engine(self, slot: dict[str, Any]) -> RemoteEngine:
+        config, timeout = self._config, self._config.ray.heartbeat_timeout
+        if config.engine.kind != "sglang":
+            options = {**engine_options(config), "heartbeat_timeout": timeout}
+            return await RemoteEngine.start(self._model, actor_options=slot, **options)
+        releases = self._placed is not None and bool(self._placed.plan.placements["actor_infer"].offload)
+        server = ServerOptions(python=config.engine.python or sys.executable, memory_saver=releases)
+        return await SglangActor.start(
+            self._model, actor_options=slot, server=server, heartbeat_timeout=timeout
+        )
+
+    def _plan(self) -> RunPlan:
+        assert self._placed is not None
+        assert self._pool is not None
+        strategy = placement(self._config, self._placed, "policy")["strategy"]
+        urls = 0 if self._config.engine.url is None else 1
+        return run_plan(self._config, self._placed, strategy, len(self._engines) or urls, self._pool.size)
+
+    def _colocation(self) -> Colocation | None:
+        """Set if engines share devices with the learner."""
+        placed = self._placed
+        shared = shared_engines(placed) if placed is not None and self._engines else []
+        if placed is None or self._engine is None or not shared:
+            return None
+        releases = placed.plan.placements["actor_infer"].offload
+        offloads = all_offloads(placed)
+        return Colocation(
+            self._engine, shared, self._learner, self._compute, offloads=offloads, releases=releases
+        )
+
+    async def _restart_engines(self, placed: PlacedPlan) -> None:
+        """Restart engines on the slots of a new plan; start more or close some if the number changed."""
+        slots = self._engine_slots(placed)
+        kept, surplus = self._engines[: len(slots)], self._engines[len(slots) :]
+        await asyncio.gather(
+            *(engine.restart(slot, fresh=True) for engine, slot in zip(kept, slots, strict=False)),
+            *(engine.close() for engine in surplus),
+        )
+        more = await asyncio.gather(*(self._start_engine(slot) for slot in slots[len(kept) :]))
+        self._engines = [*kept, *more]
+        if self._router is not None:
+            self._router.set_replicas(self._engines)
+
+    async def _move_back(self) -> None:
+        """Move the learner to a plan for all devices; the engines get its weights next."""
+        folder = self._folder / MOVED
+        folder.mkdir(exist_ok=True)
+        await self._compute(self._learner.save, folder)
+        await self.rebuild()
+        await self._compute(self._learner.load, folder)
+
+    def _place_lost_engines(self, connection: Connection, joined: frozenset[str]) -> None:
+        """Start engines that lost their node on the nodes that joined, one per device."""
+        free = [
+            node_options(name, node.kind)
+            for name, node in zip(connection.nodes, connection.cluster.nodes, strict=True)
+            if name in joined
+            for _ in range(node.devices)
+        ]
+        lost = [engine for engine in self._engines if engine.needs_placement]
+        for engine, slot in zip(lost, free, strict=False):
+            # Training continues meanwhile; a started engine takes part from the next weight sync on.
+            task = asyncio.create_task(_restart_on(engine, slot))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
+    async def _compute(self, work: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+
+async def _restart_on(engine: RemoteEngine, slot: dict[str, Any]) -> None:
+    try:
+        await engine.restart(slot)
+    except RollgymError as error:
+        print_status(f"An engine could not start on the node that joined: {one_line(error)}")

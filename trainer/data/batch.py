@@ -1,0 +1,134 @@
+"""Training batches: sequences of different lengths, and flat arrays over all their action tokens.
+
+No sequence is padded for divisibility, repeated or dropped. Every token has its weight in the whole batch, so
+every partition into micro-batches has the same gradient; the partition affects memory and speed only.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rollgym.core.errors import UsageError
+from rollgym.trainer.data.sequences import FloatArray, IntArray, TokenEpisode, TokenSequence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Episodes to train on. Arrays are over action tokens, episode by episode, sequence by sequence."""
+
+    episodes: tuple[TokenEpisode, ...]
+    arrays: dict[str, FloatArray]
+    """``behavior`` and ``advantages``; optionally ``returns``, ``values``, ``reference``, ``old``, and
+    ``staleness``: weight updates between the policy that sampled a token and the current one."""
+    sequences: tuple[TokenSequence, ...] = field(init=False)
+    episode_of: IntArray = field(init=False)
+    """[sequences] Index of the episode of each sequence."""
+    starts: IntArray = field(init=False)
+    """[sequences + 1] Index into the arrays of the first action token of each sequence."""
+
+    def __post_init__(self) -> None:
+        pairs = [(s, number) for number, episode in enumerate(self.episodes) for s in episode.sequences]
+        counts = [len(sequence.action_positions) for sequence, _ in pairs]
+        object.__setattr__(self, "sequences", tuple(sequence for sequence, _ in pairs))
+        object.__setattr__(self, "episode_of", np.array([number for _, number in pairs], dtype=np.int64))
+        object.__setattr__(self, "starts", np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        for name, values in self.arrays.items():
+            if values.shape != (self.num_tokens,):
+                raise UsageError(
+                    f"The array {name} has shape {values.shape}, expected ({self.num_tokens},): one number "
+                    "for each action token."
+                )
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of action tokens."""
+        return int(self.starts[-1])
+
+    @property
+    def lengths(self) -> list[list[int]]:
+        """Number of action tokens of each sequence of each episode."""
+        return [[len(sequence.action_positions) for sequence in e.sequences] for e in self.episodes]
+
+    def with_arrays(self, **arrays: FloatArray) -> Batch:
+        """Return the batch with additional arrays."""
+        return Batch(self.episodes, {**self.arrays, **arrays})
+
+    def token_indices(self, sequences: Sequence[int]) -> IntArray:
+        """Indices into the arrays of the action tokens of these sequences."""
+        spans = [np.arange(self.starts[index], self.starts[index + 1]) for index in sequences]
+        return np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
+
+    def by_episode(self, values: FloatArray) -> list[FloatArray]:
+        """Split an array over action tokens into one array per episode."""
+        return np.split(values, np.cumsum([episode.num_tokens for episode in self.episodes])[:-1])
+
+    def sequences_of(self, episodes: Sequence[int]) -> list[int]:
+        """Indices of the sequences of these episodes."""
+        return np.flatnonzero(np.isin(self.episode_of, episodes)).tolist()
+
+
+def make_batch(episodes: Sequence[TokenEpisode], **arrays: Sequence[FloatArray]) -> Batch:
+    """Make a batch from episodes, and arrays given as one part per episode."""
+    joined = {"behavior": _join([episode.behavior for episode in episodes])}
+    return Batch(tuple(episodes), joined | {name: _join(parts) for name, parts in arrays.items()})
+
+
+def _join(parts: Sequence[FloatArray]) -> FloatArray:
+    return np.concatenate([np.asarray(part, dtype=np.float64) for part in parts] or [np.zeros(0)])
+
+
+def mini_batches(count: int, parts: int, rng: np.random.Generator) -> list[list[int]]:
+    """Split episode indices at random into parts whose sizes differ by at most one."""
+    if not parts >= 1:
+        raise UsageError(f"mini_batches must be at least 1, not {parts}.")
+    order = rng.permutation(count)
+    return [sorted(part.tolist()) for part in np.array_split(order, min(parts, max(count, 1)))]
+
+
+def micro_batches(lengths: Sequence[int], budget: int, *, padded: bool) -> list[list[int]]:
+    """Split sequence indices into parts of at most ``budget`` tokens; a longer sequence is alone.
+
+    With ``padded`` a sequence counts as long as the longest in its part, and sequences of similar length go
+    together; else sequences are packed end to end, best fit by decreasing length.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    if padded:
+        return _in_order(order, lengths, budget)
+    parts: list[list[int]] = []
+    room: list[int] = []
+    for index in order:
+        fits = [part for part in range(len(parts)) if room[part] >= lengths[index]]
+        if not fits:
+            parts.append([])
+            room.append(budget)
+            fits = [len(parts) - 1]
+        best = min(fits, key=lambda part: (room[part], part))
+        parts[best].append(index)
+        room[best] -= lengths[index]
+    return parts
+
+
+def _in_order(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    parts: list[list[int]] = []
+    longest = 0
+    for index in order:
+        if not parts or longest * (len(parts[-1]) + 1) > budget:
+            parts.append([])
+            longest = lengths[index]
+        parts[-1].append(index)
+    return parts
+
+
+def balanced(costs: Sequence[float], shares: int) -> list[list[int]]:
+    """Split indices into ``shares`` parts of similar cost: the most expensive first, to the cheapest part."""
+    heap = [(0.0, share) for share in range(shares)]
+    parts: list[list[int]] = [[] for _ in range(shares)]
+    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        total, share = heapq.heappop(heap)
+        parts[share].append(index)
+        heapq.heappush(heap, (total + costs[index], share))
+    return [sorted(part) for part in parts]

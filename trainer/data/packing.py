@@ -1,0 +1,124 @@
+"""Packing: sequences end to end in one forward pass, where a shared prefix is computed once.
+
+Episodes of a group start with the same prompt, and often with the same first turns. A causal model computes
+the same states for them in every sequence, so the packed tokens contain them once; each sequence has a path
+through the packed tokens and attends along it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollgym.trainer.data.sequences import IntArray, TokenSequence
+
+MIN_OVERLAP = 16
+"""Sequences are kept together for a shared prefix of at least this many tokens."""
+MIN_SAVED = 0.1
+"""Prefixes are shared if this saves at least this fraction of all tokens; following paths has a cost."""
+SHARED_TOKEN_COST = 0.25
+"""Cost of a shared token for a sequence that reuses it, relative to computing it: its keys and values are
+gathered again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packing:
+    """The tokens of several sequences for one forward pass."""
+
+    ids: IntArray
+    """[T] The tokens to compute."""
+    positions: IntArray
+    """[T] Position of each token in its sequence."""
+    paths: tuple[IntArray, ...]
+    """For each sequence, the indices into ``ids`` of its tokens."""
+    order: tuple[int, ...]
+    """The sequences in the order in which their tokens were appended to ``ids``."""
+    shared: tuple[int, ...]
+    """In that order: number of leading tokens of a sequence that an earlier one contributed."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Lengths of the sequences, in that order."""
+        return [len(self.paths[index]) for index in self.order]
+
+    @property
+    def route(self) -> IntArray | None:
+        """All paths end to end, in that order; ``None`` if nothing is shared and ``ids`` is in that order."""
+        return np.concatenate([self.paths[index] for index in self.order]) if any(self.shared) else None
+
+
+def pack(inputs: Sequence[IntArray]) -> Packing:
+    """Pack sequences end to end; if it saves enough, shared prefixes only once."""
+    order = sorted(range(len(inputs)), key=lambda index: inputs[index].tobytes())
+    shared = _overlaps([inputs[index] for index in order])
+    if sum(shared) < MIN_SAVED * sum(map(len, inputs)):
+        order, shared = list(range(len(inputs))), [0] * len(inputs)
+    paths: list[IntArray] = [np.zeros(0, dtype=np.int64)] * len(inputs)
+    previous, total = paths[0], 0
+    for index, common in zip(order, shared, strict=True):
+        added = len(inputs[index]) - common
+        previous = np.concatenate([previous[:common], np.arange(total, total + added)])
+        paths[index] = previous
+        total += added
+    pairs = list(zip(order, shared, strict=True))
+    return Packing(
+        ids=np.concatenate([inputs[index][common:] for index, common in pairs]),
+        positions=np.concatenate([np.arange(common, len(inputs[index])) for index, common in pairs]),
+        paths=tuple(paths),
+        order=tuple(order),
+        shared=tuple(shared),
+    )
+
+
+def bundles(sequences: Sequence[TokenSequence], room: int) -> list[tuple[list[int], int]]:
+    """Group sequences with shared prefixes, up to ``room`` tokens; returns indices and cost in tokens.
+
+    Sequences with the same forward pass are always in one bundle, at the cost of one of them.
+    """
+    keys = [sequence.key for sequence in sequences]
+    order = sorted(range(len(sequences)), key=lambda index: keys[index])
+    inputs = [sequences[index].inputs for index in order]
+    members: list[list[int]] = []
+    costs: list[float] = []
+    for at, (index, common) in enumerate(zip(order, _overlaps(inputs), strict=True)):
+        equal = at > 0 and keys[index] == keys[order[at - 1]]
+        cost = 0.0 if equal else len(inputs[at]) - common + SHARED_TOKEN_COST * common
+        if not equal and (common < MIN_OVERLAP or costs[-1] + cost > room):
+            members.append([])
+            costs.append(0.0)
+            cost = float(len(inputs[at]))
+        members[-1].append(index)
+        costs[-1] += cost
+    return sorted((sorted(bundle), round(cost)) for bundle, cost in zip(members, costs, strict=True))
+
+
+def whole_episodes(
+    episode_of: Sequence[int], sequences: Sequence[TokenSequence], *, padded: bool
+) -> list[tuple[list[int], int]]:
+    """Group the sequences of each episode; returns indices and cost in tokens.
+
+    For losses with one ratio per episode, whose micro-batches must contain all sequences of an episode.
+    Padded sequences each cost as much as the longest.
+    """
+    members: dict[int, list[int]] = {}
+    for index, episode in enumerate(episode_of):
+        members.setdefault(episode, []).append(index)
+    result = []
+    for own in members.values():
+        lengths = [len(sequences[index].inputs) for index in own]
+        result.append((own, max(lengths) * len(own) if padded else sum(lengths)))
+    return result
+
+
+def _overlaps(inputs: Sequence[IntArray]) -> list[int]:
+    """For each sequence, the length of the prefix it shares with the sequence before it."""
+    overlaps = [0] * len(inputs)
+    for at in range(1, len(inputs)):
+        previous, current = inputs[at - 1], inputs[at]
+        length = min(len(previous), len(current))
+        differ = previous[:length] != current[:length]
+        first = int(differ.argmax()) if length else 0
+        overlaps[at] = first if length and differ[first] else length
+    return overlaps

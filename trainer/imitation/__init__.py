@@ -1,0 +1,1 @@
+"""Imitation: warm start from demonstrations."""

@@ -1,0 +1,185 @@
+"""Warm start: supervised training on recorded or expert episodes, through the same token path."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollgym.core.agent import AgentSetup, make_agent
+from rollgym.core.errors import UsageError
+from rollgym.core.seeding import derive_rng, derive_seed
+from rollgym.core.types import Episode, EpisodeSpec
+from rollgym.evaluation.plan import Request, plan
+from rollgym.evaluation.run_warnings import long_demonstrations
+from rollgym.io.run_dir import read_run
+from rollgym.rollout.inflight import run_episodes
+from rollgym.rollout.scheduler import Scheduler
+from rollgym.trainer.config import EnvConfig, TrainConfig, WarmStartConfig
+from rollgym.trainer.data.batch import Batch, make_batch
+from rollgym.trainer.data.sequences import TokenEpisode, token_episode
+from rollgym.trainer.imitation.noisy_expert import NoisyAgent
+from rollgym.trainer.imitation.retokenize import retokenize
+from rollgym.trainer.runtime import Components
+from rollgym.trainer.train_run import TrainRun
+
+
+async def warm_start(components: Components, run: TrainRun, scheduler: Scheduler) -> None:
+    """Train the policy on demonstrations; the run continues with the result."""
+    config = components.config
+    settings = config.warm_start
+    assert settings is not None
+    demos = await demonstrations(components, settings)
+    tokens = [token_episode(retokenize(demo.episode, components.agent)) for demo in demos]
+    replies = [int(count) for episode in tokens for count in episode.tokens_per_turn]
+    for warning in long_demonstrations(replies, config.agent.max_tokens):
+        run.console.note(f"warning: {warning.sentence}")
+        run.warnings.append(warning)
+    weights = [
+        np.repeat(demo.weights, each.tokens_per_turn) for demo, each in zip(demos, tokens, strict=True)
+    ]
+    validation = _validation(config, settings, demos) if settings.until_success is not None else []
+    batches = -(-len(tokens) // settings.batch)
+    total = settings.epochs * batches
+    schedule = _batches(len(tokens), settings, config.seed)
+    number = 0
+    await components.compute(components.start_imitation, settings.learning_rate, total)
+    while chunk := list(itertools.islice(schedule, settings.check_every or batches)):
+        losses: list[float] = []
+        async with components.training():
+            for indices in chunk:
+                batch = _batch([tokens[i] for i in indices], [weights[i] for i in indices])
+                losses.append((await components.compute(components.learner.update, batch))["policy_loss"])
+        number += len(chunk)
+        run.state.version += 1
+        async with scheduler.updating(run.state.version):
+            await components.sync_weights(run.state.version)
+        success = await _success_rate(scheduler, validation)
+        note = f"imitation, batch {number} of {total}: loss {np.mean(losses):.3f}"
+        run.console.note(note if success is None else f"{note}, success {success:.3f}")
+        if success is not None and success >= (settings.until_success or 0):
+            break
+    await components.compute(components.end_imitation)
+
+
+def _batches(count: int, settings: WarmStartConfig, seed: int) -> Iterator[list[int]]:
+    """The demonstrations of each batch, as indices: all of them in each epoch, newly shuffled."""
+    for epoch in range(settings.epochs):
+        order = derive_rng("imitation", seed, epoch).permutation(count).tolist()
+        for first in range(0, count, settings.batch):
+            yield order[first : first + settings.batch]
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """An episode to imitate."""
+
+    episode: Episode
+    erred: Sequence[bool] = ()
+    """One flag per turn: True for turns that are not imitated; empty if all are."""
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """The loss weight of each turn."""
+        turns = len(self.episode.turns)
+        return 1.0 - np.array(self.erred[:turns], dtype=float) if self.erred else np.ones(turns)
+
+
+async def demonstrations(components: Components, settings: WarmStartConfig) -> list[Demonstration]:
+    """Episodes to imitate: successful ones of a results folder, or newly played ones."""
+    if settings.run is not None:
+        _, episodes = read_run(Path(settings.run))
+        ours = {(env.id, split) for env in components.config.envs for split in (env.split, "")}
+        good = [
+            episode
+            for episode in episodes
+            if (episode.success or not settings.only_successful)
+            and episode.turns
+            and not episode.outcome.failed
+            and (episode.spec.env_id, episode.spec.split) in ours
+        ]
+        if not good:
+            raise UsageError(
+                f"No episode in {settings.run} succeeded on a task of envs in its training split: there is "
+                "nothing to imitate. Record some with `rollgym eval --split train`."
+            )
+        return [Demonstration(episode) for episode in good[: settings.episodes]]
+    shares = _shares(components.config.envs, settings.episodes)
+    played: list[Demonstration] = []
+    for number, env in enumerate(components.config.envs):
+        played += await _played(components, settings, env, number, shares[number])
+    demos = [
+        demo
+        for demo in played
+        if not demo.episode.outcome.failed
+        and (demo.episode.success is not False or not settings.only_successful)
+        and demo.weights.any()
+    ]
+    if not demos:
+        error = next((demo.episode.error for demo in played if demo.episode.error), None)
+        why = f" (first error: {error.message})" if error else ""
+        raise UsageError(f"Agent {settings.agent!r} did not succeed once: there is nothing to imitate{why}.")
+    return demos
+
+
+async def _played(
+    components: Components, settings: WarmStartConfig, env: EnvConfig, number: int, count: int
+) -> list[Demonstration]:
+    setup = AgentSetup(env_id=env.id, env_kwargs=env.kwargs)
+    agent = make_agent(settings.agent, setup)
+    noisy = NoisyAgent(agent, make_agent("random", setup), settings.mistakes) if settings.mistakes else None
+    specs = _specs(components.config, env, "imitation", number, count)
+    try:
+        max_in_flight = components.config.rollout.max_in_flight
+        episodes = await run_episodes(specs, components.pool, noisy or agent, max_in_flight=max_in_flight)
+    finally:
+        await (noisy or agent).close()
+    if settings.imitate_mistakes or noisy is None:
+        return [Demonstration(episode) for episode in episodes]
+    return [Demonstration(episode, noisy.erred(episode.spec.episode_id)) for episode in episodes]
+
+
+def _specs(
+    config: TrainConfig, env: EnvConfig, purpose: str, number: int, count: int
+) -> tuple[EpisodeSpec, ...]:
+    request = Request(
+        env_id=env.id,
+        agent="lm",
+        episodes=count,
+        split=env.split,
+        seed=derive_seed(purpose, config.seed, number) % 2**31,
+        env_kwargs=env.kwargs,
+        limits=env.limits,
+    )
+    return plan(request).specs
+
+
+def _validation(
+    config: TrainConfig, settings: WarmStartConfig, demos: Sequence[Demonstration]
+) -> list[tuple[EpisodeSpec, ...]]:
+    """Training tasks without a demonstration (never held-out ones), to decide when to stop."""
+    shares = _shares(config.envs, settings.validation_episodes)
+    result = []
+    for number, env in enumerate(config.envs):
+        tasks = {demo.episode.spec.task for demo in demos if demo.episode.spec.env_id == env.id} - {None}
+        specs = _specs(config, env, "imitation check", number, shares[number] + len(tasks))
+        result.append(tuple(spec for spec in specs if spec.task not in tasks)[: shares[number]])
+    return result
+
+
+async def _success_rate(scheduler: Scheduler, validation: Sequence[Sequence[EpisodeSpec]]) -> float | None:
+    episodes = [episode for specs in validation for episode in await scheduler.evaluate(specs)]
+    return float(np.mean([bool(episode.success) for episode in episodes])) if episodes else None
+
+
+def _shares(envs: Sequence[EnvConfig], count: int) -> list[int]:
+    total = sum(env.weight for env in envs)
+    return [max(1, round(count * env.weight / total)) for env in envs]
+
+
+def _batch(tokens: Sequence[TokenEpisode], weights: Sequence[NDArray[np.float64]]) -> Batch:
+    return make_batch(tokens, advantages=weights, old=[episode.behavior for episode in tokens])

@@ -1,0 +1,143 @@
+"""Learner configuration. Imports no torch, so that a config error is reported at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from rollgym.core.errors import UsageError
+from rollgym.trainer.losses.aggregation import Mode
+
+BUCKET_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """Low-rank adapters: train small matrices beside frozen weights (needs ``peft``)."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha <= 0:
+            raise UsageError(f"LoRA needs rank >= 1 and alpha > 0, not {self.rank} and {self.alpha}.")
+        if self.dropout:
+            raise UsageError("LoRA dropout must be 0: with it, log-probs would differ from the engine's.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerConfig:
+    """The optimizer, the critic, and the partition of a batch.
+
+    Example:
+        >>> LearnerConfig(learning_rate=1e-5, epochs=2, mini_batches=4).schedule
+        'constant'
+    """
+
+    learning_rate: float = 3e-4
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or decaying to `min_lr_ratio` by the last optimizer step."""
+    warmup_steps: int = 0
+    """Optimizer steps (not batches) over which the rate rises from 0."""
+    min_lr_ratio: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float | None = 1.0
+    """Maximum gradient norm; ``None``: no clipping."""
+    epochs: int = 1
+    """Optimizer epochs per batch."""
+    mini_batches: int = 1
+    """Mini-batches per epoch, with one optimizer step each."""
+    max_tokens_per_microbatch: int = 8192
+    """Tokens per forward pass; affects memory and speed, not the gradient."""
+    layout: Literal["auto", "padded", "packed"] = "auto"
+    """Layout of rows of different lengths in a micro-batch. ``auto``: packed where the model supports it."""
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"
+    """Source of the proximal policy's log-probs: recomputed by the learner, or those of the rollout.
+    The latter need an engine of the same precision (see ``train_rollout_logprob_diff_max``)."""
+    critic: Literal["none", "shared", "separate"] = "none"
+    """Value function: a head on the policy's hidden states, or a separate model, which starts as a copy."""
+    critic_rate: float | None = None
+    """The critic's learning rate; ``None``: the same as ``learning_rate``."""
+    value_coef: float = 0.5
+    value_clip: float | None = None
+    gradient_checkpointing: bool = False
+    lora: LoraSettings | None = None
+    device: str | None = None
+    """Such as ``cpu`` or ``cuda:1``; ``None``: CUDA if available, else the CPU."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Compute dtype; weights are float32. ``None``: float32 on a CPU, bfloat16 on CUDA."""
+    strategy: str = "auto"
+    """Parallel strategy: single, ddp, fsdp2, zero1, zero2, zero3 or a registered one. ``auto``: as planned;
+    other values require runtime=ray."""
+    threads: int | None = None
+    """CPU threads; ``None``: torch's default."""
+
+    def __post_init__(self) -> None:
+        rules = {
+            "learning_rate >= 0": 0 <= self.learning_rate < math.inf,
+            "warmup_steps >= 0": self.warmup_steps >= 0,
+            "0 <= min_lr_ratio <= 1": 0 <= self.min_lr_ratio <= 1,
+            "clip_norm > 0": self.clip_norm is None or self.clip_norm > 0,
+            "epochs >= 1": self.epochs >= 1,
+            "mini_batches >= 1": self.mini_batches >= 1,
+            "max_tokens_per_microbatch >= 1": self.max_tokens_per_microbatch >= 1,
+            "0 <= betas < 1": all(0 <= beta < 1 for beta in self.betas),
+            "eps > 0": self.eps > 0,
+            "weight_decay >= 0": 0 <= self.weight_decay < math.inf,
+            "critic_rate >= 0": self.critic_rate is None or 0 <= self.critic_rate < math.inf,
+            "value_coef >= 0": 0 <= self.value_coef < math.inf,
+            "value_clip > 0": self.value_clip is None or self.value_clip > 0,
+            "threads >= 1": self.threads is None or self.threads >= 1,
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise UsageError(f"The learner needs {rule}.")
+        if self.min_lr_ratio and self.schedule == "constant":
+            raise UsageError("min_lr_ratio requires schedule=linear or schedule=cosine.")
+        unused = (self.critic_rate, self.value_clip, self.value_coef) != (None, None, 0.5)
+        if self.critic == "none" and unused:
+            raise UsageError(
+                "critic_rate, value_clip and value_coef require a critic: set critic to shared or separate."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerOptions:
+    """Arguments of a learner that come from the run rather than from the learner's own config."""
+
+    aggregation: Mode = "token-mean"
+    """Weight of a token in the loss: ``token-mean``, ``sequence-mean`` or ``constant``."""
+    aggregation_constant: float | None = None
+    """Divisor of ``aggregation="constant"``."""
+    temperature: float = 1.0
+    """The engine's sampling temperature: log-probs are those of that distribution."""
+    total_steps: int = 1
+    """Optimizer steps in the whole run, for the learning rate schedule."""
+    kl_target: float | None = None
+    """Adapt the loss's ``kl_coef`` so that the KL to the reference policy stays near this."""
+    seed: int = 0
+    """Seed of the partition into mini-batches."""
+    share_model: bool = False
+    """Train the given model in place instead of a copy. Single-process strategies only."""
+    value_only: bool = False
+    """Train a separate critic and no policy."""
+    keep_reference: bool = True
+    """Whether a KL penalty makes this learner keep the reference policy."""
+    gap_limit: float | None = None
+    """Maximum mean difference in nats between the engine's and the learner's log-probs of tokens sampled by
+    the current weights; a larger one raises `RunError` before the update."""
+    cpu_offload: bool = False
+    """Keep on the CPU whatever the strategy can keep there."""
+    bucket_bytes: int = BUCKET_BYTES
+    """Bytes of weights that ranks gather at once for an engine or an export."""
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise UsageError("Training needs a temperature above 0: at 0 nothing is sampled.")
+        if self.bucket_bytes < 1:
+            raise UsageError(f"bucket_bytes must be at least 1, not {self.bucket_bytes}.")

@@ -1,0 +1,208 @@
+"""Forward passes over rows: log-probs and entropy of the action tokens, hidden states before them.
+
+Logits are only computed where an action token is predicted, and tokens after the last one are not read. Rows
+never see one another: padded, they lie side by side with the padding at the end, which a causal model does
+not read; packed, they lie end to end, and attention is computed row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rollgym.core.errors import UsageError, one_line
+from rollgym.engines.embedded.features import (
+    Unsupported,
+    length_dependent_settings,
+    local_mask,
+    position_limit,
+    unknown_layers,
+)
+from rollgym.trainer.data.packing import pack
+from rollgym.trainer.data.sequences import IntArray, TokenSequence
+from rollgym.trainer.learner.packed_attention import PACKED, attend, paths_of, spare_last_layer
+
+Layout = Literal["padded", "packed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStats:
+    """Results of a forward pass, flat over the action tokens of the rows in order."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    hidden: Tensor
+    """[N, width] the model's last hidden state before each token."""
+
+
+def states(body: Any, rows: Sequence[TokenSequence], layout: Layout, device: torch.device) -> Tensor:
+    """Return [N, width]: the hidden states of a transformer that predict the action tokens."""
+    given, spots = _model_inputs(body, rows, layout, device)
+    return _select(body(**given, use_cache=False).last_hidden_state, spots)
+
+
+def _model_inputs(
+    body: Any, rows: Sequence[TokenSequence], layout: Layout, device: torch.device
+) -> tuple[dict[str, Any], Tensor]:
+    """Return a model's arguments for rows, and the positions of the states that predict action tokens."""
+    inputs = [row.inputs for row in rows]
+    longest = max(map(len, inputs))
+    check_length(body.config, longest)
+    if layout == "packed":
+        packing = pack(inputs)
+        spots = np.concatenate(
+            [path[row.action_positions - 1] for row, path in zip(rows, packing.paths, strict=True)]
+        )
+        given = {
+            "input_ids": torch.from_numpy(packing.ids)[None].to(device),
+            "position_ids": torch.from_numpy(packing.positions)[None].to(device),
+            "cu_seq_lens_q": paths_of(packing, spots, device),
+        }
+    else:
+        padded = np.zeros((len(rows), longest), dtype=np.int64)
+        for number, row in enumerate(inputs):
+            padded[number, : len(row)] = row
+        spots = np.concatenate(
+            [row.action_positions - 1 + number * longest for number, row in enumerate(rows)]
+        )
+        given = {"input_ids": torch.from_numpy(padded).to(device)}
+    return given, torch.from_numpy(spots).to(device)
+
+
+def _select(hidden: Tensor, spots: Tensor) -> Tensor:
+    return hidden.flatten(0, 1)[spots]
+
+
+def check_length(config: Any, length: int) -> None:
+    """Reject rows so long that a token's log-prob would depend on the rest of the micro-batch."""
+    limit = position_limit(config)
+    if limit is not None and length > limit:
+        raise UsageError(
+            f"A row has {length} tokens, but positions of this model ({config.model_type}) change beyond "
+            f"{limit} (original_max_position_embeddings), so its log-probs would be wrong: keep episodes "
+            f"within {limit} tokens."
+        )
+
+
+def score(
+    model: Any, rows: Sequence[TokenSequence], *, layout: Layout = "padded", temperature: float = 1.0
+) -> TokenStats:
+    """Compute log-probs of the distribution that the engine samples from at this temperature.
+
+    Rows with the same inputs are computed once, even if different tokens were sampled at their end.
+    """
+    device = parts(model)[1].weight.device
+    once, again = distinct(rows)
+    hidden, logits = _states_and_logits(model, once, layout, device)
+    targets = torch.from_numpy(np.concatenate([row.ids[row.action_positions] for row in rows])).to(device)
+    if temperature != 1.0:
+        logits = logits / temperature
+    everything = F.log_softmax(logits, -1)
+    entropy = -(everything.exp() * everything).sum(-1)
+    if len(once) == len(rows):
+        return TokenStats(everything.gather(-1, targets[:, None])[:, 0], entropy, hidden)
+    at = torch.from_numpy(again).to(device)
+    return TokenStats(everything[at, targets], entropy[at], hidden[at])
+
+
+def _states_and_logits(
+    model: Any, rows: Sequence[TokenSequence], layout: Layout, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the model's states that predict the action tokens, and their logits.
+
+    The model computes its logits itself, from these states alone: some cap or scale them after the head.
+    """
+    inner = _inner(model)
+    body = parts(model)[0]
+    given, spots = _model_inputs(body, rows, layout, device)
+    kept: list[Tensor] = []
+
+    def choose(_: Any, __: Any, found: Any) -> Any:
+        kept.append(_select(found.last_hidden_state, spots))
+        found.last_hidden_state = kept[0][None]
+        return found
+
+    hook = body.register_forward_hook(choose)
+    try:
+        logits: Tensor = inner(**given, use_cache=False).logits
+    finally:
+        hook.remove()
+    return kept[0], logits[0].float()
+
+
+def distinct(rows: Sequence[TokenSequence]) -> tuple[list[TokenSequence], IntArray]:
+    """Return the rows with distinct inputs, and the index of each action token among theirs."""
+    known: dict[tuple[bytes, bytes], int] = {}
+    once: list[TokenSequence] = []
+    starts: list[int] = []
+    spots = []
+    total = 0
+    for row in rows:
+        key = row.key
+        if key not in known:
+            known[key] = len(once)
+            once.append(row)
+            starts.append(total)
+            total += len(row.action_positions)
+        spots.append(np.arange(len(row.action_positions)) + starts[known[key]])
+    return once, np.concatenate(spots)
+
+
+def _inner(model: Any) -> Any:
+    """Return the transformers model without adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def parts(model: Any) -> tuple[Any, Any]:
+    """Return the transformer and the output layer of a causal language model."""
+    inner = _inner(model)
+    body, head = getattr(inner, inner.base_model_prefix, None), inner.get_output_embeddings()
+    if body is None:  # the prefix of Llama 4 is that of a model with images around it
+        body = getattr(inner, "model", None)
+    if body is not None and [name for name, _ in body.named_children()] == ["decoder"]:
+        body = body.decoder  # OPT's forward goes past the module around its decoder
+    if body is None or head is None or body is inner:
+        raise UsageError(
+            f"{type(inner).__name__} cannot be trained: its transformer and output layer were not found."
+        )
+    return body, head
+
+
+@torch.no_grad()
+def allow_packing(model: Any) -> str | None:
+    """Enable packed rows in a transformers model; returns the reason if it does not support them."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    if packs(model):
+        return None
+    config = parts(model)[0].config
+    if strange := unknown_layers(config):
+        return f"it has {' and '.join(strange)} layers, which do not keep packed rows apart"
+    if beyond := length_dependent_settings(config):
+        return f"it changes with the number of tokens ({', '.join(beyond)})"
+    AttentionInterface.register(PACKED, attend)
+    AttentionMaskInterface.register(PACKED, local_mask)
+    usual = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(PACKED)
+        model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+        spare_last_layer(parts(model)[0])
+    except Unsupported as error:
+        model.set_attn_implementation(usual)
+        return f"it has {error}"
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        model.set_attn_implementation(usual)
+        return f"its attention is custom ({one_line(error)})"
+    return None if packs(model) else "its attention cannot be replaced"
+
+
+def packs(model: Any) -> bool:
+    """Return whether a model accepts packed rows."""
+    return bool(parts(model)[0].config._attn_implementation == PACKED)

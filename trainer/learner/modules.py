@@ -1,0 +1,235 @@
+"""The modules of a learner: policy, critic and reference, each with one `forward` for a strategy to wrap."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rollgym.engines.embedded.model import read_module
+from rollgym.trainer.data.sequences import TokenSequence
+from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
+from rollgym.trainer.learner.forward import Layout, distinct, parts, score, states
+from rollgym.trainer.learner.layout import choose_layout, known_layout, use_layout
+from rollgym.trainer.learner.lora import add_lora
+from rollgym.trainer.learner.process_group import ProcessGroup
+
+Outputs = Literal["scores", "values", "both"]
+"""What a policy module computes: log-probs and entropy, values, or all three."""
+
+
+def load_model(model: nn.Module | Path, device: torch.device) -> Any:
+    """Read or copy a model onto a device, in float32 and evaluation mode."""
+    plain: Any = read_module(model, torch.float32) if isinstance(model, Path) else copy.deepcopy(model)
+    # Weights are float32 whatever the compute dtype: a step is too small for bfloat16.
+    return plain.to(device=device, dtype=torch.float32).train(False)
+
+
+def mixed_precision(device: str, bfloat16: bool) -> torch.autocast:
+    """Compute in bfloat16, or in the dtype of the weights.
+
+    Without autocast's cache, which would hold copies of all layers at once; each is needed once in a pass.
+    """
+    return torch.autocast(device, torch.bfloat16, enabled=bfloat16, cache_enabled=False)
+
+
+class Critic(nn.Module):
+    """A zero-initialized value head on the policy's hidden states, or on a separate transformer's.
+
+    Args:
+        policy: The causal language model whose states are read or whose transformer is copied.
+        separate: Whether the critic has a transformer, as a copy of the policy's.
+    """
+
+    def __init__(self, policy: Any, *, separate: bool) -> None:
+        super().__init__()
+        body, head = parts(policy)
+        width = head.weight.shape[1]
+        self.body: Any = copy.deepcopy(body) if separate else None
+        self.head = nn.Linear(width, 1, device=head.weight.device, dtype=torch.float32)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def from_states(self, hidden: Tensor) -> Tensor:
+        """Return values from the policy's hidden states."""
+        # In float32 even where the states are computed in bfloat16, which rounds a value near 1 to 1/128.
+        with torch.autocast(hidden.device.type, enabled=False):
+            values: Tensor = self.head(hidden.float())
+        return values[:, 0]
+
+    def before(self, rows: Sequence[TokenSequence], policy_body: Callable[[], Any], layout: Layout) -> Tensor:
+        """Return values before each action token of rows."""
+        body = policy_body() if self.body is None else self.body
+        once, again = distinct(rows)
+        hidden = states(body, once, layout, self.head.weight.device)
+        values = self.from_states(hidden)
+        return values[torch.from_numpy(again).to(values.device)]
+
+
+class PolicyModule(nn.Module):
+    """A policy, with the critic if that is a head on its hidden states."""
+
+    def __init__(
+        self, model: Any, critic: Critic | None, *, layout: Layout, temperature: float, bfloat16: bool
+    ) -> None:
+        super().__init__()
+        self.model, self.critic = model, critic
+        self._layout: Layout = layout
+        self._temperature, self._bfloat16 = temperature, bfloat16
+        self.training = False
+
+    def forward(self, rows: Sequence[TokenSequence], outputs: Outputs) -> tuple[Tensor, ...]:
+        """Return log-probs and entropy of the action tokens, the values before them, or all three."""
+        body, head = parts(self.model)
+        with mixed_precision(head.weight.device.type, self._bfloat16):
+            if outputs == "values":
+                assert self.critic is not None
+                return (self.critic.before(rows, lambda: body, self._layout).clone(),)
+            scores = score(self.model, rows, layout=self._layout, temperature=self._temperature)
+            # Copies: backward hooks of a view are lost when the view is written to.
+            if outputs == "scores":
+                return scores.logprobs.clone(), scores.entropy.clone()
+            assert self.critic is not None
+            values = self.critic.from_states(scores.hidden)
+            return scores.logprobs.clone(), scores.entropy.clone(), values.clone()
+
+
+class CriticModule(nn.Module):
+    """A separate critic."""
+
+    def __init__(self, critic: Critic, *, layout: Layout, bfloat16: bool) -> None:
+        super().__init__()
+        self.critic = critic
+        self._layout: Layout = layout
+        self._bfloat16 = bfloat16
+        self.training = False
+
+    def forward(self, rows: Sequence[TokenSequence]) -> tuple[Tensor, ...]:
+        """Return the values before the action tokens."""
+        with mixed_precision(self.critic.head.weight.device.type, self._bfloat16):
+            return (self.critic.before(rows, lambda: None, self._layout).clone(),)
+
+
+class ValueOnlyModule(nn.Module):
+    """A separate critic in the place of a policy, where nothing else is trained."""
+
+    critic = None
+
+    def __init__(self, model: Critic, *, layout: Layout, bfloat16: bool) -> None:
+        super().__init__()
+        self.value_model = model
+        self._layout: Layout = layout
+        self._bfloat16 = bfloat16
+        self.training = False
+
+    def forward(self, rows: Sequence[TokenSequence], outputs: Outputs) -> tuple[Tensor, ...]:
+        """Return the values before the action tokens, the only output of this module."""
+        with mixed_precision(self.value_model.head.weight.device.type, self._bfloat16):
+            return (self.value_model.before(rows, lambda: None, self._layout).clone(),)
+
+
+class TrainedModules:
+    """Policy, critic and reference of a learner on its device, before a strategy wraps them.
+
+    Args:
+        model: A folder in Hugging Face format, or a model.
+        config: The learner's.
+        options: The same.
+        device: The learner's device.
+        group: The ranks, which must agree on a layout; ``None`` in a single process.
+        reference: Whether to keep a frozen copy of the policy.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Path,
+        config: LearnerConfig,
+        options: LearnerOptions,
+        device: torch.device,
+        group: ProcessGroup | None,
+        *,
+        reference: bool,
+    ) -> None:
+        self._config, self._temperature, self._device = config, options.temperature, device
+        dtype = config.dtype or ("float32" if device.type == "cpu" else "bfloat16")
+        plain: Any = model if options.share_model else load_model(model, device)
+        choose = known_layout if options.share_model else choose_layout
+        self.layout = choose(plain, config.layout).agree(group)
+        self._module_options: Any = {"layout": self.layout.layout, "bfloat16": dtype == "bfloat16"}
+        self.reference_model: Any = copy.deepcopy(plain).requires_grad_(False) if reference else None
+        self.value_only = options.value_only
+        self.critic: Critic | None = None
+        """Trained beside the policy; a value-only learner's critic is its `model`."""
+        if config.critic != "none" and not self.value_only:
+            self.critic = Critic(plain, separate=config.critic == "separate")
+        self.model: Any = plain if config.lora is None else add_lora(plain, config.lora)
+        """Trained module: a transformers or peft model, or a `Critic`."""
+        if self.value_only:
+            self.model = Critic(plain, separate=True)
+        elif config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            for module in self.model.modules():
+                # transformers keeps all activations unless in training mode; dropout must stay off.
+                module.training = getattr(module, "gradient_checkpointing", False)
+        separate = self.critic is not None and self.critic.body is not None
+        self.policy: PolicyModule | ValueOnlyModule
+        if self.value_only:
+            self.policy = ValueOnlyModule(self.model, **self._module_options)
+        else:
+            self.policy = self._policy_module(self.model, None if separate else self.critic)
+        self.separate_critic = (
+            CriticModule(self.critic, **self._module_options) if self.critic and separate else None
+        )
+
+    @property
+    def plain_model(self) -> Any:
+        """The transformers model of the policy, without adapters."""
+        return self.model.get_base_model() if self._config.lora is not None else self.model
+
+    @property
+    def body(self) -> Any:
+        """The transformer of the policy, or of a value-only learner's critic."""
+        return self.model.body if self.value_only else parts(self.model)[0]
+
+    def load_reference(self, model: Path) -> None:
+        """Read another reference policy."""
+        self.reference_model = load_model(model, self._device).requires_grad_(False)
+        use_layout(self.reference_model, self.layout.layout)
+
+    def reference_module(self) -> PolicyModule | None:
+        """Return a module of the reference policy, not wrapped yet."""
+        if self.reference_model is None:
+            return None
+        return self._policy_module(self.reference_model, None).requires_grad_(False)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return every trained parameter by its name in checkpoints, in the optimizer's order."""
+        parameters = {f"model.{n}": p for n, p in self.model.named_parameters() if p.requires_grad}
+        if self.critic is not None:
+            parameters |= {f"critic.{n}": p for n, p in self.critic.named_parameters()}
+        return parameters
+
+    def all_parameters(self) -> list[Tensor]:
+        """Return every parameter of policy, critic and reference, once."""
+        models = (one for one in (self.model, self.critic, self.reference_model) if one is not None)
+        return list({id(one): one for model in models for one in model.parameters()}.values())
+
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return parameter groups for an optimizer: the policy's, then the critic's.
+
+        ``base`` is the learning rate that the schedule scales.
+        """
+        rate, critic_rate = self._config.learning_rate, self._config.critic_rate
+        critic_rate = rate if critic_rate is None else critic_rate
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        groups = [{"params": trained, "base": critic_rate if self.value_only else rate}]
+        if self.critic is not None:
+            groups.append({"params": list(self.critic.parameters()), "base": critic_rate})
+        return [{**group, "lr": group["base"]} for group in groups]
+
+    def _policy_module(self, model: Any, critic: Critic | None) -> PolicyModule:
+        return PolicyModule(model, critic, temperature=self._temperature, **self._module_options)

@@ -1,0 +1,285 @@
+"""A learner whose ranks are Ray actors.
+
+Every rank is called with the same whole batch, stored once; results are those of the whole batch. Weights
+never pass through the driver: rank 0 stores them in buckets, and engines read them by reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import torch
+
+from rollgym.cluster.errors import need_ray
+from rollgym.cluster.heartbeat import TIMEOUT
+from rollgym.cluster.object_store import share_weights
+from rollgym.cluster.worker_group import WorkerGroup
+from rollgym.core.registry import import_module
+from rollgym.devices.types import Role
+from rollgym.engines.base import WeightSource
+from rollgym.trainer.data.batch import Batch
+from rollgym.trainer.data.sequences import FloatArray
+from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
+from rollgym.trainer.learner.layout import LayoutChoice
+from rollgym.trainer.learner.learner import Learner
+from rollgym.trainer.learner.process_group import free_port, join_group
+from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
+from rollgym.trainer.learner.strategies import find_strategy
+from rollgym.trainer.losses.settings import LossConfig
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LearnerActor:
+    """The actor of one rank."""
+
+    _learner: Learner | None
+
+    def __init__(self, rank: int, world: int, threads: int | None, imports: Sequence[str]) -> None:
+        self._rank, self._world, self._imports = rank, world, imports
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._learner = None
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Return an address and a free port of this node, for the ranks to join at."""
+        address = need_ray().util.get_node_ip_address()
+        return address, free_port(address)
+
+    def join(self, address: str, port: int) -> None:
+        """Join the process group of the ranks."""
+        join_group(self._rank, self._world, address, port)
+
+    def make(
+        self, strategy: str, model: Path, config: LearnerConfig, loss: LossConfig, options: LearnerOptions
+    ) -> None:
+        """Make this rank's learner, replacing the one it had."""
+        for module in self._imports:
+            import_module(module, "imports")
+        self._learner = None
+        self._learner = Learner(
+            model, config, loss, options, strategy=strategy, rank=self._rank, world=self._world
+        )
+
+    def run(self, method: Callable[Concatenate[Learner, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a method of this rank's learner."""
+        assert self._learner is not None
+        return method(self._learner, *args, **kwargs)
+
+    def run_together(
+        self, method: Callable[Concatenate[Learner, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R | None:
+        """Call a method whose result is the same on every rank: only rank 0 sends it."""
+        result = self.run(method, *args, **kwargs)
+        return result if self._rank == 0 else None
+
+    def share_weights(self) -> WeightSource | None:
+        """Store the weights in the cluster: all ranks gather them, rank 0 has them."""
+        weights = self.run(Learner.weights)
+        if self._rank == 0:
+            return share_weights(weights)
+        if weights.buckets is not None:
+            for _ in weights.buckets():
+                pass
+        return None
+
+
+class RayLearner:
+    """A `LearnerProtocol` over ranks in a Ray cluster.
+
+    Args:
+        model: A folder in Hugging Face format that all nodes can read.
+        config: The optimizer, the critic, and the partition of a batch.
+        loss: The policy loss.
+        options: Arguments that come from the run.
+        strategy: The name of a registered strategy.
+        actor_options: Ray options of each rank's actor, such as `ActorSlot.options`; one per rank.
+        role: The name of the ranks in messages.
+        imports: Modules that every rank imports first, such as one that registers the loss.
+        heartbeat_timeout: Seconds without a heartbeat after which a busy rank counts as lost.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        config: LearnerConfig,
+        loss: LossConfig,
+        options: LearnerOptions | None = None,
+        *,
+        strategy: str,
+        actor_options: Sequence[Mapping[str, Any]],
+        role: Role = "actor_train",
+        imports: Sequence[str] = (),
+        heartbeat_timeout: float = TIMEOUT,
+    ) -> None:
+        self.config, self.loss = config, loss
+        self._model, self._strategy = model.absolute(), strategy
+        self._options = options or LearnerOptions()
+        self._reference: Path | None = None
+        self._kl_coef: float | None = None
+        self._check(len(actor_options))
+        self.workers = WorkerGroup(
+            role,
+            LearnerActor,
+            actor_options,
+            config.threads,
+            tuple(imports),
+            heartbeat_timeout=heartbeat_timeout,
+        )
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether `values` is available."""
+        return self.config.critic != "none"
+
+    def describe_layout(self) -> LayoutChoice:
+        """Return the layout of rows in a micro-batch and its measured difference from a plain forward."""
+        return self._run(Learner.describe_layout)
+
+    def logprobs(self, batch: Batch) -> FloatArray:
+        """Return log-probs of all action tokens under the current weights."""
+        return self._run(Learner.logprobs, batch)
+
+    def reference(self, batch: Batch) -> FloatArray:
+        """Return log-probs of all action tokens under the reference policy."""
+        return self._run(Learner.reference, batch)
+
+    def set_reference(self, model: Path) -> None:
+        """Use the weights in a model folder as the reference policy."""
+        self._reference = model.absolute()
+        self._run(Learner.set_reference, self._reference)
+
+    def adapt_kl(self, metrics: Metrics) -> float:
+        """Adapt the KL coefficient to an update's metrics; returns the coefficient."""
+        self._kl_coef = self._run(Learner.adapt_kl, metrics)
+        return self._kl_coef
+
+    def set_kl(self, coef: float) -> None:
+        """Restore an adapted KL coefficient."""
+        self._kl_coef = coef
+        self._run(Learner.set_kl, coef)
+
+    def values(self, batch: Batch) -> tuple[FloatArray, list[float]]:
+        """Return the critic's value before each action token and after the last turn of each episode."""
+        return self._run(Learner.values, batch)
+
+    def update(self, batch: Batch) -> Metrics:
+        """Train on a batch; returns metrics.
+
+        Raises:
+            ActorLost: A rank died: `restart` continues from a checkpoint.
+        """
+        return self._run(Learner.update, batch)
+
+    def start_imitation(self, rate: float, steps: int) -> None:
+        """Switch to imitation learning at a learning rate, for a number of optimizer steps."""
+        self._run(Learner.start_imitation, rate, steps)
+
+    def end_imitation(self, taught: Path | None) -> None:
+        """Return to the configured loss with a fresh optimizer; a separate critic starts from ``taught``."""
+        self._run(Learner.end_imitation, None if taught is None else taught.absolute())
+
+    def weights(self) -> WeightSource:
+        """Return the policy's current weights, stored in the cluster; they are lost with rank 0."""
+        return cast(WeightSource, self.workers.call(LearnerActor.share_weights)[0])
+
+    def offload(self, parts: Sequence[str] = OFFLOADABLE) -> dict[str, int]:
+        """Move parts of all ranks to host memory; returns bytes by part, summed over ranks."""
+        return total_bytes(self._run_each(Learner.offload, tuple(parts)))
+
+    def reload(self) -> dict[str, int]:
+        """Move offloaded parts back to the devices; returns bytes by part, summed over ranks."""
+        return total_bytes(self._run_each(Learner.reload))
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes of each part on the devices, summed over ranks."""
+        return total_bytes(self._run_each(Learner.held))
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint into an existing folder that all nodes can write."""
+        self._run(Learner.save, path.absolute())
+
+    def load(self, path: Path) -> None:
+        """Restore a checkpoint that `save` wrote."""
+        self._run(Learner.load, path.absolute())
+
+    def export(self, path: Path) -> None:
+        """Write the policy into a folder in Hugging Face format, without a tokenizer."""
+        self._run(Learner.export, path.absolute())
+
+    def restart(
+        self,
+        path: Path | None = None,
+        *,
+        actor_options: Sequence[Mapping[str, Any]] | None = None,
+        strategy: str | None = None,
+        cpu_offload: bool | None = None,
+    ) -> None:
+        """Restart all ranks and continue from a checkpoint.
+
+        Args:
+            path: A checkpoint that `save` wrote; ``None``: from the first weights.
+            actor_options: Ray options of each rank's actor, if they change; the number of ranks may change.
+            strategy: The strategy, if it changes.
+            cpu_offload: Whether to use CPU offload, if it changes.
+        """
+        self._strategy = strategy or self._strategy
+        if cpu_offload is not None:
+            self._options = replace(self._options, cpu_offload=cpu_offload)
+        self._check(len(actor_options or self.workers.actor_options))
+        self.workers.start(actor_options)
+        self._start()
+        if self._reference is not None:
+            self._run(Learner.set_reference, self._reference)
+        if self._kl_coef is not None:
+            self._run(Learner.set_kl, self._kl_coef)
+        if path is not None:
+            self.load(path)
+
+    def reset(self, model: Path) -> None:
+        """Start over with the weights in a folder that all nodes can read."""
+        self._model = model.absolute()
+        self._make()
+
+    def close(self) -> None:
+        """Stop all ranks."""
+        self.workers.close()
+
+    def _check(self, world: int) -> None:
+        find_strategy(self._strategy).check(world=world, cpu_offload=self._options.cpu_offload)
+
+    def _start(self) -> None:
+        if find_strategy(self._strategy).distributed:
+            address, port = self.workers.call_one(0, LearnerActor.rendezvous)
+            self.workers.call(LearnerActor.join, address, port)
+        self._make()
+
+    def _make(self) -> None:
+        self.workers.call(
+            LearnerActor.make, self._strategy, self._model, self.config, self.loss, self._options
+        )
+
+    def _run(self, method: Callable[Concatenate[Learner, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a method on all ranks; returns the result of rank 0, which is that of all."""
+        return cast(R, self.workers.call(LearnerActor.run_together, method, *args, **kwargs)[0])
+
+    def _run_each(
+        self, method: Callable[Concatenate[Learner, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        """Call a method on all ranks; returns the result of each."""
+        return self.workers.call(LearnerActor.run, method, *args, **kwargs)
+
+
+def total_bytes(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Sum bytes by part."""
+    names = {name: None for one in counts for name in one}
+    return {name: sum(one.get(name, 0) for one in counts) for name in names}

@@ -1,0 +1,92 @@
+"""Parallel strategies: which weights, gradients and optimizer states each rank holds.
+
+    single   one process
+    ddp      everything on every rank
+    zero1    optimizer states sharded; zero2: gradients too; zero3: weights too (DeepSpeed)
+    fsdp2    weights, gradients and optimizer states sharded
+
+A further strategy is a class with the methods of `ParallelStrategy` and one registration:
+
+    register_strategy("mine", MyStrategy)
+
+Imports no torch, so that configs can be checked against the registered names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from rollgym.core.errors import UnknownName, UsageError
+
+if TYPE_CHECKING:
+    from rollgym.trainer.learner.strategies.base import ParallelStrategy, StrategyContext
+
+StrategyFactory = Callable[["StrategyContext"], "ParallelStrategy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategySpec:
+    """A registered strategy."""
+
+    name: str
+    factory: str | StrategyFactory
+    """Makes the strategy; ``module:attribute`` is imported when first used."""
+    distributed: bool = True
+    """True if its ranks form a process group; otherwise there is exactly one process."""
+    cpu_offload: bool = True
+    """True if it can keep weights or optimizer states on the CPU."""
+
+    def check(self, *, world: int, cpu_offload: bool) -> None:
+        """Raise `UsageError` where the strategy does not support a number of ranks or CPU offload."""
+        if not self.distributed and world != 1:
+            raise UsageError(f"strategy={self.name} needs exactly 1 rank, got {world}.")
+        if cpu_offload and not self.cpu_offload:
+            able = ", ".join(spec.name for spec in _STRATEGIES.values() if spec.cpu_offload)
+            raise UsageError(f"strategy={self.name} does not support CPU offload: choose one of {able}.")
+
+    def make(self, context: StrategyContext) -> ParallelStrategy:
+        """Make the strategy of this rank."""
+        if not isinstance(self.factory, str):
+            return self.factory(context)
+        module, _, attribute = self.factory.partition(":")
+        factory: StrategyFactory = getattr(import_module(module), attribute)
+        return factory(context)
+
+
+_STRATEGIES: dict[str, StrategySpec] = {}
+
+
+def register_strategy(
+    name: str, factory: str | StrategyFactory, *, distributed: bool = True, cpu_offload: bool = True
+) -> None:
+    """Make a strategy available under a name, for `Learner` and for ``strategy`` in configs.
+
+    Args:
+        name: The name in configs and checkpoints.
+        factory: Makes the strategy of one rank, or ``module:attribute`` of such a function or class.
+        distributed: Whether its ranks form a process group; otherwise there is exactly one process.
+        cpu_offload: Whether it can keep weights or optimizer states on the CPU.
+    """
+    if name in _STRATEGIES:
+        raise UsageError(f"Strategy {name!r} is already registered.")
+    _STRATEGIES[name] = StrategySpec(
+        name=name, factory=factory, distributed=distributed, cpu_offload=cpu_offload
+    )
+
+
+def find_strategy(name: str) -> StrategySpec:
+    """Return a registered strategy, or raise `UnknownName` with the nearest names."""
+    if name not in _STRATEGIES:
+        raise UnknownName("strategy", name, _STRATEGIES, f"Choose one of {', '.join(_STRATEGIES)}.")
+    return _STRATEGIES[name]
+
+
+register_strategy("single", f"{__name__}.single:SingleStrategy", distributed=False, cpu_offload=False)
+register_strategy("ddp", f"{__name__}.ddp:DdpStrategy", cpu_offload=False)
+register_strategy("fsdp2", f"{__name__}.fsdp2:Fsdp2Strategy")
+register_strategy("zero1", f"{__name__}.zero:Zero1Strategy")
+register_strategy("zero2", f"{__name__}.zero:Zero2Strategy")
+register_strategy("zero3", f"{__name__}.zero:Zero3Strategy")

@@ -1,0 +1,220 @@
+"""The `ParallelStrategy` protocol, and `TorchStrategy`, the base of the built-in strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from rollgym.trainer.data.sequences import TokenSequence
+from rollgym.trainer.learner.config import LearnerConfig
+from rollgym.trainer.learner.modules import Outputs, PolicyModule, TrainedModules
+from rollgym.trainer.learner.offload import move, optimizer_state
+from rollgym.trainer.learner.optim import clip_and_step, make_adamw
+from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
+from rollgym.trainer.learner.sharded_checkpoint import (
+    Checkpoint,
+    Fragment,
+    adam_fragments,
+    fill,
+    init_moments,
+    load_shards,
+    save_shards,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyContext:
+    """Everything a strategy is made from."""
+
+    name: str
+    """The name that it was registered under."""
+    config: LearnerConfig
+    device: torch.device
+    group: ProcessGroup | None
+    """The ranks that train together; ``None`` for strategies of a single process."""
+    cpu_offload: bool
+    """Keep on the CPU whatever the strategy can keep there."""
+
+
+class ParallelStrategy(Protocol):
+    """Holds weights, gradients and optimizer states of one rank, and computes with them.
+
+    All ranks call the same methods in the same order. `TorchStrategy` implements all of them for one process;
+    a strategy that derives from it overrides what differs.
+    """
+
+    def wrap(self, modules: TrainedModules) -> None:
+        """Wrap the policy and a separate critic, and make the optimizer. Called once, first."""
+
+    def wrap_frozen(self, module: PolicyModule) -> PolicyModule:
+        """Return a policy that is not trained as this strategy holds it: whole on every rank, or sharded."""
+
+    def forward(self, rows: Sequence[TokenSequence], outputs: Outputs) -> tuple[Tensor, ...]:
+        """Run the policy module."""
+
+    def forward_critic(self, rows: Sequence[TokenSequence]) -> Tensor:
+        """Run the separate critic."""
+
+    def microbatch(self, *, last: bool) -> AbstractContextManager[Any]:
+        """Return the context of a micro-batch's forward and backward pass; gradients sync in the last."""
+
+    def backward(self, losses: Sequence[Tensor]) -> None:
+        """Add the gradient, summed over all ranks, of the policy's loss and of a critic's."""
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+
+    def step(self, lr_scale: float) -> float:
+        """Clip the gradients and take an optimizer step; returns the policy's norm before clipping."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups; ``base`` is the learning rate that ``lr_scale`` applies to."""
+
+    def shape(self, parameter: nn.Parameter) -> Sequence[int]:
+        """Return the shape of a whole parameter."""
+
+    def gather(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Return whole parameters, which only need to be right on rank 0."""
+
+    def save(self, path: Path, steps: int) -> None:
+        """Write weights, optimizer states and the number of optimizer steps."""
+
+    def load(self, path: Path) -> int:
+        """Restore a checkpoint of any strategy; returns its number of optimizer steps."""
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Restore weights and optimizer states."""
+
+    def tensors(self, part: str) -> list[Tensor]:
+        """Return this rank's tensors of ``optimizer`` or ``weights``."""
+
+    def offload(self, part: str) -> int:
+        """Move a part to host memory; returns bytes."""
+
+    def reload(self, part: str) -> int:
+        """Move a part back to the device; returns bytes."""
+
+
+class TorchStrategy:
+    """One torch AdamW over all parameters, with everything whole in this process.
+
+    Implements `ParallelStrategy`: the base of all built-in strategies.
+    """
+
+    modules: TrainedModules
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, context: StrategyContext) -> None:
+        self.name, self.config, self.device = context.name, context.config, context.device
+        self.cpu_offload = context.cpu_offload
+        self.group = context.group
+        self.rank, self.world = (0, 1) if self.group is None else (self.group.rank, self.group.world)
+
+    def wrap(self, modules: TrainedModules) -> None:
+        """Make the optimizer; a subclass wraps the modules first."""
+        self.modules = modules
+        self.optimizer = make_adamw(modules.param_groups(), self.config)
+
+    def wrap_frozen(self, module: PolicyModule) -> PolicyModule:
+        """Return the module as it is."""
+        return module
+
+    def forward(self, rows: Sequence[TokenSequence], outputs: Outputs) -> tuple[Tensor, ...]:
+        """Run the policy module."""
+        result: tuple[Tensor, ...] = self.modules.policy(rows, outputs)
+        return result
+
+    def forward_critic(self, rows: Sequence[TokenSequence]) -> Tensor:
+        """Run the separate critic."""
+        values: Tensor = cast(nn.Module, self.modules.separate_critic)(rows)[0]
+        return values
+
+    def microbatch(self, *, last: bool) -> AbstractContextManager[Any]:
+        """Return no context."""
+        return nullcontext()
+
+    def backward(self, losses: Sequence[Tensor]) -> None:
+        """Add the gradient of all losses; torch averages over ranks, so that they are scaled to a sum."""
+        cast(Tensor, sum(losses) * self.world).backward()  # type: ignore[no-untyped-call]
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def clip(self, parameters: list[nn.Parameter], max_norm: float) -> Tensor:
+        """Clip gradients to a norm; returns the norm before, over all ranks."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def step(self, lr_scale: float) -> float:
+        """Clip the gradients and take an optimizer step; returns the policy's norm before clipping."""
+        return clip_and_step(
+            self.optimizer,
+            max_norm=self.config.clip_norm,
+            lr_scale=lr_scale,
+            # A value head shares the policy's hidden states: one gradient, one norm.
+            joint_norm=self.modules.separate_critic is None,
+            clip=self.clip,
+        )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    def shape(self, parameter: nn.Parameter) -> Sequence[int]:
+        """Return the shape of a whole parameter."""
+        return parameter.shape
+
+    def gather(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Return whole parameters."""
+        return [parameter.detach() for parameter in parameters]
+
+    def shapes(self) -> dict[str, Sequence[int]]:
+        """Return the shapes of all trained parameters by name."""
+        return {name: tuple(self.shape(parameter)) for name, parameter in self.modules.trained().items()}
+
+    def fragments(self) -> list[Fragment]:
+        """Return what this rank saves; the ranks together hold everything once."""
+        return adam_fragments(self.modules.trained(), self.optimizer)
+
+    def parameter_steps(self) -> dict[str, int]:
+        """Return the optimizer steps that each parameter has seen."""
+        state, trained = self.optimizer.state, self.modules.trained()
+        return {name: int(state[p]["step"]) if state.get(p) else 0 for name, p in trained.items()}
+
+    def save(self, path: Path, steps: int) -> None:
+        """Write this rank's shard of a checkpoint."""
+        save_shards(self, path, steps)
+
+    def load(self, path: Path) -> int:
+        """Restore a checkpoint of any strategy; returns its number of optimizer steps."""
+        return load_shards(self, path)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Restore this rank's fragments of weights and optimizer states."""
+        with all_or_none(self.group):
+            init_moments(self.modules.trained(), self.optimizer, checkpoint.parameter_steps)
+            fill(self.restored(), checkpoint)
+
+    def restored(self) -> list[Fragment]:
+        """Return what this rank restores: what it saves, unless ranks hold the same."""
+        return self.fragments()
+
+    def tensors(self, part: str) -> list[Tensor]:
+        """Return this rank's tensors of ``optimizer`` or ``weights``."""
+        return optimizer_state(self.optimizer) if part == "optimizer" else self.modules.all_parameters()
+
+    def offload(self, part: str) -> int:
+        """Move a part to host memory; returns bytes."""
+        return move(self.tensors(part), torch.device("cpu"))
+
+    def reload(self, part: str) -> int:
+        """Move a part back to the device; returns bytes."""
+        return move(self.tensors(part), self.device)

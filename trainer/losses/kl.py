@@ -1,0 +1,102 @@
+"""KL divergence between policies, estimated from log-probs of tokens sampled from the first one.
+
+With x = log reference - log policy, the estimators of KL(policy || reference) (Schulman, 2020) are
+
+    k1 = -x                 unbiased, high variance, either sign
+    k2 = x * x / 2          biased, low variance, never negative
+    k3 = exp(x) - 1 - x     unbiased, low variance, never negative
+
+A good estimate need not have a good gradient (arXiv 2510.01555). In expectation over the policy's samples:
+
+                in the loss                             in the reward
+    k1          zero: no penalty                        the gradient of the KL
+    k2          the gradient of the KL                  biased
+    k3          that of KL(reference || policy)         biased
+
+So k2 belongs in the loss and k1 in the reward; both have the same expected gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from rollgym.core.errors import RunError, UnknownName, UsageError
+
+Estimator = Literal["k1", "k2", "k3"]
+ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are clamped to this before ``exp``, which overflows float32 at 88. A token above it (500 million
+times more likely than before) has a finite loss and no gradient. Small ratios need no bound."""
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """``exp`` of the log-ratio clamped to `LOG_RATIO_LIMIT`."""
+    return log_ratio.clamp(max=LOG_RATIO_LIMIT).exp()
+
+
+def kl_per_token(logprobs: Tensor, reference: Tensor, estimator: Estimator) -> Tensor:
+    """Each token's estimate of KL(policy || reference), with the gradient of ``logprobs``."""
+    x = reference - logprobs
+    if estimator == "k1":
+        return -x
+    if estimator == "k2":
+        return x.square() / 2
+    if estimator == "k3":
+        # Both terms use the bounded x: with an unbounded linear term the gradient would change its sign.
+        x = x.clamp(max=LOG_RATIO_LIMIT)
+        return x.exp() - 1 - x
+    raise UnknownName("KL estimator", estimator, ESTIMATORS, f"Choose one of {', '.join(ESTIMATORS)}.")
+
+
+def kl_rewards(
+    logprobs: Tensor,
+    reference: Tensor,
+    coef: float,
+    *,
+    estimator: Estimator = "k1",
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The KL reward of each token: ``-coef * KL`` without gradient, 0 where ``mask`` is 0."""
+    penalty = -coef * kl_per_token(logprobs.detach(), reference.detach(), estimator)
+    return penalty if mask is None else torch.where(mask.bool(), penalty, 0.0)
+
+
+class AdaptiveKL:
+    """A KL coefficient that approaches a target KL (Ziegler et al. 2019, section 2.2).
+
+    Each update multiplies it by ``1 + rate * error``, where the error is the relative deviation of the KL
+    from the target, clamped to +-0.2.
+    """
+
+    def __init__(self, coef: float, target: float, rate: float = 0.1) -> None:
+        for name, value in (("coef", coef), ("target", target), ("rate", rate)):
+            if not 0 < value < math.inf:
+                raise UsageError(f"Adaptive KL: {name} must be positive and finite, not {value}.")
+        if rate >= 5:
+            raise UsageError(
+                f"Adaptive KL: rate must be below 5 (the coefficient would reach 0), not {rate}."
+            )
+        self.coef, self.target, self.rate = coef, target, rate
+
+    def update(self, kl: float) -> float:
+        """Update with the mean KL of a step; returns the coefficient for the next step."""
+        if not math.isfinite(kl):
+            raise RunError(
+                f"The KL to the reference policy is {kl}: training has diverged, or a log-prob is not finite."
+            )
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        self.coef *= 1 + self.rate * error
+        return self.coef
+
+    def state_dict(self) -> dict[str, float]:
+        """The state that changes during a run; target and rate are settings."""
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore a `state_dict`."""
+        self.coef = float(state["coef"])

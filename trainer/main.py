@@ -1,0 +1,427 @@
+"""Entry points of training: `train` and `atrain` from Python, `run_training` for the command line.
+
+Importing this module does not import torch: a mistake in a config is reported before anything heavy loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from rollgym.config.loader import diff, values_of
+from rollgym.core.errors import Interrupted, UsageError
+from rollgym.core.extras import require
+from rollgym.core.files import refuse_links
+from rollgym.core.local_objects import is_local
+from rollgym.core.registry import import_module
+from rollgym.core.types import SCHEMA_VERSION
+from rollgym.devices.torch_device import torch_device
+from rollgym.io.atomic import new_folder, removed_unless
+from rollgym.io.run_dir import MANIFEST, SUMMARY, read_json
+from rollgym.models.policy_settings import eval_command
+from rollgym.models.zoo import check_model
+from rollgym.trainer.config import EnvConfig, TrainConfig, load_recorded
+from rollgym.trainer.config_files import find_config
+from rollgym.trainer.config_objects import named_settings, refuse_held
+from rollgym.trainer.tracking.console import Console
+from rollgym.trainer.tracking.jsonl import EVALUATIONS, METRICS
+from rollgym.trainer.train_run import CONFIG, FINAL, TrainRun, held_out, make_task_sampler
+from rollgym.trainer.train_state import GracefulStop
+from rollgym.trainer.trusted import TRUST_CODE, check_targets, code_of, load_to_run, require_trust
+from rollgym.utils.async_runner import run_to_end
+
+if TYPE_CHECKING:
+    from rollgym.trainer.runtime import Components
+
+MAY_CHANGE = (
+    "stop.", "checkpoints.", "tracking.", "name", "ray.heartbeat_timeout", "ray.address",
+    "engine.url", "engine.api_key_env", "engine.python",
+    "rollout.workers", "rollout.max_in_flight", "rollout.stall_seconds",
+    "rollout.max_infra_retries_per_group",
+)  # fmt: skip
+"""Settings that a resumed run may change: they do not affect the result of a step."""
+
+ConfigSource = str | Path | Mapping[str, Any] | TrainConfig
+"""A YAML file, the name of a shipped config, settings, or a loaded config."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """The result of a finished run.
+
+    Example:
+        >>> result = train("frozen-lake-grpo", **{"stop.steps": 20})
+        >>> result.steps, result.last_success
+        (20, 0.61)
+    """
+
+    folder: Path
+    """The run folder."""
+    ended: str
+    """The stop condition that ended the run."""
+    steps: int
+    """Training steps done."""
+    seconds: float
+    """Training time, over all resumptions."""
+    evaluations: list[dict[str, Any]]
+    """Held-out results in order: step, phase, env, success_rate, success_ci, mean_return."""
+    last_success: float | None
+    """Held-out success of the last evaluation, averaged over the environments."""
+    best_success: float | None
+    best_step: int
+    warnings: list[dict[str, Any]]
+    """Problems found before the first step."""
+    eval_commands: list[str]
+    """Commands that repeat the last evaluation."""
+
+    @property
+    def policy(self) -> Path:
+        """The trained policy, a model folder in Hugging Face format."""
+        return self.folder / FINAL
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values, as `rollgym train --json` prints them."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "folder"}
+        return {
+            "schema": SCHEMA_VERSION,
+            "kind": "train",
+            "run": str(self.folder),
+            "policy": str(self.policy),
+            **fields,
+        }
+
+
+def train(
+    config: ConfigSource | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    trust_code: bool = False,
+    plain: bool = False,
+    modules: Sequence[str] = (),
+    **overrides: Any,
+) -> TrainResult:
+    """Train a policy; blocks until the run ends. Inside a running event loop use `atrain`.
+
+    Args:
+        config: A YAML file, the name of a shipped config (`rollgym config list`), a `TrainConfig`, or a
+            mapping of settings, in which classes and functions may replace names. Optional with ``resume``.
+        out: The run folder; default: ``runs/<time>-<name>``.
+        resume: Continue the run in ``out`` from its last checkpoint.
+        trust_code: With ``resume`` and without ``config``: run the code that the config in ``out`` names.
+        plain: Print lines instead of a live panel.
+        modules: Imported first by every process of the run, such as one that registers environments.
+        overrides: Settings to change: sections as mappings, or dotted keys.
+
+    Returns:
+        The run folder, the number of steps, the evaluations and the trained policy.
+
+    Raises:
+        UsageError: The config is wrong, or the folder cannot be used.
+        Interrupted: Ctrl-C or SIGTERM; the last finished step is saved.
+
+    Example:
+        >>> train("frozen-lake-grpo", out="runs/lake", learner={"learning_rate": 1e-4})
+        >>> train("frozen-lake-grpo", **{"stop.steps": 20, "rollout.groups": 8})
+    """
+    settings = override_words(overrides)
+    return _run(config, settings, out, resume=resume, trust_code=trust_code, plain=plain, modules=modules)
+
+
+async def atrain(
+    config: ConfigSource | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    trust_code: bool = False,
+    plain: bool = False,
+    modules: Sequence[str] = (),
+    **overrides: Any,
+) -> TrainResult:
+    """Train a policy from a running event loop, such as a notebook's; takes and returns the same as `train`.
+
+    Training runs in a separate thread. A cancelled call saves the last finished step before it returns.
+
+    Example:
+        >>> result = await atrain("frozen-lake-grpo", **{"stop.steps": 20})
+    """
+    stop, settings = GracefulStop(), override_words(overrides)
+    training = asyncio.ensure_future(
+        asyncio.to_thread(
+            _run,
+            config,
+            settings,
+            out,
+            resume=resume,
+            trust_code=trust_code,
+            plain=plain,
+            modules=modules,
+            stop=stop,
+        )
+    )
+    try:
+        return await asyncio.shield(training)
+    except asyncio.CancelledError:
+        stop.request_threadsafe()
+        with suppress(Interrupted):
+            await training
+        raise
+
+
+def run_training(
+    name: ConfigSource | None,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    imitate_only: bool = False,
+    plain: bool = False,
+    trust_code: bool = False,
+    modules: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Train as `train` does, with overrides as ``key=value`` words; returns `TrainResult.to_json`.
+
+    ``imitate_only`` stops after the warm start.
+    """
+    return _run(
+        name,
+        overrides,
+        out,
+        resume=resume,
+        imitate_only=imitate_only,
+        plain=plain,
+        trust_code=trust_code,
+        modules=modules,
+    ).to_json()
+
+
+def _run(
+    source: ConfigSource | None,
+    overrides: Sequence[str],
+    out: str | Path | None,
+    *,
+    resume: bool,
+    plain: bool,
+    trust_code: bool,
+    modules: Sequence[str],
+    imitate_only: bool = False,
+    stop: GracefulStop | None = None,
+) -> TrainResult:
+    """Validate the config, make the run folder, train, and read the result."""
+    out = None if out is None else Path(out)
+    for module in modules:
+        import_module(module)
+    if resume:
+        config = _resumed_config(source, overrides, out, trust_code, modules)
+    else:
+        config = _with_modules(_new_config(source, overrides), modules)
+    if imitate_only:
+        if config.warm_start is None:
+            raise UsageError("Nothing to imitate: the config has no warm_start section.")
+        config = config.model_copy(update={"stop": config.stop.model_copy(update={"steps": 0})})
+    refuse_held(config)
+    _check(config)
+    require("Training", "train")
+    if config.runtime == "local":
+        torch_device(config.learner.device, "learner.device")
+    check_targets(config)
+    folder = out or new_folder(config.name or "run")
+    console = Console(plain=plain)
+    with console, removed_unless(folder, lambda: _has_begun(folder)):
+        run = TrainRun(config, folder, console, resume=resume, stop=stop)
+        try:
+            console.start(folder.name, config.stop.steps, done=run.state.step)
+            run_to_end(lambda: _train(config, run), run.stop.request)
+        finally:
+            run.close()
+    summary = read_json(folder / SUMMARY)
+    envs = [] if config.program is not None else [env for env in config.envs if not is_local(env.id)]
+    commands = [command_for(config, env, folder) for env in envs]
+    fields = {name: summary[name] for name in TrainResult.__dataclass_fields__ if name in summary}
+    return TrainResult(folder=folder, eval_commands=commands, **fields)
+
+
+def command_for(config: TrainConfig, env: EnvConfig, folder: Path) -> str:
+    """The command that repeats the run's last evaluation in one of its environments."""
+    evaluation = config.evaluation
+    return eval_command(
+        env.id,
+        str(folder / FINAL),
+        env_kwargs=env.kwargs,
+        modules=config.imports,
+        episodes=evaluation.episodes,
+        seed=evaluation.seed,
+        split=evaluation.split,
+        limits=env.limits,
+    )
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether a run has written anything worth keeping."""
+    files = (folder / METRICS, folder / EVALUATIONS)
+    return any(file.is_file() and file.stat().st_size for file in files)
+
+
+def _check(config: TrainConfig) -> None:
+    """Check environments, splits and the model before anything is written."""
+    make_task_sampler(config, config.envs, 0)
+    for env in config.envs:
+        held_out(config, env)
+    if config.model.path is not None:
+        check_model(config.model.path)
+
+
+async def _train(config: TrainConfig, run: TrainRun) -> None:
+    """Train; a stopped run saves its last finished step and raises `Interrupted`."""
+    from rollgym.trainer.loop import train as train_until_done
+
+    with run.stop.cancels_current_task():
+        try:
+            run.stop.check()
+            async with open_components(config, run.folder) as components:
+                try:
+                    await train_until_done(components, run)
+                except asyncio.CancelledError:
+                    if run.stop.requested:
+                        await run.save_stopped()
+                    raise
+        except asyncio.CancelledError:
+            if not run.stop.requested:
+                raise
+            raise _interrupted(config, run) from None
+
+
+@asynccontextmanager
+async def open_components(config: TrainConfig, folder: Path) -> AsyncIterator[Components]:
+    """Make the components of a run with the runtime that the config names; close them afterwards."""
+    from rollgym.trainer.learner.thread import LearnerThread
+    from rollgym.trainer.runtime import LocalRuntime, Runtime, prepare_model
+
+    make_runtime: Callable[..., Runtime] = LocalRuntime
+    if config.runtime == "ray":
+        from rollgym.trainer.cluster.runtime import RayRuntime
+
+        make_runtime = RayRuntime
+    with LearnerThread() as thread:
+        loop = asyncio.get_running_loop()
+        model = await loop.run_in_executor(thread, prepare_model, config, folder)
+        runtime = make_runtime(config, folder, model, thread)
+        try:
+            async with AsyncExitStack() as stack:
+                components = await runtime.start()
+                if config.program is not None:
+                    from rollgym.trainer.blackbox import blackbox_agent
+
+                    await stack.enter_async_context(blackbox_agent(components, config.program))
+                yield components
+        finally:
+            await runtime.close()
+
+
+def _interrupted(config: TrainConfig, run: TrainRun) -> Interrupted:
+    saved = run.checkpoints.steps()
+    kept = f"checkpoint of step {saved[-1]} saved" if saved else "no checkpoint saved yet"
+    trust = f" {TRUST_CODE}" if code_of(config) else ""
+    return Interrupted(
+        f"Stopped after step {run.state.step}; {kept}. "
+        f"Resume with `rollgym train --resume --out {run.folder}{trust}`."
+    )
+
+
+def override_words(overrides: Mapping[str, Any]) -> list[str]:
+    """Overrides from Python as ``key=value`` words.
+
+    Example:
+        >>> override_words({"learner": {"learning_rate": 0.1}, "stop.steps": 5})
+        ['learner.learning_rate=0.1', 'stop.steps=5']
+    """
+    return _words(named_settings(overrides), "")
+
+
+def _words(settings: Mapping[str, Any], prefix: str) -> list[str]:
+    words = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            words += _words(value, f"{prefix}{key}.")
+        else:
+            words.append(f"{prefix}{key}={json.dumps(value, default=_as_text, ensure_ascii=False)}")
+    return words
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise UsageError(
+        f"Settings cannot hold a value of type {type(value).__name__}: pass text, a number, a list or a "
+        "mapping."
+    )
+
+
+def _new_config(source: ConfigSource | None, overrides: Sequence[str]) -> TrainConfig:
+    if source is None:
+        raise UsageError("No config given: pass a YAML file or a name from `rollgym config list`.")
+    config = load_to_run(_settings(source), overrides)
+    name = Path(source).stem if isinstance(source, str | Path) else "run"
+    return config if config.name else config.model_copy(update={"name": name})
+
+
+def _settings(source: ConfigSource) -> Path | dict[str, Any]:
+    """What `load` reads the settings from."""
+    if isinstance(source, TrainConfig):
+        return values_of(source)
+    return named_settings(source) if isinstance(source, Mapping) else find_config(str(source))
+
+
+def _with_modules(config: TrainConfig, modules: Sequence[str]) -> TrainConfig:
+    """Add modules to those that every process of the run imports."""
+    names = config.imports
+    names = [*names, *(module for module in modules if module not in names)]
+    return config.model_copy(update={"imports": names})
+
+
+def _resumed_config(
+    source: ConfigSource | None,
+    overrides: Sequence[str],
+    out: Path | None,
+    trust_code: bool,
+    modules: Sequence[str] = (),
+) -> TrainConfig:
+    """The config that the run was started with, plus the few settings that may change."""
+    if out is None:
+        raise UsageError("No run given to resume: add --out, as in --resume --out runs/NAME.")
+    for name in (MANIFEST, CONFIG):
+        if not (out / name).is_file():
+            raise UsageError(f"Nothing to resume in {out}: it has no {name}.")
+    refuse_links(out)
+    before = load_recorded(out / CONFIG)
+    if source is None and not trust_code:
+        require_trust(before, out)
+    now = load_to_run(out / CONFIG if source is None else _settings(source), overrides)
+    if source is not None and not now.name:
+        now = now.model_copy(update={"name": before.name})
+    now = _with_modules(now, modules)
+    fixed = () if before.learner.schedule == "constant" else ("stop.steps",)  # rates depend on it
+    changed = [change for change in diff(before, now) if not _may_change(change.key) or change.key in fixed]
+    if changed:
+        lines = "\n".join(f"  {change}" for change in changed)
+        raise UsageError(
+            f"{out} was started with other settings (then / now):\n{lines}\n"
+            "Resume with the same settings, or start another run with another --out."
+        )
+    return now
+
+
+def _may_change(key: str) -> bool:
+    """Whether a resumed run may change this setting: it does not affect the result of a step."""
+    section, _, rest = key.partition(".")
+    last = rest.rpartition(".")[2]
+    if section == "rewards":
+        return last in ("timeout", "retries", "concurrency", "workers", "url", "header_env")
+    if section == "envs":
+        return rest.partition(".")[2] == "limits.seconds"
+    return key.startswith(MAY_CHANGE)

@@ -1,0 +1,222 @@
+"""From groups of episodes to a training batch: shaped rewards, reference and values, advantages, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from rollgym.core.errors import UsageError
+from rollgym.core.types import Episode, Group
+from rollgym.trainer.advantages import Trajectory, find_estimator
+from rollgym.trainer.config import TrainConfig, env_labels
+from rollgym.trainer.data.batch import Batch, make_batch
+from rollgym.trainer.data.sequences import FloatArray, TokenEpisode, token_episode
+from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
+from rollgym.trainer.losses.kl import kl_rewards
+from rollgym.trainer.reward_shaping import RewardShapingConfig, ShapedEpisode, format_check, shape_rewards
+
+PER_ENV = ("episodes", "success", "return", "length", "valid_actions")
+"""Metrics that a mixture reports for each of its environments."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutBatch:
+    """A batch, and metrics of the episodes it was made from."""
+
+    batch: Batch
+    metrics: Metrics
+
+
+def make_rollout_batch(
+    groups: Sequence[Group],
+    config: TrainConfig,
+    learner: LearnerProtocol,
+    kl_coef: float,
+    version: int | None = None,
+) -> RolloutBatch:
+    """Make the training batch of finished groups.
+
+    Args:
+        groups: Finished groups of episodes.
+        config: The run's settings.
+        learner: Computes reference log-probs and values.
+        kl_coef: The current KL coefficient.
+        version: The learner's policy version. Tokens of older versions are left out of
+            ``train_rollout_logprob_diff``.
+
+    Raises:
+        UsageError: No episode has a turn.
+    """
+    shaped = _shape(groups, config, config.reward_shaping)
+    episodes = [one.episode for one in shaped]
+    if not any(episode.turns for episode in episodes):
+        raise UsageError(
+            "Nothing to train on: no episode has a turn. If all of them ended with token_limit, the first "
+            "prompt does not fit the context: raise model.context."
+        )
+    tokens = [token_episode(episode) for episode in episodes]
+    batch = make_batch(tokens)
+    arrays, kl_penalty, last_values = _model_outputs(batch, config, learner, kl_coef)
+    trajectories = [
+        _trajectory(*parts)
+        for parts in zip(
+            shaped,
+            tokens,
+            _by_episode(batch, kl_penalty),
+            _by_episode(batch, arrays.get("values")),
+            last_values,
+            strict=True,
+        )
+    ]
+    result = find_estimator(config.estimator)(trajectories, config.advantage)
+    arrays["advantages"] = np.concatenate(result.advantages)
+    if result.returns is not None and "values" in arrays:
+        arrays["returns"] = np.concatenate(result.returns)
+    else:
+        arrays.pop("values", None)
+    staleness = token_staleness(episodes, version)
+    if staleness.any():
+        arrays["staleness"] = staleness
+    metrics = {**result.metrics, **episode_metrics(episodes), **env_metrics(episodes, config)}
+    return RolloutBatch(batch.with_arrays(**arrays), metrics)
+
+
+def _shape(groups: Sequence[Group], config: TrainConfig, shaping: RewardShapingConfig) -> list[ShapedEpisode]:
+    format_missed = format_check(config.agent.parser) if shaping.format_penalty else None
+    return shape_rewards(groups, shaping, format_missed=format_missed)
+
+
+def _model_outputs(
+    batch: Batch, config: TrainConfig, learner: LearnerProtocol, kl_coef: float
+) -> tuple[dict[str, FloatArray], FloatArray | None, list[float]]:
+    """Reference log-probs and values, the KL penalty per token, and the value after each episode.
+
+    Runs only the forward passes that the settings need.
+    """
+    arrays: dict[str, FloatArray] = {}
+    kl_penalty = None
+    if config.loss.kl_coef:
+        arrays["reference"] = learner.reference(batch)
+        if config.loss.kl_in == "reward":
+            logprobs = torch.from_numpy(learner.logprobs(batch))
+            reference = torch.from_numpy(arrays["reference"])
+            kl_penalty = kl_rewards(logprobs, reference, kl_coef, estimator=config.loss.estimator).numpy()
+    last_values = [0.0] * len(batch.episodes)
+    if learner.has_critic:
+        arrays["values"], last_values = learner.values(batch)
+    return arrays, kl_penalty, last_values
+
+
+def _by_episode(batch: Batch, values: FloatArray | None) -> Sequence[FloatArray | None]:
+    return [None] * len(batch.episodes) if values is None else batch.by_episode(values)
+
+
+def _trajectory(
+    shaped: ShapedEpisode,
+    tokens: TokenEpisode,
+    kl_penalty: FloatArray | None = None,
+    values: FloatArray | None = None,
+    last_value: float = 0.0,
+) -> Trajectory:
+    episode = shaped.episode
+    return Trajectory(
+        group=episode.spec.group_id,
+        name=episode.spec.episode_id,
+        env_id=episode.spec.env_id,
+        rewards=shaped.rewards,
+        tokens=tokens.tokens_per_turn,
+        terminated=not episode.outcome.cut_short,
+        states=[turn.observation for turn in episode.turns],
+        values=values,
+        last_value=last_value,
+        token_rewards=kl_penalty,
+    )
+
+
+def zero_variance(group: Group, config: TrainConfig) -> bool:
+    """Return whether a group has no learning signal: equal shaped returns and, by turn, no advantages.
+
+    Uses the rewards of `make_rollout_batch` without the KL penalty, which needs the learner.
+    """
+    shaped = _shape([group], config, replace(config.reward_shaping, normalize="none"))
+    totals = [float(one.rewards.sum()) for one in shaped]
+    if max(totals) - min(totals) > config.rollout.equal_tolerance:
+        return False
+    estimator = find_estimator(config.estimator)
+    if not estimator.centered:
+        return True
+    # grpo_turns and gigpo also compare turns: equal totals can still contain a signal.
+    tolerance = max(config.advantage.tolerance, config.rollout.equal_tolerance)
+    settings = replace(config.advantage, whiten="none", weigh="trajectory", tolerance=tolerance)
+    trajectories = [_trajectory(one, token_episode(one.episode)) for one in shaped]
+    return not any(advantages.any() for advantages in estimator(trajectories, settings).advantages)
+
+
+def token_diagnostics(learner: LearnerProtocol, batch: Batch) -> list[dict[str, list[float]]]:
+    """After an update: advantage and ratio (new / rollout probability) of each episode's action tokens."""
+    ratios = np.exp(learner.logprobs(batch) - batch.arrays["behavior"])
+    both = zip(batch.by_episode(batch.arrays["advantages"]), batch.by_episode(ratios), strict=True)
+    return [{"advantages": _rounded(advantages), "ratios": _rounded(ratio)} for advantages, ratio in both]
+
+
+def _rounded(values: FloatArray) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]
+
+
+# --- metrics of the episodes
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> Metrics:
+    """Metrics of the episodes of a training step; times are seconds, summed over episodes."""
+    successes = [episode.success for episode in episodes if episode.success is not None]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    metrics = {
+        "episodes": float(len(episodes)),
+        "return": float(np.mean([episode.total_reward for episode in episodes])),
+        "length": float(np.mean([episode.length for episode in episodes])),
+        "truncated_frac": float(np.mean([episode.outcome.cut_short for episode in episodes])),
+        "action_tokens": float(sum(len(turn.action_ids) for turn in turns)),
+        "valid_actions": float(np.mean([bool(turn.info.get("valid", True)) for turn in turns] or [False])),
+        "episode_generate": sum(turn.seconds.generate for turn in turns),
+        "episode_step": sum(turn.seconds.step for turn in turns),
+    }
+    return metrics | ({"success": float(np.mean(successes))} if successes else {})
+
+
+def env_metrics(episodes: Sequence[Episode], config: TrainConfig) -> Metrics:
+    """In a mixture: metrics of each environment, as ``env/NAME/success`` and so on."""
+    result: Metrics = {}
+    for env, label in zip(config.envs, env_labels(config), strict=True) if len(config.envs) > 1 else ():
+        own = [e for e in episodes if e.spec.env_id == env.id and e.spec.env_kwargs == env.kwargs]
+        metrics = episode_metrics(own) if own else {"episodes": 0.0}
+        result |= {f"env/{label}/{name}": metrics[name] for name in PER_ENV if name in metrics}
+    return result
+
+
+def token_staleness(episodes: Sequence[Episode], version: int | None) -> FloatArray:
+    """[action tokens] Age of the policy that sampled each token, in weight updates; 0 if unknown."""
+    ages: list[float] = []
+    for turn in (turn for episode in episodes for turn in episode.turns):
+        spans = turn.version_spans if version is not None else ()
+        for sampled_by, count in spans or ((version, len(turn.action_ids)),):
+            ages.extend([float((version or 0) - (sampled_by or 0))] * count)
+    return np.array(ages)
+
+
+def staleness_metrics(groups: Sequence[Group], version: int) -> Metrics:
+    """Mean and maximum age of the weights that sampled the action tokens, in weight updates."""
+    spans = [
+        (version - sampled_by, count)
+        for group in groups
+        for episode in group.episodes
+        for turn in episode.turns
+        for sampled_by, count in turn.version_spans
+    ]
+    num_tokens = sum(count for _, count in spans)
+    return {
+        "staleness": sum(age * count for age, count in spans) / num_tokens if num_tokens else 0.0,
+        "staleness_max": float(max((age for age, count in spans if count), default=0)),
+    }

@@ -1,0 +1,360 @@
+"""The components of a run, made from its config: model, learner, engine, environment pool, agent, scorer.
+
+`LocalRuntime` makes them in this process; `rollgym.trainer.cluster.runtime.RayRuntime` on a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from rollgym.agents.chat.credentials import find_key
+from rollgym.agents.policy.agent import PolicyAgent
+from rollgym.agents.policy.saved_options import model_settings
+from rollgym.agents.prompting import load_template
+from rollgym.chat import load_tokenizer
+from rollgym.core.errors import RunError, UsageError, boundary
+from rollgym.core.seeding import derive_seed
+from rollgym.engines.base import Engine
+from rollgym.engines.embedded.engine import EmbeddedEngine
+from rollgym.engines.embedded.features import position_limit
+from rollgym.models.policy_settings import write_model_settings
+from rollgym.models.zoo import check_model
+from rollgym.pool.base import EnvPool
+from rollgym.pool.inline import InlinePool
+from rollgym.pool.local import LocalPool
+from rollgym.rewards import CompositeScorer
+from rollgym.rewards.settings import make_scorer
+from rollgym.rollout.config import SchedulerConfig
+from rollgym.rollout.events import EventLog
+from rollgym.rollout.group_state import GroupPolicy
+from rollgym.rollout.scheduler import Scheduler
+from rollgym.rollout.task_sampler import TaskSampler
+from rollgym.trainer.builtin_policy.model import make_policy
+from rollgym.trainer.colocation import Colocation
+from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.learner.config import LearnerOptions
+from rollgym.trainer.learner.learner import Learner
+from rollgym.trainer.learner.objective import GAP_LIMIT
+from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
+from rollgym.trainer.learner.weight_export import holds_weights
+from rollgym.trainer.rollout_batch import zero_variance
+
+T = TypeVar("T")
+MODEL, IMITATED = "model", "imitated"
+"""Folders of a run: the policy that training starts from, and the policy after the warm start."""
+RunPlan = dict[str, Any]
+"""Layout, strategy, ranks, engines and devices, as in ``plan.json``."""
+OFFLOADS = {
+    "optimizer": (("optimizer",), ("kv_cache",)),
+    "all": (("optimizer", "weights"), ("kv_cache", "weights")),
+}
+"""By ``devices.offload``: what the learner offloads and what the engine releases while the other works."""
+
+
+class Runtime(Protocol):
+    """Makes the components of a run, in this process or on Ray, keeps them alive, and closes them."""
+
+    async def start(self) -> Components:
+        """Make all components."""
+
+    async def adjust(self) -> None:
+        """Between two steps: use nodes that joined the cluster."""
+
+    async def rebuild(self) -> None:
+        """After `ActorLost`: restart learner and engines on the devices that are left."""
+
+    async def close(self) -> None:
+        """Close whatever was started."""
+
+
+@dataclass(slots=True)
+class Components:
+    """The parts of a run that the loop works with."""
+
+    config: TrainConfig
+    folder: Path
+    engine: Engine
+    agent: PolicyAgent
+    pool: EnvPool
+    learner: LearnerProtocol
+    scorer: CompositeScorer | None
+    thread: Executor
+    """Runs all calls of the learner: one thread, so that the event loop stays free."""
+    runtime: Runtime | None = None
+    plan: RunPlan = field(default_factory=dict)
+    """Which component runs on which device."""
+    colocation: Colocation | None = None
+    """Set if engines share devices with the learner."""
+
+    async def compute(self, work: Callable[..., T], *args: object) -> T:
+        """Call ``work(*args)`` in the learner's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *args)
+
+    def training(self) -> AbstractAsyncContextManager[None]:
+        """While the learner computes: engines that share its devices sleep."""
+        return nullcontext() if self.colocation is None else self.colocation.training()
+
+    async def sync_weights(self, version: int) -> None:
+        """Send the learner's weights to the engine as ``version``."""
+        if self.runtime is not None:
+            await self.runtime.adjust()
+        async with nullcontext() if self.colocation is None else self.colocation.sync_weights():
+            await self.engine.update_weights(version, await self.compute(self.learner.weights))
+
+    @property
+    def colocation_metrics(self) -> Metrics:
+        """Bytes moved on shared devices in the last step, and the seconds that took."""
+        return {} if self.colocation is None else self.colocation.metrics
+
+    def make_scheduler(self, tasks: TaskSampler, log: EventLog, first_group: int) -> Scheduler:
+        """A paused scheduler that plays ``tasks`` with these components."""
+        return Scheduler(
+            tasks,
+            self.pool,
+            self.agent,
+            scheduler_config(self.config),
+            log=log,
+            scorer=self.scorer,
+            first_group=first_group,
+            paused=True,
+        )
+
+    def start_imitation(self, rate: float, steps: int) -> None:
+        """Switch the learner to imitation for ``steps`` optimizer steps."""
+        self.learner.start_imitation(rate, steps)
+
+    def end_imitation(self) -> None:
+        """Switch the learner back; a separate critic starts from the imitated policy."""
+        imitated = None
+        if self.config.learner.critic == "separate":
+            imitated = self.folder / IMITATED
+            self.export(imitated)
+        self.learner.end_imitation(imitated)
+
+    def export(self, folder: Path) -> None:
+        """Write the current policy as a model folder in Hugging Face format."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in (self.folder / MODEL).iterdir():
+            if file.is_file() and file.name != "config.json" and not holds_weights(file):
+                shutil.copy2(file, folder / file.name)
+        with boundary(RunError, f"The policy could not be written to {folder}"):
+            self.learner.export(folder)
+            envs = [(env.id, env.kwargs) for env in self.config.envs]
+            options = self.config.agent
+            write_model_settings(folder, model_settings(options, load_template(options.template), envs))
+
+
+def prepare_model(config: TrainConfig, folder: Path) -> Path:
+    """Make or copy the model that training starts from into the run folder; returns its folder."""
+    target = folder / MODEL
+    if (target / "config.json").is_file():
+        return target
+    if config.model.path is None:
+        envs = [(env.id, env.kwargs) for env in config.envs]
+        make_policy(envs, target, size=config.model.size, seed=config.seed, context=config.model.context)
+        return target
+    source = check_model(config.model.path)
+    part = target.with_name(f".{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(source, part, ignore=shutil.ignore_patterns("checkpoint*", "optimizer*", ".*"))
+    part.rename(target)
+    return target
+
+
+class LocalRuntime:
+    """All components in this process; environments here or in worker processes."""
+
+    def __init__(self, config: TrainConfig, folder: Path, model: Path, thread: Executor) -> None:
+        self._config, self._folder, self._model, self._thread = config, folder, model, thread
+        self._engine: Engine | None = None
+        self._pool: EnvPool | None = None
+        self._components: Components | None = None
+
+    async def start(self) -> Components:
+        """Load the model, then make the engine, the environment pool and the agent."""
+        config, workers = self._config, self._config.rollout.workers
+        loop = asyncio.get_running_loop()
+        learner = await loop.run_in_executor(self._thread, make_learner, config, self._model)
+        engine = self._engine = await open_engine(config, learner, self._model)
+        pool = LocalPool(workers, modules=config.imports) if workers else InlinePool()
+        self._pool = pool
+        components = make_components(config, self._folder, engine, pool, learner, self._thread, runtime=self)
+        self._components = components
+        engines = engine.num_replicas
+        components.plan = local_plan(config, engines, str(next(learner.model.parameters()).device))
+        if config.devices.offload in OFFLOADS:
+            offloads, releases = OFFLOADS[config.devices.offload]
+            components.colocation = Colocation(
+                engine, range(engines), learner, components.compute, offloads=offloads, releases=releases
+            )
+        return components
+
+    async def adjust(self) -> None:
+        """Do nothing: the devices of one process do not change."""
+
+    async def rebuild(self) -> None:
+        """Fail: one process cannot lose a part of itself."""
+        raise RunError("A run with runtime=local cannot be rebuilt.")
+
+    async def close(self) -> None:
+        """Close scorer, pool and engine."""
+        if self._components is not None and self._components.scorer is not None:
+            await self._components.scorer.close()
+        if self._pool is not None:
+            await self._pool.close()
+        if self._engine is not None:
+            await self._engine.close()
+
+
+def local_plan(config: TrainConfig, engines: int, device: str) -> RunPlan:
+    """The plan of a run in this process."""
+    workers = config.rollout.workers
+    return {
+        "runtime": "local",
+        "layout": "colocated",
+        "strategy": "single",
+        "ranks": 1,
+        "engine": config.engine.kind,
+        "engines": engines,
+        "environments": f"{workers} worker processes" if workers else "in the trainer's process",
+        "devices": device,
+        "roles": {},
+    }
+
+
+def make_components(
+    config: TrainConfig,
+    folder: Path,
+    engine: Engine,
+    pool: EnvPool,
+    learner: LearnerProtocol,
+    thread: Executor,
+    **more: Any,
+) -> Components:
+    """The components with their agent and scorer; ``more`` are further fields of `Components`."""
+    if config.engine.kind == "sglang":  # the embedded engine enforces the limit itself
+        check_context(folder / MODEL, engine)
+    tokenizer = load_tokenizer(folder / MODEL)
+    scorer = None
+    if config.rewards:
+        scorer = make_scorer(
+            config.rewards,
+            keep_environment=config.keep_environment_reward,
+            engine=engine,
+            tokenizer=tokenizer,
+        )
+    agent = PolicyAgent(engine, tokenizer, config.agent)
+    return Components(config, folder, engine, agent, pool, learner, scorer, thread, **more)
+
+
+async def open_engine(config: TrainConfig, learner: Learner, model: Path) -> Engine:
+    """The embedded engine, or SGLang servers, as ``engine.kind`` says."""
+    if config.engine.kind == "sglang":
+        return await open_servers(config, model)
+    return EmbeddedEngine(learner.model if config.learner.lora is None else model, **engine_options(config))
+
+
+async def open_servers(config: TrainConfig, model: Path) -> Engine:
+    """Start SGLang servers, or connect to those at ``engine.url``."""
+    from rollgym.engines.sglang import ServerOptions, open_sglang
+
+    settings = config.engine
+    options = ServerOptions(python=settings.python or sys.executable)
+    return await asyncio.to_thread(
+        open_sglang,
+        model,
+        url=settings.url,
+        replicas=settings.replicas or 1,
+        options=options,
+        api_key=find_key(settings.api_key_env).reveal(),
+    )
+
+
+def engine_options(config: TrainConfig) -> dict[str, Any]:
+    """Arguments of an `EmbeddedEngine`, wherever it runs."""
+    settings = config.engine
+    return {
+        "max_batch": settings.max_batch,
+        "cache_tokens": settings.cache_tokens,
+        "threads": settings.threads,
+    }
+
+
+def make_learner(config: TrainConfig, model: Path) -> Learner:
+    """The learner in this process."""
+    return Learner(model, config.learner, config.loss, learner_options(config))
+
+
+def learner_options(config: TrainConfig) -> LearnerOptions:
+    """Arguments of a learner besides its settings and its loss, wherever it runs."""
+    steps = config.stop.steps * config.learner.epochs * config.learner.mini_batches
+    return LearnerOptions(
+        aggregation=config.loss.aggregation,
+        aggregation_constant=config.loss.aggregation_constant,
+        temperature=config.agent.temperature,
+        total_steps=max(steps, 1),
+        kl_target=config.loss.kl_target,
+        seed=derive_seed("learner", config.seed),
+        gap_limit=gap_limit(config),
+    )
+
+
+def gap_limit(config: TrainConfig) -> float:
+    """Mean difference of log-probs between engine and learner, in nats, above which a run fails."""
+    cuda = bool(config.ray.num_gpus) or torch.cuda.is_available()
+    device = config.learner.device or ("cuda" if cuda else "cpu")
+    precise = device == "cpu" and config.learner.dtype != "bfloat16" and config.engine.kind == "embedded"
+    return GAP_LIMIT["float32" if precise else "bfloat16"]
+
+
+def check_context(model: Path, engine: Engine) -> None:
+    """Reject an engine whose context is longer than the positions that the model can be trained on."""
+    from transformers import AutoConfig
+
+    limit = position_limit(AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=True))
+    if limit is not None and engine.context_length > limit:
+        raise UsageError(
+            f"Positions of the model in {model} change beyond {limit} tokens "
+            "(original_max_position_embeddings), so longer sequences cannot be trained on: start the servers "
+            f"with --context-length {limit}."
+        )
+
+
+def scheduler_config(config: TrainConfig) -> SchedulerConfig:
+    """Settings of the scheduler.
+
+    With staleness 0 no episode starts between `take` and the next weight sync. With more, up to that many
+    batches are started ahead, and groups are taken in the order in which they finish.
+    """
+    rollout = config.rollout
+    return SchedulerConfig(
+        max_in_flight=rollout.max_in_flight,
+        groups=GroupPolicy(
+            size=rollout.group_size,
+            oversample=rollout.oversample,
+            max_retries_per_group=rollout.max_retries_per_group,
+            max_infra_retries=rollout.max_infra_retries_per_group,
+            incomplete_groups=rollout.incomplete_groups,
+        ),
+        order="ready" if rollout.max_staleness else "strict",
+        max_ahead=rollout.groups * (1 + rollout.max_staleness),
+        max_staleness=rollout.max_staleness,
+        on_weight_update=rollout.on_weight_update,
+        filter_zero_variance=rollout.filter_zero_variance,
+        zero_variance=partial(zero_variance, config=config),
+        equal_tolerance=rollout.equal_tolerance,
+        max_skipped=rollout.max_skipped,
+        stall_seconds=rollout.stall_seconds,
+        evaluation_share=1.0,
+    )

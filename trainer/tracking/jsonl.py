@@ -1,0 +1,218 @@
+"""The append-only files of a training run; a resumed run continues them exactly.
+
+DIR/metrics.jsonl      one line per training step
+DIR/evaluations.jsonl  one line per evaluation
+DIR/episodes.jsonl     one training episode per line, with the ``step`` that trained on it
+DIR/tensorboard/       the same numbers for TensorBoard (and W&B, if configured)
+
+A line is complete once its newline is written. It is with the kernel when the call returns, so it survives a
+killed process; after `RunLogger.marks` it also survives a crash of the machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import operator
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rollgym.core.errors import ResultsError, RunError, UsageError, boundary, os_reason
+from rollgym.core.serialization import encode_episode, jsonable
+from rollgym.core.types import Episode
+from rollgym.io.run_dir import EPISODES
+from rollgym.trainer.tracking.base import AppendOnlyFile, Tracker
+from rollgym.trainer.tracking.tensorboard import TensorBoardTracker
+from rollgym.trainer.tracking.wandb import WandbTracker
+
+METRICS, EVALUATIONS, BOARD = "metrics.jsonl", "evaluations.jsonl", "tensorboard"
+RESERVED = ("step", "time", "not_finite")
+"""Fields of every line: a metric cannot have such a name."""
+
+
+class RunLogger:
+    """Writes metrics, evaluations and episodes of one run; a lock allows one process at a time.
+
+    Args:
+        folder: The run folder.
+        tensorboard: Also write TensorBoard event files.
+        wandb: Arguments of ``wandb.init``, to also log to W&B.
+        episodes: ``all`` writes training episodes to ``episodes.jsonl``, ``none`` does not.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tensorboard: bool = True,
+        wandb: Mapping[str, Any] | None = None,
+        episodes: Literal["all", "none"] = "all",
+    ) -> None:
+        if episodes not in ("all", "none"):
+            raise UsageError(f"episodes must be 'all' or 'none', not {episodes!r}.")
+        self.folder = folder
+        self._keep_episodes = episodes == "all"
+        self._files: dict[str, AppendOnlyFile] = {}
+        self._trackers: list[Tracker] = []
+        with ExitStack() as undo:
+            undo.callback(self.close, failed=True)
+            if tensorboard:
+                self._trackers.append(TensorBoardTracker(folder / BOARD))
+            self._open()
+            if wandb is not None:
+                self._trackers.append(WandbTracker(folder, wandb))
+            undo.pop_all()
+
+    def __enter__(self) -> RunLogger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        # A full disk must not hide the error that ended the run.
+        with suppress(*(() if kind is None else (RunError,))):
+            self.close(failed=kind is not None)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Flush to disk and close everything; ``failed`` marks the run as failed in trackers."""
+        with ExitStack() as stack:  # an error of one does not keep another open
+            for file in self._files.values():
+                stack.callback(file.close)
+            for tracker in self._trackers:
+                stack.callback(tracker.close, failed=failed)
+            self._files, self._trackers = {}, []
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a training step; non-finite ones become null and are listed by name."""
+        values = {name: _number(name, value) for name, value in metrics.items()}
+        wrong = [name for name, value in values.items() if not math.isfinite(value)]
+        self._line(METRICS, step, values | dict.fromkeys(wrong), **({"not_finite": wrong} if wrong else {}))
+
+    def log_evaluation(self, step: int, summary: Mapping[str, Any]) -> None:
+        """Write the result of an evaluation after ``step``; it may be nested."""
+        self._line(EVALUATIONS, step, jsonable(summary, "summary"))
+
+    def log_episodes(
+        self, step: int, episodes: Sequence[Episode], tokens: Sequence[Mapping[str, list[float]]] = ()
+    ) -> None:
+        """Write the episodes of a training step, all of them or none.
+
+        Args:
+            step: The training step.
+            episodes: The episodes that it trained on.
+            tokens: For each episode, values of its action tokens by name.
+        """
+        head = b'{"step":%d,' % _step(step)
+        heads = [head + b'"tokens":' + msgspec.json.encode(values) + b"," for values in tokens]
+        if self._keep_episodes:
+            lines = [
+                start + encode_episode(episode)[1:] + b"\n"
+                for start, episode in zip(heads or [head] * len(episodes), episodes, strict=True)
+            ]
+            self._files[EPISODES].write(b"".join(lines))
+
+    def marks(self) -> dict[str, int]:
+        """Sync all files and return their sizes; a checkpoint stores them for `rewind`."""
+        for file in self._files.values():
+            file.sync()
+        for tracker in self._trackers:
+            tracker.flush()
+        return {name: file.size for name, file in self._files.items()}
+
+    def rewind(self, marks: Mapping[str, int]) -> None:
+        """Forget everything written after ``marks``."""
+        for name, file in self._files.items():
+            mark = marks.get(name, -1)
+            if not 0 <= mark <= file.size or file.line_end(mark) != mark:
+                raise ResultsError(
+                    f"{file.path} is not the file that the checkpoint belongs to ({file.size} bytes, "
+                    f"{mark} expected): restore that file, or start a new run."
+                )
+        lines = [
+            (name, line, end <= marks[name])
+            for name in (METRICS, EVALUATIONS)
+            for end, line in _lines(self.folder / name)
+        ]
+        for name, file in self._files.items():
+            file.truncate(marks[name])
+        # A tracker may hold steps whose lines were lost in a crash, so it forgets from the first step without
+        # a kept line at the latest. It forgets whole steps: kept lines of these steps are logged again.
+        after = 1 + max((line["step"] for _, line, kept in lines if kept), default=-1)
+        first = min([after, *(line["step"] for _, line, kept in lines if not kept)])
+        again = [(line, _tags(name, line)) for name, line, kept in lines if kept and line["step"] >= first]
+        for tracker in self._trackers:
+            tracker.rewind(first, again)
+
+    def _open(self) -> None:
+        for name in (METRICS, EVALUATIONS, EPISODES):
+            self._files[name] = AppendOnlyFile(self.folder / name, UsageError)
+        try:
+            fcntl.flock(self._files[METRICS], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"Another process is writing to {self.folder} right now.") from None
+        for file in self._files.values():
+            file.truncate(file.line_end(file.size))  # a crash in the middle of a line leaves half of it
+
+    def _line(self, name: str, step: int, fields: Mapping[str, Any], **more: Any) -> None:
+        if taken := [field for field in RESERVED if field in fields]:
+            raise UsageError(f"A metric cannot be called {taken[0]!r}: every line has a field of that name.")
+        line = {"step": _step(step), "time": time.time(), **fields, **more}
+        self._files[name].write(msgspec.json.encode(line) + b"\n")
+        tags = _tags(name, line)
+        for tracker in self._trackers:
+            tracker.log(line, tags)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """All complete lines of a run's ``metrics.jsonl``."""
+    return [line for _, line in _lines(folder / METRICS)]
+
+
+def read_evaluations(folder: Path) -> list[dict[str, Any]]:
+    """All complete lines of a run's ``evaluations.jsonl``."""
+    return [line for _, line in _lines(folder / EVALUATIONS)]
+
+
+def _tags(name: str, line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line by their name in trackers: ``train/...`` or ``eval/...``."""
+    prefix = "train/" if name == METRICS else "eval/"
+    tags = dict(_flatten(((field, line[field]) for field in line if field not in RESERVED), prefix))
+    return tags | {prefix + field: math.nan for field in line.get("not_finite", ())}
+
+
+def _flatten(items: Iterable[tuple[str, Any]], prefix: str) -> Iterator[tuple[str, float]]:
+    for name, item in items:
+        if isinstance(item, Mapping):
+            yield from _flatten(item.items(), f"{prefix}{name}/")
+        elif isinstance(item, (int, float)):
+            yield prefix + name, float(item)
+
+
+def _step(step: int) -> int:
+    if operator.index(step) < 0:
+        raise UsageError(f"A step must be an integer >= 0, not {step}.")
+    return operator.index(step)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(operator.pos(value))  # a str has no sign, so "1" is not taken for a number
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"The metric {name!r} must be a number, not {value!r}.") from None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every complete line and the offset of its end."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise ResultsError(f"Cannot read {path}: {os_reason(error)}.") from None
+    end = 0
+    for number, line in enumerate(lines, 1):
+        end += len(line) + 1
+        with boundary(ResultsError, f"{path}, line {number}"):
+            value = msgspec.json.decode(line, type=dict[str, Any])
+        yield end, value

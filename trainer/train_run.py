@@ -1,0 +1,510 @@
+"""The run folder, its checkpoints, evaluations and curriculum.
+
+runs/NAME/manifest.json     environments, seed, versions and hashes
+          config.yaml       every setting, defaults included
+          plan.json         layout, strategy, ranks, engines, devices
+          metrics.jsonl     one line per training step
+          evaluations.jsonl one line per evaluation
+          episodes.jsonl    every training episode
+          events.jsonl      every event of the scheduler (`rollgym trace`)
+          checkpoints/      the newest checkpoints and the best policy
+          model/            the policy before training
+          final/            the trained policy, in Hugging Face format, with rollgym_model.json
+          summary.json      the result, written last
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollgym.cluster.errors import ActorLost
+from rollgym.config.loader import dump, fingerprint
+from rollgym.core.errors import UsageError, os_reason
+from rollgym.core.files import replacing
+from rollgym.core.seeding import derive_seed
+from rollgym.core.types import SCHEMA_VERSION, Episode, Group
+from rollgym.evaluation.metrics import exclusion_note, summarize
+from rollgym.evaluation.plan import Plan, Request, look_at, plan
+from rollgym.evaluation.run_warnings import FEW_VALID, RunWarning, as_json, warnings_of
+from rollgym.io.run_dir import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, write_json
+from rollgym.rollout.events import EventLog
+from rollgym.rollout.scheduler import Scheduler
+from rollgym.rollout.task_sampler import EnvSource, TaskSampler
+from rollgym.trainer.config import EnvConfig, TrainConfig, env_labels
+from rollgym.trainer.learner.protocol import Metrics
+from rollgym.trainer.tracking.checkpoint import Checkpoints
+from rollgym.trainer.tracking.console import Console
+from rollgym.trainer.tracking.jsonl import EVALUATIONS, METRICS, RunLogger, read_evaluations
+from rollgym.trainer.train_state import GracefulStop, TrainState
+from rollgym.utils.command_line import command_line
+from rollgym.utils.env_info import package_versions
+
+if TYPE_CHECKING:
+    from rollgym.trainer.learner.layout import LayoutChoice
+    from rollgym.trainer.runtime import Components, RunPlan
+
+CONFIG, PLAN = "config.yaml", "plan.json"
+FINAL, REFERENCE = "final", "reference"
+
+
+class TrainRun:
+    """The folder of one run, its checkpoints, evaluations and curriculum.
+
+    The folder is claimed before any component is made; `attach` adds the components.
+
+    Args:
+        config: All settings.
+        folder: The run folder, made here unless ``resume`` is set.
+        console: Shows state.
+        resume: Continue from the newest checkpoint in ``folder``.
+        stop: Where a request to stop arrives; default: a new one.
+    """
+
+    components: Components
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        console: Console,
+        *,
+        resume: bool = False,
+        stop: GracefulStop | None = None,
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.console = console
+        self.stop = stop or GracefulStop()
+        self.stop.notify = console.note
+        self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoints.keep)
+        self.state = TrainState(kl_coef=config.loss.kl_coef)
+        self.fresh = True
+        """Whether the run has no checkpoint yet."""
+        self.warnings: list[RunWarning] = []
+        """Problems found before the first step."""
+        self._resume_from: Path | None = None
+        self._saved_step = -1
+        self._held_out: dict[int, Plan] = {}
+        self._plan_shown: RunPlan = {}
+        self._few_valid_noted = False
+        self._scheduler: Scheduler | None = None
+        if not resume:
+            _create_folder(folder, config)
+        self.logger = RunLogger(
+            folder,
+            tensorboard=config.tracking.tensorboard,
+            wandb={"project": config.tracking.wandb_project} if config.tracking.wandb_project else None,
+            episodes=config.tracking.episodes,
+        )
+        try:
+            if resume:
+                self._rewind()
+            self.events = EventLog(folder / EVENTS)
+        except BaseException:
+            self.logger.close(failed=True)
+            raise
+
+    def attach(self, components: Components) -> None:
+        """Use these components from now on."""
+        self.components = components
+
+    def close(self) -> None:
+        """Flush and close all files."""
+        self.events.close()
+        self.logger.close()
+
+    def _rewind(self) -> None:
+        """Go back to the newest checkpoint, or to the start if there is none."""
+        self.state.marks = dict.fromkeys((METRICS, EVALUATIONS, EPISODES), 0)
+        newest = self.checkpoints.newest(self.console.note)
+        if newest is not None:
+            self._resume_from, state = newest
+            self.state = TrainState.from_json(state)
+            self.fresh = False
+            self._saved_step = self.state.step
+        self.logger.rewind(self.state.marks)
+        _write_config(self.folder, self.config)
+        manifest = read_json(self.folder / MANIFEST)
+        before, now = manifest.get("versions") or {}, _versions(self.config)
+        for name in sorted(now):
+            if name in before and before[name] != now[name]:
+                self.console.note(
+                    f"{name} was {before[name]} and is {now[name]} now: the weights will not be bit for bit "
+                    "those of an uninterrupted run."
+                )
+        manifest |= {"config_sha256": fingerprint(self.config), "versions": {**before, **now}}
+        write_json(self.folder / MANIFEST, manifest)
+
+    async def restore(self) -> None:
+        """Load the checkpoint into the learner and sync the engine; nothing for a new run."""
+        if self._resume_from is not None:
+            components, learner = self.components, self.components.learner
+            await components.compute(learner.load, self._resume_from)
+            learner.set_kl(self.state.kl_coef)
+            if (self.folder / REFERENCE).is_dir():
+                await components.compute(learner.set_reference, self.folder / REFERENCE)
+            await components.sync_weights(self.state.version)
+            self.console.note(f"resuming after step {self.state.step}")
+
+    async def go_back(self, lost: ActorLost) -> None:
+        """Replace a lost component and continue from the newest checkpoint."""
+        runtime = self.components.runtime
+        if runtime is None or not self.checkpoints.steps():
+            raise lost
+        self.console.note(f"{str(lost).rstrip('.')}; going back to the last checkpoint")
+        self._rewind()
+        await runtime.rebuild()
+        await self.restore()
+
+    async def save_stopped(self) -> None:
+        """Save the last finished step after a request to stop."""
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
+        if not self.fresh:
+            await self.save()
+
+    def open_stage(self) -> Scheduler:
+        """A paused scheduler for the environments of the current curriculum stage, at the saved position."""
+        config, state = self.config, self.state
+        envs = config.envs if config.curriculum is None else config.envs[: state.stage + 1]
+        tasks = make_task_sampler(config, envs, state.stage)
+        scheduler = self.components.make_scheduler(tasks, self.events, state.next_group)
+        scheduler.buffer.version = state.version
+        scheduler.buffer.requeue(state.unfinished_groups, state.first_attempts)
+        self._scheduler = scheduler
+        return scheduler
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler of the current stage."""
+        assert self._scheduler is not None, "open_stage comes first"
+        return self._scheduler
+
+    def show_plan(self) -> None:
+        """Print and save the plan, at the start and whenever it changed."""
+        plan = self.components.plan
+        if plan == self._plan_shown:
+            return
+        self._plan_shown = plan
+        self.console.block(plan_lines(plan))
+        write_json(self.folder / PLAN, {"schema": SCHEMA_VERSION, **plan})
+        self._update_manifest("plan", plan_line(plan))
+
+    async def keep_reference(self) -> None:
+        """Use the policy after the warm start as the reference of the KL penalty."""
+        if self.config.loss.kl_coef:
+            components, folder = self.components, self.folder / REFERENCE
+            await components.compute(components.export, folder)
+            await components.compute(components.learner.set_reference, folder)
+
+    def note_layout(self, choice: LayoutChoice) -> None:
+        """Print and save how the learner lays out sequences."""
+        self._update_manifest("learner_layout", choice.to_json())
+        self.console.note(str(choice))
+
+    def note_position(self) -> None:
+        """Store the scheduler's position in the task stream, before the next group starts."""
+        buffer = self.scheduler.buffer
+        self.state.next_group = buffer.next_group
+        self.state.unfinished_groups = buffer.unfinished_groups()
+        self.state.first_attempts = buffer.first_attempts()
+
+    @property
+    def tokens_due(self) -> bool:
+        """Whether per-token values of the current step are saved."""
+        settings = self.config.tracking
+        every = settings.tokens_every if settings.episodes == "all" else 0
+        return bool(every) and (self.state.step + 1) % every == 0
+
+    def note_losses(self, groups: Sequence[Group]) -> Metrics:
+        """Report and count the episodes that a batch lost.
+
+        ``infra_retries``: episodes since the last step that were lost with a worker, engine, server or node
+        and played again. ``episodes_missing``: episodes that failed too often and are missing.
+        """
+        scheduler = self.scheduler
+        step, retried = self.state.step + 1, scheduler.new_infra_retries()
+        if retried:
+            self.console.note(
+                f"step {step}: replayed {_count(retried)} lost to infrastructure: "
+                f"{scheduler.last_infra_error}"
+            )
+        expected = sum(group.size for group in groups)
+        missing = expected - sum(len(group.episodes) for group in groups)
+        if missing:
+            self.console.note(
+                f"step {step} trains on {expected - missing} of {expected} episodes, because {missing} "
+                f"failed too often: {scheduler.last_error}"
+            )
+        return {"infra_retries": float(retried), "episodes_missing": float(missing)}
+
+    def record(
+        self, groups: Sequence[Group], metrics: Metrics, tokens: Sequence[dict[str, list[float]]] = ()
+    ) -> None:
+        """Write the metrics and episodes of a finished step."""
+        episodes = [episode for group in groups for episode in group.episodes]
+        if metrics.get("valid_actions", 1.0) < FEW_VALID and not self._few_valid_noted:
+            self._few_valid_noted = True
+            for warning in warnings_of(episodes):
+                self.console.note(f"warning: step {self.state.step}: {warning.sentence}")
+        self.logger.log_metrics(self.state.step, metrics)
+        self.logger.log_episodes(self.state.step, episodes, tokens)
+        self.console.step(self.state.step, metrics)
+
+    def advances(self, groups: Sequence[Group]) -> bool:
+        """Move the curriculum to the next stage if the current one is mastered; returns whether it did."""
+        settings, state = self.config.curriculum, self.state
+        if settings is None or state.stage + 1 >= len(self.config.envs):
+            return False
+        hardest = self.config.envs[state.stage]
+        successes = [
+            float(bool(episode.success))
+            for group in groups
+            for episode in group.episodes
+            if episode.spec.env_id == hardest.id and episode.spec.env_kwargs == hardest.kwargs
+        ]
+        if successes:
+            rate = sum(successes) / len(successes)
+            state.window = [*state.window, rate][-settings.window :]
+        full = len(state.window) == settings.window
+        if not full or sum(state.window) / settings.window < settings.advance_at:
+            return False
+        state.stage += 1
+        state.window, state.next_group = [], 0
+        state.unfinished_groups, state.first_attempts = [], {}
+        self.console.note(f"curriculum: next environment {self.config.envs[state.stage].id}")
+        return True
+
+    async def after_step(self) -> None:
+        """Evaluate and save a checkpoint if they are due."""
+        step, every = self.state.step, self.config.evaluation.every
+        if every and step % every == 0:
+            await self.evaluate("training")
+            await self.keep_best()
+            self.stop.check()
+        if step % self.config.checkpoints.every == 0:
+            await self.save()
+            self.stop.check()
+
+    async def catch_up(self) -> None:
+        """After a resume: run the evaluation that the interrupted run did not complete."""
+        step, every = self.state.step, self.config.evaluation.every
+        if every and step and step % every == 0 and self.state.evaluated < step:
+            await self.evaluate("training")
+            await self.keep_best()
+
+    async def evaluate(self, phase: str) -> float | None:
+        """Play the held-out tasks; returns the mean success over the environments."""
+        self.console.phase("evaluate")
+        rates: list[float] = []
+        lines: list[dict[str, Any]] = []
+        for number, label in enumerate(env_labels(self.config)):
+            if number not in self._held_out:
+                self._held_out[number] = held_out(self.config, self.config.envs[number])
+            tasks = self._held_out[number]
+            episodes = await self.scheduler.evaluate(tasks.specs)
+            summary = _score(tasks, episodes)
+            warnings = warnings_of(episodes)
+            lines.append({"phase": phase, "env": label, **summary, "warnings": as_json(warnings)})
+            for warning in warnings if phase != "before" else ():
+                self.console.note(f"warning: {label}: {warning.sentence}")
+            if note := exclusion_note(summary):
+                self.console.note(f"evaluation of {label}: {note}")
+            shown = label if len(self.config.envs) > 1 else ""
+            if summary["success_rate"] is not None:
+                rates.append(summary["success_rate"])
+                low, high = summary["success_ci"]
+                self.console.evaluated(self.state.step, summary["success_rate"], low, high, env=shown)
+            elif summary["mean_return"] is not None:
+                low, high = summary["return_ci"] or (math.nan, math.nan)
+                step, mean = self.state.step, summary["mean_return"]
+                self.console.evaluated(step, mean, low, high, env=shown, what="return")
+        # All at once: a resumed run repeats an evaluation that was interrupted.
+        for line in lines:
+            self.logger.log_evaluation(self.state.step, line)
+        self.state.evaluated = self.state.step
+        self.state.last = sum(rates) / len(rates) if rates else None
+        return self.state.last
+
+    async def save(self) -> None:
+        """Write a checkpoint of the current step, unless there is one."""
+        if self._saved_step == self.state.step:
+            return
+        self.console.phase("save")
+        self.state.marks = self.logger.marks()
+        components = self.components
+        with self.stop.deferred():
+            await components.compute(
+                self.checkpoints.save, self.state.step, self.state.to_json(), components.learner.save
+            )
+        self._saved_step = self.state.step
+        self.fresh = False
+
+    async def finish(self, reason: str) -> None:
+        """Write the last checkpoint, the last evaluation, the policy and the summary."""
+        await self.save()  # first: a run resumed from it evaluates again, or trains further
+        await self.evaluate("after")
+        await self.keep_best()
+        self.stop.check()
+        with self.stop.deferred():
+            await self.components.compute(self.components.export, self.folder / FINAL)
+        write_json(self.folder / SUMMARY, self._summary(reason))
+
+    async def keep_best(self) -> None:
+        """Save the policy if the last evaluation was the best so far."""
+        components, state = self.components, self.state
+        if state.last is None or (state.best is not None and state.last <= state.best):
+            return
+        state.best, state.best_step = state.last, state.step
+        with self.stop.deferred():
+            await components.compute(
+                self.checkpoints.save_best,
+                state.step,
+                state.to_json(),
+                lambda folder: components.export(folder / "model"),
+            )
+
+    def _update_manifest(self, key: str, value: Any) -> None:
+        path = self.folder / MANIFEST
+        write_json(path, {**read_json(path), key: value})
+
+    def _summary(self, reason: str) -> dict[str, Any]:
+        state = self.state
+        return {
+            "schema": SCHEMA_VERSION,
+            "kind": "train",
+            "ended": reason,
+            "steps": state.step,
+            "seconds": round(state.seconds, 1),
+            "best_success": state.best,
+            "best_step": state.best_step,
+            "last_success": state.last,
+            "warnings": as_json(self.warnings),
+            "evaluations": [
+                {
+                    name: line[name]
+                    for name in ("step", "phase", "env", "success_rate", "success_ci", "mean_return")
+                }
+                for line in read_evaluations(self.folder)
+            ],
+        }
+
+
+def _count(episodes: int) -> str:
+    return f"{episodes} episode{'s' * (episodes != 1)}"
+
+
+def held_out(config: TrainConfig, env: EnvConfig) -> Plan:
+    """The held-out episodes of one environment: the same at every step, for every seed of a run."""
+    request = Request(
+        env_id=env.id,
+        agent="lm",
+        episodes=config.evaluation.episodes,
+        seed=config.evaluation.seed,
+        split=config.evaluation.split,
+        env_kwargs=env.kwargs,
+        limits=env.limits,
+    )
+    return plan(request)
+
+
+def make_task_sampler(config: TrainConfig, envs: Sequence[EnvConfig], stage: int) -> TaskSampler:
+    """The training tasks, in an order that depends on the seed alone."""
+    return TaskSampler(
+        [_env_source(env, config) for env in envs], seed=derive_seed("tasks", config.seed, stage)
+    )
+
+
+def _env_source(env: EnvConfig, config: TrainConfig) -> EnvSource:
+    facts = look_at(env.id, env.kwargs, env.limits)
+    tasks = facts.tasks
+    if tasks is not None and config.rollout.groups > tasks.size(env.split):
+        raise UsageError(
+            f"rollout.groups is {config.rollout.groups}, but the split {env.split!r} of {env.id} has only "
+            f"{tasks.size(env.split)} tasks: a batch would hold some of them twice. Lower rollout.groups."
+        )
+    return EnvSource(
+        env_id=env.id,
+        env_kwargs=env.kwargs,
+        env_version=facts.version,
+        tasks=tasks,
+        split=env.split,
+        weight=env.weight,
+        limits=facts.limits,
+    )
+
+
+def _score(tasks: Plan, episodes: Sequence[Episode]) -> dict[str, Any]:
+    summary = summarize(tasks.manifest, episodes)
+    names = (
+        "success_rate", "success_ci", "mean_return", "return_ci", "episodes", "failed", "excluded",
+        "many_excluded", "success_all", "outcomes", "length", "valid_actions", "split", "seed", "task_set",
+        "content_hash",
+    )  # fmt: skip
+    return {name: summary[name] for name in names}
+
+
+def _create_folder(folder: Path, config: TrainConfig) -> None:
+    if (folder / MANIFEST).exists():
+        raise UsageError(f"{folder} already holds a run: add --resume to continue it, or change --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_config(folder, config)
+    except OSError as error:
+        raise UsageError(f"Cannot write the run to {folder}: {os_reason(error)}.") from None
+    write_json(
+        folder / MANIFEST,
+        {
+            "schema": SCHEMA_VERSION,
+            "kind": "train",
+            "name": config.name or folder.name,
+            "command": command_line(),
+            "envs": [{"id": env.id, "kwargs": env.kwargs} for env in config.envs],
+            "seed": config.seed,
+            "config_sha256": fingerprint(config),
+            "versions": _versions(config),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        },
+    )
+
+
+def _versions(config: TrainConfig) -> dict[str, str]:
+    """Versions of packages and the CPU: if they are equal, equal seeds give bit-identical weights."""
+    import torch  # here: reading a config must not load it
+
+    return {
+        **{name: value for env in config.envs for name, value in package_versions(env.id).items()},
+        **{name: version(name) for name in ("torch", "transformers")},
+        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _write_config(folder: Path, config: TrainConfig) -> None:
+    with replacing(folder / CONFIG) as file:
+        file.write(dump(config).encode())
+
+
+def plan_line(plan: RunPlan) -> str:
+    """The plan in one line."""
+    ranks, engines = plan["ranks"], plan["engines"]
+    return (
+        f"{plan['runtime']}, {plan['layout']}, strategy {plan['strategy']} on {ranks} "
+        f"rank{'s' * (ranks != 1)}, {engines} {plan['engine']} engine{'s' * (engines != 1)}"
+    )
+
+
+def plan_lines(plan: RunPlan) -> list[str]:
+    """The plan as lines for the console."""
+    lines = [f"plan: {plan_line(plan)}", f"  devices       {plan['devices']}"]
+    for role, placement in plan["roles"].items():
+        spread = f"{placement['tensor_parallel']} x {placement['data_parallel']} (tensor x data parallel)"
+        offload = f", offloads {', '.join(placement['offload'])}" if placement["offload"] else ""
+        lines.append(f"  {role:13} {placement['devices']}, {spread}{offload}")
+    return [*lines, f"  environments  {plan['environments']}"]
