@@ -121,12 +121,19 @@ def __dir__() -> list[str]:
 
 
 from rollgym.adapters import install as _install_adapters  # noqa: E402
-from rollgym.agents import register_all as _register_agents  # noqa: E402
+from rollgym.core.agent import set_builtin_agents as _set_builtin_agents  # noqa: E402
 from rollgym.core.registry import load_plugins as _load_plugins  # noqa: E402
 from rollgym.envs import register_all as _register_envs  # noqa: E402
+
+
+def _register_agents() -> None:
+    from rollgym.agents import register_all
+
+    register_all()
+
 
 sys.meta_path.insert(0, _RenamedModules())
 _install_adapters()
 _register_envs()
-_register_agents()
+_set_builtin_agents(_register_agents)
 _load_plugins()

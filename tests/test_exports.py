@@ -68,6 +68,6 @@ def test_import_rollgym_is_light_and_silent():
 
 def test_import_rollgym_imports_no_environment_and_no_agent():
     code = "import sys, rollgym; print([m for m in sys.modules if m.startswith('rollgym.envs.')"
-    code += " or m.startswith('rollgym.agents.') or m.startswith('rollgym.trainer')])"
+    code += " or m.startswith('rollgym.agents') or m.startswith('rollgym.trainer')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

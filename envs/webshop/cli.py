@@ -17,9 +17,7 @@ from rollgym.utils.cli_output import print_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-app = typer.Typer(
-    help="Build, import and look at WebShop's shops.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(rich_markup_mode=None)
 
 BUILD_EPILOG = "Example: rollgym shop build --size 100000 --seed 7"
 INFO_EPILOG = "Example: rollgym shop info synthetic --verify"
@@ -119,11 +117,6 @@ def serve(
     with _progress() as progress:
         folder = _command().resolve_shop(shop, progress=progress)
     _command().serve(str(folder), host, port, rules)
-
-
-def add_commands(app_of_rollgym: typer.Typer) -> None:
-    """Add ``rollgym shop``; the entry point in the group ``rollgym.commands``."""
-    app_of_rollgym.add_typer(app, name="shop", epilog=INFO_EPILOG)
 
 
 def _command() -> ModuleType:

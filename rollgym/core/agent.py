@@ -254,6 +254,7 @@ class AgentInfo:
 
 _registered: dict[str, AgentInfo] = {}
 _loaded = False
+_register_builtin: Callable[[], None] | None = None
 
 
 def register_agent(name: str, factory: str, *, summary: str = "") -> None:
@@ -270,12 +271,22 @@ def register_agent(name: str, factory: str, *, summary: str = "") -> None:
     _registered[name] = AgentInfo(name=name, factory=factory, summary=summary)
 
 
+def set_builtin_agents(register_all: Callable[[], None]) -> None:
+    """Set the function that registers the agents of rollgym, called on first use of the registry."""
+    global _register_builtin
+    _register_builtin = register_all
+
+
 def load_agents() -> None:
-    """Let installed packages register their agents, once. A broken package only gives a warning."""
+    """Register the agents of rollgym and of other packages, once. A broken package only gives a warning."""
     global _loaded
     if _loaded:
         return
     _loaded = True
+    if _register_builtin is not None:
+        registered_before = dict(_registered)
+        _register_builtin()
+        _registered.update(registered_before)
     call_plugins(AGENT_GROUP, "agents")
 
 

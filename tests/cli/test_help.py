@@ -9,6 +9,7 @@ import click
 import pytest
 import typer
 from doc_blocks import parse
+from typer.core import TyperGroup
 
 from rollgym.cli import app
 
@@ -17,8 +18,10 @@ ROOT = typer.main.get_command(app)
 
 def walk(command, name="rollgym"):
     yield name, command
-    for sub, inner in getattr(command, "commands", {}).items():
-        yield from walk(inner, f"{name} {sub}")
+    if isinstance(command, TyperGroup):
+        context = click.Context(command, info_name=name)
+        for sub in command.list_commands(context):
+            yield from walk(command.get_command(context, sub), f"{name} {sub}")
 
 
 COMMANDS = dict(walk(ROOT))
