@@ -26,6 +26,7 @@ from rollgym.engines.embedded.features import (
 )
 from rollgym.trainer.data.packing import pack
 from rollgym.trainer.data.sequences import IntArray, TokenSequence
+from rollgym.trainer.learner import chunked_logprobs as chunked
 from rollgym.trainer.learner.packed_attention import PACKED, attend, paths_of, spare_last_layer
 
 Layout = Literal["padded", "packed"]
@@ -91,16 +92,35 @@ def check_length(config: Any, length: int) -> None:
 
 
 def score(
-    model: Any, rows: Sequence[TokenSequence], *, layout: Layout = "padded", temperature: float = 1.0
+    model: Any,
+    rows: Sequence[TokenSequence],
+    *,
+    layout: Layout = "padded",
+    temperature: float = 1.0,
+    chunk_logits: bool = False,
 ) -> TokenStats:
     """Compute log-probs of the distribution that the engine samples from at this temperature.
 
     Rows with the same inputs are computed once, even if different tokens were sampled at their end.
+
+    Args:
+        model: A causal language model.
+        rows: Token sequences with action tokens.
+        layout: The layout of rows in a micro-batch.
+        temperature: The sampling temperature.
+        chunk_logits: Never hold more than `MAX_LOGITS` logits; the model must pass `has_plain_head`.
     """
-    device = parts(model)[1].weight.device
+    body, head = parts(model)
+    device = head.weight.device
     once, again = distinct(rows)
-    hidden, logits = _states_and_logits(model, once, layout, device)
     targets = torch.from_numpy(np.concatenate([row.ids[row.action_positions] for row in rows])).to(device)
+    num_logits = sum(len(row.action_positions) for row in once) * len(head.weight)
+    if chunk_logits and num_logits > chunked.MAX_LOGITS and _is_whole(head.weight):
+        hidden = states(body, once, layout, device)
+        at = torch.from_numpy(again).to(device)
+        logprobs, entropy = chunked.chunked_logprobs(hidden, head.weight, head.bias, at, targets, temperature)
+        return TokenStats(logprobs, entropy[at], hidden[at])
+    hidden, logits = _states_and_logits(model, once, layout, device)
     if temperature != 1.0:
         logits = logits / temperature
     everything = F.log_softmax(logits, -1)
@@ -109,6 +129,35 @@ def score(
         return TokenStats(everything.gather(-1, targets[:, None])[:, 0], entropy, hidden)
     at = torch.from_numpy(again).to(device)
     return TokenStats(everything[at, targets], entropy[at], hidden[at])
+
+
+def _is_whole(weight: Tensor) -> bool:
+    """Return whether a weight is an ordinary tensor: not sharded, and not gathered for one module only."""
+    return type(weight) in (Tensor, torch.nn.Parameter) and weight.dim() == 2
+
+
+@torch.no_grad()
+def has_plain_head(model: Any) -> bool:
+    """Return whether a model applies nothing to its states but the output layer: no cap and no scale."""
+    body, head = parts(model)
+    if type(head) is not torch.nn.Linear:
+        return False
+    weight = head.weight
+    # Large states, so that a cap shows; a generator, so that no other random number changes.
+    hidden = torch.randn(1, 4, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
+    hidden *= 30 / head(hidden).std().clamp(min=1e-6)
+
+    def replace_states(_: Any, __: Any, output: Any) -> Any:
+        output.last_hidden_state = hidden
+        return output
+
+    hook = body.register_forward_hook(replace_states)
+    try:
+        ids = torch.zeros(1, 4, dtype=torch.long, device=weight.device)
+        logits = _inner(model)(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    return bool(torch.equal(head(hidden), logits))
 
 
 def _states_and_logits(

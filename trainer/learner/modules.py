@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rollgym.engines.embedded.model import read_module
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
-from rollgym.trainer.learner.forward import Layout, distinct, parts, score, states
+from rollgym.trainer.learner.forward import Layout, distinct, has_plain_head, parts, score, states
 from rollgym.trainer.learner.layout import choose_layout, known_layout, use_layout
 from rollgym.trainer.learner.lora import add_lora
 from rollgym.trainer.learner.process_group import ProcessGroup
@@ -74,12 +74,19 @@ class PolicyModule(nn.Module):
     """A policy, with the critic if that is a head on its hidden states."""
 
     def __init__(
-        self, model: Any, critic: Critic | None, *, layout: Layout, temperature: float, bfloat16: bool
+        self,
+        model: Any,
+        critic: Critic | None,
+        *,
+        layout: Layout,
+        temperature: float,
+        bfloat16: bool,
+        chunk_logits: bool,
     ) -> None:
         super().__init__()
         self.model, self.critic = model, critic
         self._layout: Layout = layout
-        self._temperature, self._bfloat16 = temperature, bfloat16
+        self._temperature, self._bfloat16, self._chunk_logits = temperature, bfloat16, chunk_logits
         self.training = False
 
     def forward(self, rows: Sequence[TokenSequence], outputs: Outputs) -> tuple[Tensor, ...]:
@@ -89,7 +96,13 @@ class PolicyModule(nn.Module):
             if outputs == "values":
                 assert self.critic is not None
                 return (self.critic.before(rows, lambda: body, self._layout).clone(),)
-            scores = score(self.model, rows, layout=self._layout, temperature=self._temperature)
+            scores = score(
+                self.model,
+                rows,
+                layout=self._layout,
+                temperature=self._temperature,
+                chunk_logits=self._chunk_logits,
+            )
             # Copies: backward hooks of a view are lost when the view is written to.
             if outputs == "scores":
                 return scores.logprobs.clone(), scores.entropy.clone()
@@ -159,6 +172,7 @@ class TrainedModules:
         plain: Any = model if options.share_model else load_model(model, device)
         choose = known_layout if options.share_model else choose_layout
         self.layout = choose(plain, config.layout).agree(group)
+        self._chunk_logits = has_plain_head(plain)
         self._module_options: Any = {"layout": self.layout.layout, "bfloat16": dtype == "bfloat16"}
         self.reference_model: Any = copy.deepcopy(plain).requires_grad_(False) if reference else None
         self.value_only = options.value_only
@@ -232,4 +246,10 @@ class TrainedModules:
         return [{**group, "lr": group["base"]} for group in groups]
 
     def _policy_module(self, model: Any, critic: Critic | None) -> PolicyModule:
-        return PolicyModule(model, critic, temperature=self._temperature, **self._module_options)
+        return PolicyModule(
+            model,
+            critic,
+            temperature=self._temperature,
+            chunk_logits=self._chunk_logits,
+            **self._module_options,
+        )
