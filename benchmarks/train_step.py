@@ -1,6 +1,7 @@
 """Time and memory of one GRPO update: rollgym's `Learner.update` against TRL's `GRPOTrainer`.
 
     python benchmarks/train_step.py [--quick] [--threads 1] [--rounds 5] [--no-peer] [--peer-venv FOLDER]
+    python benchmarks/train_step.py --model smollm2 [--lora] [--quick]
 
 Both train the same built-in model (a Llama of 0.5 million parameters, 400 words) in float32 with the same
 number of threads on the same 64 episodes (``--quick``: 32), in groups of 8 with the same prompt of 64 tokens:
@@ -21,6 +22,9 @@ Each contender is a separate process. They take turns, and a ratio is the median
 above 1, rollgym is faster. Memory is the peak of the resident set, and how much of it the updates added to
 what was there before the first (model, data and libraries). Then rollgym's update alone with 1, 2 and 4 times
 the episodes: time should grow with the tokens, memory should not.
+
+``--model smollm2`` is one workload: SmolLM2-135M-Instruct, full training (or LoRA, of rollgym alone), 16
+episodes of 1 to 15 turns in two groups with prompts of 350 tokens.
 
 The first run makes a virtual environment for TRL with rollgym's versions of torch and transformers (some
 minutes); without network, or with ``--no-peer``, rollgym is measured alone. The last line is one JSON object.
@@ -46,31 +50,37 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.seeding import derive_rng
+from rollgym.models.zoo import model_folder
 from rollgym.trainer.builtin_policy.model import SIZES
 from rollgym.trainer.data.batch import Batch, make_batch
 from rollgym.trainer.data.sequences import TokenEpisode, TokenSequence
-from rollgym.trainer.learner.config import LearnerConfig
+from rollgym.trainer.learner.config import LearnerConfig, LoraSettings
 from rollgym.trainer.losses.settings import LossConfig
 
 VOCABULARY, GROUP, RATE = 400, 8, 1e-4
 SCALES = (1, 2, 4)
+WORKLOADS = {
+    "builtin": (("ragged", 64, ""), ("even", 64, "_even"), ("prompts", 256, "_prompts")),
+    "smollm2": (("ragged", 350, ""),),
+}
+"""By model: name, prompt tokens, suffix of the keys."""
 PEER = Path(__file__).parent / "peers" / "trl_step.py"
 PEER_VENV = Path.home() / ".cache" / "rollgym" / "bench-trl"
 TRL = "trl==1.16.0"
 Workload = dict[str, Any]
 
 
-def make_episodes(count: int, prompt: int, even: bool) -> Workload:
+def make_episodes(count: int, prompt: int, even: bool, vocabulary: int = VOCABULARY) -> Workload:
     """Tokens of many episodes end to end, which of them are actions, and an advantage for each episode."""
     ids, own = [], []
     for number in range(count):
         rng = derive_rng("train step benchmark", number)
-        asked = derive_rng("train step benchmark prompt", number // GROUP).integers(2, VOCABULARY, prompt)
+        asked = derive_rng("train step benchmark prompt", number // GROUP).integers(2, vocabulary, prompt)
         mask = [0] * prompt
         for turn in range(8 if even else int(rng.integers(1, 16))):
             mask += [0] * (int(rng.integers(16, 49)) if turn else 0) + [1] * int(rng.integers(2, 10))
         own.append(np.array(mask))
-        ids.append(np.concatenate([asked, rng.integers(2, VOCABULARY, len(mask) - prompt)]))
+        ids.append(np.concatenate([asked, rng.integers(2, vocabulary, len(mask) - prompt)]))
     return {
         "prompt": prompt,
         "lengths": np.array(list(map(len, ids))),
@@ -95,12 +105,16 @@ def read_batch(data: Any) -> Batch:
     return batch.with_arrays(old=batch.arrays["behavior"])
 
 
-def make_learner(model: Path, max_tokens_per_microbatch: int, threads: int) -> Any:
+def make_learner(model: Path, max_tokens_per_microbatch: int, threads: int, lora: bool = False) -> Any:
     """The learner with the settings that TRL gets, too."""
     from rollgym.trainer.learner.learner import Learner
 
     chosen = LearnerConfig(
-        learning_rate=RATE, max_tokens_per_microbatch=max_tokens_per_microbatch, threads=threads, device="cpu"
+        learning_rate=RATE,
+        max_tokens_per_microbatch=max_tokens_per_microbatch,
+        threads=threads,
+        device="cpu",
+        lora=LoraSettings() if lora else None,
     )
     return Learner(model, chosen, LossConfig("grpo"))
 
@@ -133,32 +147,42 @@ def write_model(folder: Path) -> None:
     model(config).save_pretrained(folder)
 
 
-def write_workload(folder: Path, count: int, prompt: int = 64, even: bool = False) -> Workload:
+def write_workload(
+    folder: Path, count: int, prompt: int = 64, even: bool = False, model: str = "builtin"
+) -> Workload:
     """Model and episodes. Old log-probs are the model's own, a little off: some ratios are clipped."""
     folder.mkdir()
-    write_model(folder / "model")
-    data = make_episodes(count, prompt, even)
+    if model == "builtin":
+        write_model(folder / "model")
+    else:
+        (folder / "model").symlink_to(model_folder(model))
+    vocabulary = json.loads((folder / "model" / "config.json").read_text())["vocab_size"]
+    data = make_episodes(count, prompt, even, vocabulary)
     own = np.flatnonzero(data["own"])
     old = np.zeros(len(data["ids"]))
-    old[own] = make_learner(folder / "model", 8192, 1).logprobs(read_batch(data))
+    old[own] = make_learner(folder / "model", 8192 if model == "builtin" else 2048, 1).logprobs(
+        read_batch(data)
+    )
     old[own] += derive_rng("train step benchmark noise").normal(0, 0.15, len(own))
     data["old"] = old
     np.savez(folder / "episodes.npz", **data)
     return data
 
 
-def serve(folder: Path, max_tokens_per_microbatch: int, threads: int) -> None:
+def serve(folder: Path, max_tokens_per_microbatch: int, threads: int, lora: bool) -> None:
     """One update for each line that is read: what a contender's process does."""
     with np.load(folder / "episodes.npz") as data:
         batch = read_batch(data)
-    learner = make_learner(folder / "model", max_tokens_per_microbatch, threads)
+    learner = make_learner(folder / "model", max_tokens_per_microbatch, threads, lora)
     print("ready", flush=True)
     for _ in sys.stdin:
         started = time.perf_counter()
         learner.update(batch)
         print(time.perf_counter() - started, flush=True)
         if learner.steps == 1:
-            gradients = {name: p.grad.numpy() for name, p in learner.model.named_parameters()}
+            gradients = {
+                name: p.grad.numpy() for name, p in learner.model.named_parameters() if p.requires_grad
+            }
             np.savez(folder / "ours.npz", **gradients)
         print("ready", flush=True)
 
@@ -268,7 +292,7 @@ def ours(folder: Path, args: argparse.Namespace) -> list[str]:
         "--max-tokens-per-microbatch",
         str(args.max_tokens_per_microbatch),
     ]
-    return [sys.executable, __file__, "--serve", str(folder), *options]
+    return [sys.executable, __file__, "--serve", str(folder), *options, *["--lora"] * args.lora]
 
 
 def trl(python: Path, folder: Path, args: argparse.Namespace) -> list[str]:
@@ -295,9 +319,9 @@ def compare(python: Path | None, root: Path, args: argparse.Namespace) -> dict[s
     """Run both workloads for all contenders; print a table and return the report."""
     report: dict[str, Any] = {}
     print(f"{'':8}{'':6}{'tokens':>9}{'padded':>9}{'seconds':>10}{'peak MB':>10}{'added MB':>10}{'ratio':>8}")
-    for workload, prompt, suffix in (("ragged", 64, ""), ("even", 64, "_even"), ("prompts", 256, "_prompts")):
+    for workload, prompt, suffix in WORKLOADS[args.model]:
         folder = root / workload
-        lengths = write_workload(folder, args.episodes, prompt, workload == "even")["lengths"]
+        lengths = write_workload(folder, args.episodes, prompt, workload == "even", args.model)["lengths"]
         tokens, padded = int(lengths.sum()), int(lengths.max()) * len(lengths)
         commands = {"ours": ours(folder, args)} | ({"trl": trl(python, folder, args)} if python else {})
         found = contend(commands, folder, args)
@@ -333,13 +357,19 @@ def main() -> None:
     """Measure everything and print tables and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="of each contender")
+    parser.add_argument("--model", choices=sorted(WORKLOADS), default="builtin")
+    parser.add_argument("--lora", action="store_true", help="train adapters of rank 16, without the peer")
     parser.add_argument(
-        "--max-tokens-per-microbatch", type=int, default=8192, help="rollgym's tokens in memory at once"
+        "--max-tokens-per-microbatch",
+        type=int,
+        help="rollgym's tokens in memory at once (default 8192; smollm2: 1024)",
     )
     parser.add_argument("--trl-batch", type=int, default=8, help="TRL's episodes in memory at once")
     parser.add_argument("--checkpointing", action="store_true", help="TRL's default: less memory, more time")
-    parser.add_argument("--episodes", type=int, default=64, help="a multiple of --trl-batch")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--episodes", type=int, help="a multiple of --trl-batch (default 64, quick 32; smollm2: 16)"
+    )
+    parser.add_argument("--rounds", type=int, help="default 5; quick 2")
     parser.add_argument("--quick", action="store_true", help="32 episodes, two rounds after the warm-up")
     parser.add_argument("--no-peer", action="store_true", help="rollgym alone")
     parser.add_argument(
@@ -347,17 +377,30 @@ def main() -> None:
     )
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    small = args.model == "builtin"
+    args.max_tokens_per_microbatch = args.max_tokens_per_microbatch or (8192 if small else 1024)
     if args.serve:
-        serve(args.serve, args.max_tokens_per_microbatch, args.threads)
+        serve(args.serve, args.max_tokens_per_microbatch, args.threads, args.lora)
         return
-    if args.quick:
-        args.rounds, args.episodes = 2, 32
-    python = None if args.no_peer else peer_python(args.peer_venv)
+    args.rounds = args.rounds or (2 if args.quick else 5)
+    args.episodes = args.episodes or (16 if not small else 32 if args.quick else 64)
+    python = None if args.no_peer or args.lora else peer_python(args.peer_venv)
     if python is None:
         print("Without TRL: rollgym is measured alone.")
     with TemporaryDirectory() as root:
-        report = compare(python, Path(root), args) | {"scaling": scaling(Path(root), args)}
-    keys = ("threads", "rounds", "episodes", "max_tokens_per_microbatch", "trl_batch", "checkpointing")
+        report = compare(python, Path(root), args)
+        if small:
+            report["scaling"] = scaling(Path(root), args)
+    keys = (
+        "model",
+        "lora",
+        "threads",
+        "rounds",
+        "episodes",
+        "max_tokens_per_microbatch",
+        "trl_batch",
+        "checkpointing",
+    )
     options = {key: getattr(args, key) for key in keys}
     print(json.dumps({"benchmark": "train_step", **options, "peer": TRL if python else None, **report}))
 

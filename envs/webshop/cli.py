@@ -30,7 +30,7 @@ Shop = Annotated[
         metavar="[SHOP]", help="synthetic, synthetic:SIZE:SEED, the name of an import, or a folder."
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Everything that is drawn comes from it.")]
+Seed = Annotated[int, typer.Option(help="Seed of the products, goals and prices.")]
 
 
 @app.callback()
@@ -40,10 +40,12 @@ def _shop() -> None:
 
 @app.command("build", epilog=BUILD_EPILOG)
 def build(
-    size: Annotated[int, typer.Option(help="How many products.")] = 1000,
+    size: Annotated[int, typer.Option(help="Number of products.")] = 1000,
     seed: Seed = 0,
-    style: Annotated[str, typer.Option(help="full, or simple: few and short words.")] = "full",
-    out: Annotated[Path | None, typer.Option(help="A folder for it.", show_default="in the cache")] = None,
+    style: Annotated[
+        str, typer.Option(help="Vocabulary of titles and goals: full, or simple (few, short words).")
+    ] = "full",
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="in the cache")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Build a synthetic shop: products, goals and search index.
@@ -52,47 +54,55 @@ def build(
     themselves.
     """
     with _progress() as progress:
-        found = _command().build(size, seed, style, out, progress)
-    _show(found, as_json)
+        shop_info = _command().build(size, seed, style, out, progress)
+    _show(shop_info, as_json)
 
 
 @app.command("info", epilog=INFO_EPILOG)
 def info(
     shop: Shop = "synthetic",
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its hash.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare every file with the hash it was built with.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a shop holds, and whether it is whole."""
+    """Show the products, goals and splits of a shop."""
     with _progress() as progress:
-        found = _command().info(shop, check=verify, progress=progress)
-    _show(found, as_json)
+        shop_info = _command().info(shop, check=verify, progress=progress)
+    _show(shop_info, as_json)
 
 
 @app.command("import", epilog=IMPORT_EPILOG)
 def import_(
-    place: Annotated[
+    folder: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="The original data: items_shuffle*.json and so on.", show_default=False
+            metavar="DIR",
+            help="Folder with the original data: items_shuffle*.json, items_ins*.json.",
+            show_default=False,
         ),
     ],
     name: Annotated[
-        str | None, typer.Option(help="What to call the shop.", show_default="webshop, or webshop-1000")
+        str | None, typer.Option(help="Name of the shop.", show_default="webshop, or webshop-1000")
     ] = None,
-    prices: Annotated[Path | None, typer.Option(help="A JSON file {asin: price}.")] = None,
-    nouns: Annotated[Path | None, typer.Option(help="A JSON file {asin: [nouns of the title]}.")] = None,
-    goals: Annotated[str, typer.Option(help="synthetic, human or both.")] = "both",
+    prices: Annotated[Path | None, typer.Option(help="JSON file with prices: {asin: price}.")] = None,
+    nouns: Annotated[
+        Path | None, typer.Option(help="JSON file with nouns of titles: {asin: [noun, ...]}.")
+    ] = None,
+    goals: Annotated[str, typer.Option(help="Goals to import: synthetic, human or both.")] = "both",
     seed: Seed = 0,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at a bad record.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first bad record instead of leaving it out.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a shop of the original WebShop files, in place of an earlier import of that name.
+    """Import the original WebShop files; replaces an earlier import with the same name.
 
     If a folder has several sets, pass the items_shuffle file.
     """
     with _progress() as progress:
-        found = _command().import_files(
-            place,
+        shop_info = _command().import_files(
+            folder,
             name=name,
             prices=prices,
             nouns=nouns,
@@ -101,17 +111,17 @@ def import_(
             strict=strict,
             progress=progress,
         )
-    _show(found, as_json)
+    _show(shop_info, as_json)
 
 
 @app.command("serve", epilog=SERVE_EPILOG)
 def serve(
     shop: Shop = "synthetic",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 3000,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    rules: Annotated[str, typer.Option(help="original or clean.")] = "clean",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 3000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    rules: Annotated[str, typer.Option(help="Reward rules: original or clean.")] = "clean",
 ) -> None:
-    """Open a shop in your web browser, to play by hand."""
+    """Serve a shop to a web browser, to play by hand."""
     if not 0 <= port <= 65535:
         raise UsageError(f"--port must be from 0 to 65535, not {port}.")
     with _progress() as progress:
@@ -128,24 +138,24 @@ def _command() -> ModuleType:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int | None, str], None]]:
-    """A bar for each thing that is made, on a terminal; nothing elsewhere."""
+    """Show a progress bar per stage on a terminal; elsewhere, nothing."""
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     screen, tasks = console(stderr=True), dict[str, TaskID]()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
 
-        def tell(done: int, total: int | None, what: str) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
+        def update(done: int, total: int | None, stage: str) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
 
-        yield tell
+        yield update
 
 
-def _show(found: dict[str, Any], as_json: bool) -> None:
+def _show(shop_info: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(shop_info)
         return
     from rich.markup import escape
     from rich.table import Table
@@ -153,30 +163,30 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for row in _rows(found):
+    for row in _rows(shop_info):
         table.add_row(*map(escape, row))
     console().print(table)
 
 
-def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    seed = "" if found["seed"] is None else f", seed {found['seed']}"
-    yield "shop", f"{found['name']} ({found['kind']}{seed})"
-    yield "folder", f"{found['folder']} ({found['bytes'] / 1e6:,.1f} MB)"
-    yield "products", f"{found['products']:,}"
-    for kind, goals in found["goals"].items():
+def _rows(shop_info: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    seed = "" if shop_info["seed"] is None else f", seed {shop_info['seed']}"
+    yield "shop", f"{shop_info['name']} ({shop_info['kind']}{seed})"
+    yield "folder", f"{shop_info['folder']} ({shop_info['bytes'] / 1e6:,.1f} MB)"
+    yield "products", f"{shop_info['products']:,}"
+    for kind, goals in shop_info["goals"].items():
         splits = (f"{way} {_sizes(goals[way])}" for way in ("original", "disjoint"))
         yield f"{kind} goals", f"{goals['count']:,} ({'; '.join(splits)})"
-    yield "nouns by", found["nouns"]
-    if found["prices"]:
-        yield "prices", found["prices"]
-    left_out = {reason: count for reason, count in (found["left_out"] or {}).items() if count}
+    yield "nouns by", shop_info["nouns"]
+    if shop_info["prices"]:
+        yield "prices", shop_info["prices"]
+    left_out = {reason: count for reason, count in (shop_info["left_out"] or {}).items() if count}
     if left_out:
         yield "left out", ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-    for sentence in found.get("bad_records", ()):
+    for sentence in shop_info.get("bad_records", ()):
         yield "bad record", sentence
-    yield "fingerprint", found["fingerprint"]
-    if found.get("verified") is not None:
-        yield "verified", f"all {found['verified']} files have the hash they were built with"
+    yield "fingerprint", shop_info["fingerprint"]
+    if shop_info.get("verified") is not None:
+        yield "verified", f"all {shop_info['verified']} files have the hash they were built with"
 
 
 def _sizes(split: dict[str, int]) -> str:
