@@ -132,8 +132,8 @@ def score(
 
 
 def _is_whole(weight: Tensor) -> bool:
-    """Return whether a weight is an ordinary tensor: not sharded, and not gathered for one module only."""
-    return type(weight) in (Tensor, torch.nn.Parameter) and weight.dim() == 2
+    """Return whether a weight may be used outside its module: not under ZeRO 3, which marks parameters."""
+    return type(weight) in (Tensor, torch.nn.Parameter) and not hasattr(weight, "ds_id")
 
 
 @torch.no_grad()

@@ -84,6 +84,17 @@ def test_gradient_checkpointing_trains_the_same(pair: Ranks, strategy: str) -> N
 
 
 @every
+@pytest.mark.parametrize("given", [{}, {"gradient_checkpointing": True, "critic": "shared"}], ids=str)
+def test_logits_in_chunks_train_the_same(pair: Ranks, strategy: str, given: dict[str, Any]) -> None:
+    """Against whole logits in one process."""
+    pair("set_max_logits", 100)
+    try:
+        compare(pair, strategy, f"chunks {given}", {"loss": "ppo", "entropy_coef": 0.01, **given}, 3)
+    finally:
+        pair("set_max_logits", 2**24)
+
+
+@every
 def test_padded_rows_train_the_same(pair: Ranks, strategy: str) -> None:
     compare(pair, strategy, "padded", {"layout": "padded"}, 3)
 
