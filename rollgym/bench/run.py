@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollgym.bench.markdown import markdown
 from rollgym.bench.results import REPORT, entry_folder, make_manifest, open_results, read_manifest
 from rollgym.bench.suite import AgentSpec, Entry, Suite, plan_entry
-from rollgym.bench.summary import Part, suite_summary
+from rollgym.bench.summary import Part, markdown, suite_summary
 from rollgym.core.errors import RunError, UsageError
 from rollgym.core.files import replacing
 from rollgym.core.types import Outcome

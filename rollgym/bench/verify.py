@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from rollgym.bench.markdown import markdown
 from rollgym.bench.results import (
     REPORT,
     entry_folder,
@@ -23,7 +22,7 @@ from rollgym.bench.results import (
     recorded_suite,
 )
 from rollgym.bench.suite import AgentSpec, Entry, Suite, known_suites, plan_entry, read_suite
-from rollgym.bench.summary import Part, suite_summary
+from rollgym.bench.summary import Part, markdown, suite_summary
 from rollgym.core.errors import RollgymError, UsageError, one_line
 from rollgym.core.text import shorten
 from rollgym.core.types import Episode, EpisodeSpec, Outcome

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollgym.chat.codec import MIDDLE
 from rollgym.chat.template import ChatTemplate, Rendered
 from rollgym.chat.template_probe import Message, difference
+from rollgym.chat.tokenizer import MIDDLE
 from rollgym.core.errors import UsageError
 from rollgym.core.serialization import clean_text
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from rollgym.chat.codec import Codec
+from rollgym.chat.tokenizer import Codec
 from rollgym.core.errors import UsageError
 
 Message = dict[str, str]

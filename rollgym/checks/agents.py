@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from rollgym.checks.env_under_test import EnvUnderTest
 from rollgym.checks.report import RuleFailed, RuleSkipped, RuleWarning
-from rollgym.checks.rollout import Env, Start, Transition, raising, reset, short, step
+from rollgym.checks.rollout import Env, EnvUnderTest, Start, Transition, raising, reset, short, step
 from rollgym.core.agent import Agent, AgentAction, AgentSetup, Briefing, make_agent
 from rollgym.core.registry import env_info
 from rollgym.core.types import EpisodeSpec

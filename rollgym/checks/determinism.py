@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import numpy as np
 
-from rollgym.checks.env_under_test import EnvUnderTest
-from rollgym.checks.report import RuleFailed
+from rollgym.checks.report import EnvRaised, RuleFailed, RuleSkipped
 from rollgym.checks.rollout import (
     Env,
+    EnvUnderTest,
     Start,
     Trace,
     difference,
     frame_difference,
+    plain,
     replay,
     reset,
     snapshot,
     transitions,
 )
+from rollgym.core.errors import RollgymError
+from rollgym.core.local_objects import is_local
 
 TURNS = 50
+HASH_SEEDS = (1, 2)
+PROCESS_TURNS = 20
+PROCESS_SECONDS = 120.0
 _FIX = "Take everything random from self.np_random or task.rng(), and nothing from clocks, ids or counters."
 
 
@@ -47,9 +58,8 @@ def _play_again(env: Env, start: Start, trace: Trace) -> Trace:
 
 
 def _require_equal(first: Trace, again: Trace, start: Start, where: str) -> None:
-    found = difference(first, again)
-    if found:
-        raise RuleFailed(f"the same actions from {start} gave a different episode {where}: {found}. {_FIX}")
+    if changed := difference(first, again):
+        raise RuleFailed(f"the same actions from {start} gave a different episode {where}: {changed}. {_FIX}")
 
 
 def siblings(subject: EnvUnderTest) -> str:
@@ -61,10 +71,9 @@ def siblings(subject: EnvUnderTest) -> str:
             first = [snapshot(reset(one, start))]
             for env, where in ((two, "another instance"), (one, "the same instance")):
                 subject.play(env, other, 10)
-                found = difference(first, [snapshot(reset(env, start))])
-                if found:
+                if changed := difference(first, [snapshot(reset(env, start))]):
                     raise RuleFailed(
-                        f"{start} started differently on {where} after an episode from {other}: {found}. "
+                        f"{start} started differently on {where} after an episode from {other}: {changed}. "
                         "Reset all state in begin(), and keep nothing in class or module variables."
                     )
     return f"{len(starts)} starts were equal on two instances, with other episodes in between."
@@ -74,27 +83,27 @@ def copies(subject: EnvUnderTest) -> str:
     """Returned values do not change later, and changing them does not change the episode."""
     with subject.env() as env:
         played = [(subject.play(env, start, TURNS), start) for start in subject.starts(5)]
-        longest, start = max(played, key=lambda found: len(found[0]))
-        plain = _play_again(env, start, longest)
-        kept = list(transitions(env, start, replay(plain), len(plain) - 1))
+        longest, start = max(played, key=lambda pair: len(pair[0]))
+        frames = _play_again(env, start, longest)
+        kept = list(transitions(env, start, replay(frames), len(frames) - 1))
         reset(env, start)
-        for now, frame in zip(kept, plain, strict=False):
+        for now, frame in zip(kept, frames, strict=False):
             if snapshot(now) != frame:
                 raise RuleFailed(
                     f"what {now.call} returned at turn {now.turn} changed later: "
                     f"{frame_difference(frame, snapshot(now))}. Return a new dict, list or array each time."
                 )
-        found = difference(plain, list(_scrambled(env, start, plain)))
-    if found:
+        changed = difference(frames, list(_scrambled(env, start, frames)))
+    if changed:
         raise RuleFailed(
-            f"emptying each info after reading it changed the episode: {found}. "
+            f"emptying each info after reading it changed the episode: {changed}. "
             "Return copies, never the environment's own state."
         )
-    return f"{len(plain)} returned infos shared nothing with the environment."
+    return f"{len(frames)} returned infos shared nothing with the environment."
 
 
-def _scrambled(env: Env, start: Start, plain: Trace) -> Iterator[Any]:
-    for now in transitions(env, start, replay(plain), len(plain) - 1):
+def _scrambled(env: Env, start: Start, frames: Trace) -> Iterator[Any]:
+    for now in transitions(env, start, replay(frames), len(frames) - 1):
         yield snapshot(now)
         _empty(now.info)
 
@@ -114,12 +123,12 @@ def global_rng(subject: EnvUnderTest) -> str:
     (start,) = subject.starts(1)
     with global_state_kept():
         _require_untouched(subject, start)
-        one, same, other = (_with_global_seed(subject, start, seed) for seed in (1, 1, 2))
+        first, same, other = (_with_global_seed(subject, start, seed) for seed in (1, 1, 2))
     # If the same global seed gives two episodes, something else is random: `deterministic` reports it.
-    found = difference(one, other) if one == same else None
-    if found:
+    changed = difference(first, other) if first == same else None
+    if changed:
         raise RuleFailed(
-            f"seeding the global generators differently changed the episode from {start}: {found}. "
+            f"seeding the global generators differently changed the episode from {start}: {changed}. "
             "Use self.np_random instead of random.* and np.random.*."
         )
     return "random and np.random were left alone by making, reset() and step(), and had no effect."
@@ -168,3 +177,94 @@ def _with_global_seed(subject: EnvUnderTest, start: Start, seed: int) -> Trace:
     _seed_globals(seed)
     with subject.env() as env:
         return subject.play(env, start, TURNS)
+
+
+def processes(subject: EnvUnderTest) -> str:
+    """The same seed gives the same episode in another process, where hash() of a text differs."""
+    if is_local(subject.name):
+        raise RuleSkipped("other processes cannot import it: put it into a module.")
+    starts = subject.starts(3 if subject.quick else 8)
+    request = {
+        "env": subject.name,
+        "kwargs": subject.kwargs,
+        "modules": subject.modules,
+        "starts": [(start.seed, start.options) for start in starts],
+        "turns": PROCESS_TURNS,
+    }
+    try:
+        text = json.dumps(request)
+    except TypeError as error:
+        raise RuleSkipped(f"the arguments cannot be sent to another process ({error}).") from None
+    for start, left, right in zip(starts, *_answers(text), strict=True):
+        if changed := difference(left, right):
+            raise RuleFailed(
+                f"the episode from {start} differs in another process: {changed}. Python salts hash() and "
+                "the order of sets in each process: use rollgym.core.seeding.derive_seed, and sort sets."
+            )
+    return f"{len(starts)} episodes were the same in two processes with different hash seeds."
+
+
+def _answers(request: str) -> list[list[Trace]]:
+    children = [_start(seed) for seed in HASH_SEEDS]
+    try:
+        return [_answer(child, request) for child in children]
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.communicate()
+
+
+def _start(hash_seed: int) -> subprocess.Popen[str]:
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", "from rollgym.checks.determinism import play_request; play_request()"],
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def _answer(child: subprocess.Popen[str], request: str) -> list[Trace]:
+    try:
+        out, err = child.communicate(request, timeout=PROCESS_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RuleFailed(
+            f"a fresh process did not play the episodes within {PROCESS_SECONDS:.0f} seconds."
+        ) from None
+    if child.returncode != 0:
+        last = (err.strip().splitlines() or ["no output"])[-1]
+        raise RuleFailed(f"a fresh process could not play it (exit code {child.returncode}: {plain(last)}).")
+    answer: dict[str, Any] = json.loads(out)
+    if "error" in answer:
+        raise RuleFailed(
+            f"it does not work in a fresh process: {answer['error']} Register it in a module that the "
+            "process can import (--env-module)."
+        )
+    traces: list[Trace] = answer["traces"]
+    return traces
+
+
+def play_request() -> None:
+    """In a subprocess: play the episodes of a request on stdin; print their traces or ``{"error": ...}``."""
+    # Output of the environment must not mix with the answer.
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        answer = _traces(json.load(sys.stdin))
+    print(json.dumps(answer))
+
+
+def _traces(request: dict[str, Any]) -> dict[str, Any]:
+    subject = EnvUnderTest(request["env"], request["kwargs"], request["modules"], quick=False)
+    try:
+        assert subject.copy
+        with subject.env() as env:
+            starts = [Start(seed, options) for seed, options in request["starts"]]
+            return {"traces": [subject.play(env, start, request["turns"]) for start in starts]}
+    except (RollgymError, EnvRaised) as error:
+        return {"error": str(error)}
+    finally:
+        subject.close()

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from rollgym.checks.env_under_test import EnvUnderTest
 from rollgym.checks.report import RuleFailed
-from rollgym.checks.rollout import HERE, Env
+from rollgym.checks.rollout import HERE, Env, EnvUnderTest
 
 TURNS = 5
 SECONDS = 6.0

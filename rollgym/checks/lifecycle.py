@@ -10,10 +10,10 @@ import gymnasium as gym
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
-from rollgym.checks.env_under_test import EnvUnderTest
 from rollgym.checks.report import RuleFailed, RuleSkipped, RuleWarning
 from rollgym.checks.rollout import (
     Env,
+    EnvUnderTest,
     Start,
     Transition,
     last_of,

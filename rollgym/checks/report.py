@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollgym.checks.env_under_test import EnvUnderTest
+    from rollgym.checks.rollout import EnvUnderTest
 
 
 class Status(StrEnum):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollgym.checks.env_under_test import EnvUnderTest
 from rollgym.checks.report import RuleFailed, RuleSkipped, RuleWarning
-from rollgym.checks.rollout import Env, Start, Trace, named, reset, snapshot, transitions
+from rollgym.checks.rollout import Env, EnvUnderTest, Start, Trace, named, reset, snapshot, transitions
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import TaskSet
 

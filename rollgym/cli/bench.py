@@ -142,7 +142,7 @@ def entry_data(pairs: list[str] | None) -> dict[str, Any]:
 
 
 def _report(suite_run: SuiteRun, summary: dict[str, Any], as_json: bool) -> None:
-    from rollgym.cli.bench_tables import print_results
+    from rollgym.cli.tables import print_results
 
     if as_json:
         print_json(summary)
@@ -186,7 +186,7 @@ def show(
     """Show the entries and golden scores of a suite, or the results in a folder."""
     from rollgym.bench.results import read_results_manifest, read_results_summary
     from rollgym.bench.suite import find_suite
-    from rollgym.cli.bench_tables import print_results, print_suite
+    from rollgym.cli.tables import print_results, print_suite
 
     if Path(what).is_dir():
         read_results_manifest(Path(what))
@@ -209,7 +209,7 @@ def compare(a: Results, b: Results, as_json: AsJson = False) -> None:
     if as_json:
         print_json(result)
         return
-    from rollgym.cli.bench_tables import print_comparison
+    from rollgym.cli.tables import print_comparison
 
     print_comparison(console(), result)
 
@@ -238,7 +238,7 @@ def verify(
     """
     from rollgym.bench.suite import find_suite
     from rollgym.bench.verify import verify as check
-    from rollgym.cli.bench_tables import counted
+    from rollgym.cli.tables import counted
 
     with counted("replay", sample) as advance:
         verdict = check(

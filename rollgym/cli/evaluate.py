@@ -1,4 +1,4 @@
-"""``rollgym eval``: evaluate an agent on an environment."""
+"""``rollgym eval`` and ``rollgym compare``: evaluate an agent, and compare two evaluations."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from rollgym.utils.cli_options import (
     console,
     import_modules,
     model_options,
+    number,
     parse_pairs,
     say_notes,
 )
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from rollgym.evaluation.runner import Evaluation
 
 EPILOG = "Example: rollgym eval rollgym/Sokoban-v0 --agent expert --episodes 200 --seed 1 --workers 2"
+COMPARE_EPILOG = "Example: rollgym compare runs/random runs/expert"
+
+Folder = Annotated[Path, typer.Argument(help="A results folder of `rollgym eval`.", show_default=False)]
 
 
 def evaluate(
@@ -140,3 +144,46 @@ def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> N
         sentence = first_error(evaluation.folder.done)
         typer.echo(f"rollgym: {summary['failed']} of {done} episodes failed: {sentence}", err=True)
         raise typer.Exit(1)
+
+
+def compare(a: Folder, b: Folder, as_json: AsJson = False) -> None:
+    """Compare two evaluations task by task.
+
+    Shows the difference with its 95% confidence interval and p-value.
+    Only tasks that both played from the same seed count, so task difficulty cancels out.
+    """
+    from rollgym.evaluation.compare import compare_runs
+
+    result = compare_runs(a, b)
+    if as_json:
+        print_json(result)
+    else:
+        _print_comparison(result)
+
+
+def _print_comparison(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table("metric", "A", "B", "A - B", "95% CI", "p-value", "A better", "B better", "equal", box=None)
+    for name in ("success", "return"):
+        row: dict[str, Any] | None = result[name]
+        if row is None:
+            continue
+        table.add_row(
+            name,
+            number(row["mean_a"]),
+            number(row["mean_b"]),
+            f"[bold]{row['difference']:+.3f}[/]",
+            f"[{row['low']:+.3f}, {row['high']:+.3f}]",
+            f"{row['p_value']:.4f}",
+            str(row["a_better"]),
+            str(row["b_better"]),
+            str(row["equal"]),
+        )
+    screen = console()
+    screen.print(f"A: {result['a']['agent']} ({result['a']['out']})", highlight=False)
+    screen.print(f"B: {result['b']['agent']} ({result['b']['out']})", highlight=False)
+    screen.print(f"{result['env']}, {result['tasks']} tasks in both\n", highlight=False)
+    screen.print(table)
+    for warning in result["warnings"]:
+        screen.print(f"note: {warning}", style="yellow", highlight=False)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 EPILOG = "Example: rollgym replay runs/expert --episode test-7-0"
 
 Run = Annotated[
-    Path,
-    typer.Argument(help="A run folder of `rollgym eval`, `train` or `bench run`.", show_default=False),
+    Path, typer.Argument(help="A run folder of `rollgym eval`, `train` or `bench run`.", show_default=False)
 ]
 
 
@@ -54,7 +53,7 @@ def replay(
     or defined in a module passed with --env-module: a recording alone never imports code.
     """
     from rollgym.bench.results import parts
-    from rollgym.cli.bench_tables import counted
+    from rollgym.cli.tables import counted
     from rollgym.evaluation.replay import Settings, changed_versions, choose
     from rollgym.evaluation.replay import replay as play_again
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.chat import ChatTemplate, Conversation, load_tokenizer
-from rollgym.chat.codec import MIDDLE
+from rollgym.chat.tokenizer import MIDDLE
 from rollgym.core.errors import UsageError
 from rollgym.utils.cli_options import console
 from rollgym.utils.cli_output import print_json

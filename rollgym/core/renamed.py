@@ -22,7 +22,7 @@ NAMES = {
 """Names in ``rollgym`` itself."""
 
 _TABLE = """
-adapt=adapters.gymnasium adapt_facts=adapters.env_metadata agent=core.agent
+adapt=adapters.gymnasium adapt_facts=adapters.gymnasium agent=core.agent
 agents.chat_options=agents.chat.options agents.credentials=agents.chat.credentials
 agents.dialogue=agents.prompt_builder agents.endpoint=agents.chat.endpoint agents.lm=agents.policy.agent
 agents.lm_options=agents.policy.options agents.ratelimit=agents.chat.rate_limit
@@ -35,9 +35,9 @@ deadline=core.deadline engines.replicas=engines.router engines.torch=engines.emb
 envs.code.box=envs.code.sandbox_handle envs.sokoban.board=envs.sokoban.game
 envs.webshop.catalogue=envs.webshop.catalog envs.webshop.command=envs.webshop.manage errors=core.errors
 evalplan=evaluation.plan extras=core.extras failures=core.failures files=core.files folders=io.atomic
-foreign_env=adapters.duck_typed gguf_folder=models.gguf given=core.local_objects hub=models.hub
+foreign_env=adapters.duck_typed gguf_folder=models.gguf given=core.local_objects hub=models.zoo
 model_settings=models.policy_settings pretrained=models.zoo records=core.serialization
-registry=core.registry replay=evaluation.replay rewards.address=rewards.auth
+registry=core.registry replay=evaluation.replay rewards.address=rewards.http
 rewards.hosted=rewards.reward_env rewards.ready=rewards.builtin rewards.weighted=rewards.composite
 run_warnings=evaluation.run_warnings running=utils.async_runner sandbox.open=sandbox.factory
 scheduler=rollout seeding=core.seeding signals=utils.signals spaces_text=adapters.spaces

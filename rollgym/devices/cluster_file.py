@@ -18,7 +18,7 @@ from pydantic import Field
 
 from rollgym.config.loader import Settings, load
 from rollgym.core.errors import UsageError
-from rollgym.devices.hardware import CPU_BANDWIDTH, CPU_FLOPS, HOST_SHARE, NETWORK, device_model
+from rollgym.devices.inventory import CPU_BANDWIDTH, CPU_FLOPS, HOST_SHARE, NETWORK, device_model
 from rollgym.devices.types import Cluster, Node
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

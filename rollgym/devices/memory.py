@@ -130,12 +130,7 @@ def update_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
     work, c = job.workload, job.bytes_each
     replies = round(work.longest * work.reply_share)
     saved = saved_activations(
-        shape,
-        c,
-        work.longest,
-        replies=replies,
-        checkpointing=work.checkpointing,
-        vocabulary=vocabulary,
+        shape, c, work.longest, replies=replies, checkpointing=work.checkpointing, vocabulary=vocabulary
     )
     saved += cast_weights(shape, job.precision, kept=not work.checkpointing)
     layer = saved_by_layer(shape, c) * work.longest

@@ -6,11 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rollgym.devices.candidates import Candidate, Numbers, Site, candidates_for
-from rollgym.devices.cost_model import OFFLOADS, Estimate, Estimator, Offload, memory_parts
+from rollgym.devices.cost_model import (
+    OFFLOADS,
+    DeviceSpeed,
+    Estimate,
+    Estimator,
+    Offload,
+    memory_parts,
+    speed_of,
+)
 from rollgym.devices.explain import alternatives, infeasible_error, notes, reasons
 from rollgym.devices.memory import SHARDINGS, Sharding
 from rollgym.devices.report import DeviceMemory, PlanReport
-from rollgym.devices.roofline import DeviceSpeed, speed_of
 from rollgym.devices.types import Cluster, DeviceConfig, Layout, Placement, Plan, Role
 from rollgym.devices.workload import Job
 

@@ -85,10 +85,7 @@ def _memory(found: PlanReport, y: float) -> Iterator[tuple[str, float]]:
                 x += span * size / top
         edge = LEFT + span * one.limit / top
         yield svg.line(edge, y, edge, y + 16, "#0f172a"), y + ROW
-        yield (
-            svg.text(LEFT + wide + 8, y + 13, f"{size_text(one.used)} of {size_text(one.limit)}"),
-            y + ROW,
-        )
+        yield (svg.text(LEFT + wide + 8, y + 13, f"{size_text(one.used)} of {size_text(one.limit)}"), y + ROW)
         y += ROW
 
 

@@ -197,12 +197,7 @@ def _specs(request: Request, tasks: TaskSet | None, split: str, version: str) ->
 def _describe_tasks(tasks: TaskSet | None, split: str) -> dict[str, Any]:
     if tasks is None:
         return {"name": None, "split": split, "size": None, "hash": None}
-    return {
-        "name": tasks.name,
-        "split": split,
-        "size": tasks.size(split),
-        "hash": tasks.fingerprint(split),
-    }
+    return {"name": tasks.name, "split": split, "size": tasks.size(split), "hash": tasks.fingerprint(split)}
 
 
 def _finite(value: float) -> float | None:

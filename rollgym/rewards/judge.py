@@ -14,7 +14,23 @@ from rollgym.core.seeding import derive_seed
 from rollgym.core.types import Episode
 from rollgym.engines.base import BorrowedEngine, Engine, GenerateRequest, Generation, Sampling
 from rollgym.rewards.scoring import Score
-from rollgym.rewards.transcript import transcript
+
+
+def transcript(episode: Episode, longest: int | None = None) -> str:
+    """Return the transcript of an episode; above ``longest`` characters the middle is left out."""
+    lines = [f"Instructions:\n{episode.instructions.strip()}"] if episode.instructions.strip() else []
+    for number, turn in enumerate(episode.turns, 1):
+        reply = turn.action if turn.response is None else turn.response
+        lines.append(f"Observation {number}:\n{turn.observation}")
+        lines.append(f"Reply {number}:\n{reply}")
+    lines.append(f"At the end:\n{episode.final_observation}")
+    text = "\n\n".join(lines)
+    if longest is None or len(text) <= longest:
+        return text
+    head = longest // 2
+    tail = longest - head
+    return f"{text[:head]}\n[{len(text) - longest} characters left out]\n{text[len(text) - tail :]}"
+
 
 MARK = "{transcript}"
 TEMPLATE = f"""An agent had a task. What it was told, saw and did stands between the two lines of dashes.

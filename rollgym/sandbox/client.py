@@ -18,7 +18,7 @@ GRACE_SECONDS = 15.0
 """Seconds beyond its limit after which an execution's worker counts as dead."""
 START_SECONDS = 30.0
 PARTS = ("protocol", "worker_confinement", "worker_limits", "worker_files", "worker_child", "worker_watch")
-SOURCES = (*PARTS, "worker_session", "worker")
+SOURCES = (*PARTS, "worker")
 """Source files of the worker in dependency order."""
 PYTHON_FLAGS = ("-s", "-S", "-c")
 """Not ``-I``: it ignores PYTHONHASHSEED, which makes set order differ between sandboxes."""

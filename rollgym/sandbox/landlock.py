@@ -11,10 +11,9 @@ from rollgym.sandbox.cgroup import Cgroup
 from rollgym.sandbox.client import ENVIRONMENT, WorkerSandbox
 from rollgym.sandbox.hidden import split
 from rollgym.sandbox.interpreter import NOBODY, Interpreter, find_python, spare_uid
-from rollgym.sandbox.launch import boot
+from rollgym.sandbox.launch import PipesWithFolder, boot, make_folder
 from rollgym.sandbox.namespaces import NO_CGROUP
 from rollgym.sandbox.types import Level, SandboxSettings
-from rollgym.sandbox.workdir import PipesWithFolder, make_folder
 from rollgym.sandbox.worker_confinement import landlock_abi
 
 LEAST_ABI = 3

@@ -8,22 +8,103 @@ a second conversation in the same session start a new row.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollgym.chat import BranchingConversation, ChatTemplate
+from rollgym.chat.tokenizer import Codec
 from rollgym.core.errors import AgentError
 from rollgym.core.seeding import derive_seed
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn, Usage
 from rollgym.engines.base import Engine, GenerateRequest, Generation, Sampling
 from rollgym.serve.options import ServeOptions
 from rollgym.serve.requests import ApiError, ChatRequest
-from rollgym.serve.stop_strings import find_stop, generate_until_stop
+
+PIECE = 32
+"""Tokens that are sampled between two checks for a stop string."""
+
+
+async def generate_until_stop(
+    engine: Engine, request: GenerateRequest, stops: Sequence[str], codec: Codec
+) -> Generation:
+    """Sample a reply; one with a stop string ends with the token that completes it."""
+    if not stops:
+        return _whole(await engine.generate(request))
+    pieces: list[Generation] = []
+    ids: tuple[int, ...] = ()
+    left = request.sampling.max_tokens
+    while True:
+        size = min(PIECE, left)
+        piece_request = dataclasses.replace(
+            request,
+            prompt_ids=request.prompt_ids + ids,
+            sampling=dataclasses.replace(request.sampling, max_tokens=size),
+        )
+        pieces.append(_whole(await engine.generate(piece_request)))
+        ids += pieces[-1].token_ids
+        left -= len(pieces[-1].token_ids)
+        if find_stop(codec.decode(ids, special=False), stops) is not None:
+            return _cut(_joined(pieces), _tokens_to_stop(ids, stops, codec))
+        if pieces[-1].finish_reason == "stop" or left < 1 or len(pieces[-1].token_ids) < size:
+            return _joined(pieces)
+
+
+def find_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Return the position of the first stop string."""
+    return min((text.index(stop) for stop in stops if stop in text), default=None)
+
+
+def _whole(made: Generation) -> Generation:
+    if made.finish_reason == "aborted":
+        raise AgentError("The reply was aborted.")
+    return made
+
+
+def _joined(pieces: Sequence[Generation]) -> Generation:
+    spans: list[tuple[int, int]] = []
+    for version, count in (span for piece in pieces for span in piece.version_spans):
+        if spans and spans[-1][0] == version:
+            spans[-1] = (version, spans[-1][1] + count)
+        else:
+            spans.append((version, count))
+    return Generation(
+        token_ids=tuple(number for piece in pieces for number in piece.token_ids),
+        logprobs=tuple(value for piece in pieces for value in piece.logprobs),
+        finish_reason=pieces[-1].finish_reason,
+        version_spans=tuple(spans),
+        queue_seconds=sum(piece.queue_seconds for piece in pieces),
+        generate_seconds=sum(piece.generate_seconds for piece in pieces),
+    )
+
+
+def _tokens_to_stop(ids: Sequence[int], stops: Sequence[str], codec: Codec) -> int:
+    """Return the number of tokens up to the one that completes a stop string."""
+    for count in range(max(1, len(ids) - PIECE), len(ids)):
+        if find_stop(codec.decode(ids[:count], special=False), stops) is not None:
+            return count
+    return len(ids)
+
+
+def _cut(made: Generation, count: int) -> Generation:
+    spans, left = [], count
+    for version, length in made.version_spans:
+        if left > 0:
+            spans.append((version, min(length, left)))
+            left -= length
+    return dataclasses.replace(
+        made,
+        token_ids=made.token_ids[:count],
+        logprobs=made.logprobs[:count],
+        finish_reason="stop",
+        version_spans=tuple(spans),
+    )
+
 
 _log = logging.getLogger(__name__)
 MAX_CONVERSATIONS = 64
@@ -295,9 +376,7 @@ class Session:
         turns = list(self.turns)
         if turns:
             turns[-1] = replace(
-                turns[-1],
-                terminated=outcome is Outcome.TERMINATED,
-                truncated=outcome is Outcome.TRUNCATED,
+                turns[-1], terminated=outcome is Outcome.TERMINATED, truncated=outcome is Outcome.TRUNCATED
             )
         return Episode(
             spec=self.spec,

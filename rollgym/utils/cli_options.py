@@ -66,9 +66,7 @@ EnvName = Annotated[
 AgentName = Annotated[
     str,
     typer.Option(
-        "--agent",
-        help="Agent: a name from `rollgym agents`, or module:name.",
-        autocompletion=complete_agent,
+        "--agent", help="Agent: a name from `rollgym agents`, or module:name.", autocompletion=complete_agent
     ),
 ]
 EnvModules = Annotated[

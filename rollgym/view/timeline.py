@@ -9,7 +9,7 @@ from typing import Any
 from rollgym.rollout.events import Event
 from rollgym.rollout.trace import chrome_trace, is_event, summary
 from rollgym.rollout.watchdog import WAITS_FOR
-from rollgym.view.tail import Tail
+from rollgym.view.reader import Tail
 
 MOST_EVENTS = 200_000
 FINE = 4_000

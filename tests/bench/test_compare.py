@@ -79,7 +79,7 @@ def test_show_and_list(rollgym_command: Command, played: Path) -> None:
 
 
 def test_limits_that_ended_episodes_are_mentioned(played: Path) -> None:
-    from rollgym.bench.markdown import remarks
+    from rollgym.bench.summary import remarks
 
     summary = json.loads((played / "summary.json").read_text())
     assert remarks(summary) == []
