@@ -31,7 +31,7 @@ from rollgym.adapters.spaces import (
     parse_action,
     without_addresses,
 )
-from rollgym.core.env import MAX_ACTION_CHARS, MAX_OBSERVATION_CHARS, TextSpace, text_interface
+from rollgym.core.env import MAX_ACTION_CHARS, MAX_OBSERVATION_CHARS, TextSpace, find_text_interface
 from rollgym.core.errors import UsageError
 from rollgym.core.serialization import clean_text, jsonable
 from rollgym.core.tasks import TaskSet
@@ -221,7 +221,7 @@ def adapt(
         raise UsageError(
             f"adapt() takes an environment with Gymnasium's reset() and step(), not a {type(env).__name__}."
         )
-    if not _speaks_text(env):
+    if find_text_interface(env) is None:
         return TextAdapter(env, names=names, instructions=instructions, success=success)
     if (names, instructions, success) != (None, None, None):
         raise UsageError(
@@ -229,14 +229,6 @@ def adapt(
             "instructions or success."
         )
     return env
-
-
-def _speaks_text(env: gym.Env[Any, Any]) -> bool:
-    try:
-        text_interface(env)
-    except UsageError:
-        return False
-    return True
 
 
 class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorArgs):
@@ -370,8 +362,8 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
         return [self._names.get(number, str(number)) for number in allowed]
 
     def _explain(self) -> str:
-        known_limits = [one for one in (self._time_limit, own_limit(self.env)) if one is not None]
-        limit = f"An episode has at most {min(known_limits)} turns. " if known_limits else ""
+        limits = [limit for limit in (self._time_limit, own_limit(self.env)) if limit is not None]
+        limit = f"An episode has at most {min(limits)} turns. " if limits else ""
         parts = (
             _about(self.env),
             _observation_help(self.env),

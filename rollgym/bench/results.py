@@ -18,7 +18,7 @@ from rollgym.bench.suite import NAME, AgentSpec, Entry, Suite, suite_from
 from rollgym.core.errors import ResultsError, UsageError
 from rollgym.core.files import refuse_links
 from rollgym.core.types import SCHEMA_VERSION
-from rollgym.io.run_dir import MANIFEST, SUMMARY, read_versioned, refuse_change, write_json
+from rollgym.io.run_dir import MANIFEST, SUMMARY, read_manifest, read_versioned, refuse_change, write_json
 from rollgym.utils.env_info import package_versions
 
 ENTRIES, REPORT = "entries", "report.md"
@@ -68,15 +68,6 @@ def open_results(out: Path, manifest: dict[str, Any], resume: bool) -> dict[str,
     before = read_results_manifest(out)
     refuse_change(out, before, manifest, ("suite_hash", "agent", "entries", "data"))
     return before
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of any results folder; a newer schema is refused."""
-    if not folder.is_dir():
-        raise UsageError(f"Results folder {folder} does not exist.")
-    if not (folder / MANIFEST).exists():
-        raise UsageError(f"{folder} is not a results folder: it has no {MANIFEST}.")
-    return read_versioned(folder / MANIFEST)
 
 
 def read_results_manifest(out: Path) -> dict[str, Any]:

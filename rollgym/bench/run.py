@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollgym.bench.results import REPORT, entry_folder, make_manifest, open_results, read_manifest
+from rollgym.bench.results import REPORT, entry_folder, make_manifest, open_results
 from rollgym.bench.suite import AgentSpec, Entry, Suite, plan_entry
 from rollgym.bench.summary import Part, markdown, suite_summary
 from rollgym.core.errors import RunError, UsageError
@@ -15,7 +15,7 @@ from rollgym.core.types import Outcome
 from rollgym.evaluation.plan import Plan
 from rollgym.evaluation.replay import finished_episodes
 from rollgym.evaluation.runner import Evaluation, check_agent, open_folder
-from rollgym.io.run_dir import MANIFEST, SUMMARY, set_failed_aside, write_json
+from rollgym.io.run_dir import MANIFEST, SUMMARY, read_manifest, set_failed_aside, write_json
 from rollgym.utils.async_runner import run_to_end
 
 RunEvaluation = Callable[[Evaluation], None]

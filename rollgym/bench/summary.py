@@ -10,6 +10,7 @@ from typing import Any
 from rollgym.bench.results import entry_folder
 from rollgym.bench.suite import CLOSE, Entry, Suite
 from rollgym.core.seeding import file_hash
+from rollgym.core.text import interval, number
 from rollgym.core.types import SCHEMA_VERSION, Episode
 from rollgym.evaluation.metrics import first_observation, summarize
 from rollgym.io.run_dir import EPISODES
@@ -23,7 +24,10 @@ def suite_summary(
 ) -> dict[str, Any]:
     """Summarize a results folder as a JSON-able object; depends on its files alone."""
     agent = manifest["agent"]
-    rows = [_row(entry, summarize(dict(told), episodes), episodes, agent) for entry, told, episodes in parts]
+    rows = [
+        _row(entry, summarize(dict(entry_manifest), episodes), episodes, agent)
+        for entry, entry_manifest, episodes in parts
+    ]
     played = {entry.name for entry, _, _ in parts}
     return {
         "schema": SCHEMA_VERSION,
@@ -160,7 +164,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     lines = [
         f"# {suite['name']} {suite['version']}: {cell(summary['agent'])}",
         "",
-        f"Success {share(summary['success'])} {interval(low_high)} (mean over {len(summary['entries'])} "
+        f"Success {number(summary['success'])} {interval(low_high)} (mean over {len(summary['entries'])} "
         f"entries), {summary['episodes']} episodes, {summary['wall_seconds']:.1f} s.",
         "",
         "| " + " | ".join(HEAD) + " |",
@@ -180,12 +184,12 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
         (
             row["name"],
             row["env"],
-            share(row["success"]),
+            number(row["success"]),
             interval(row["success_ci"]),
-            share(row["score"]),
-            "–" if row["turns"] is None else f"{row['turns']:.1f}",
+            number(row["score"]),
+            number(row["turns"], 1),
             "–" if row["tokens"] is None else f"{row['tokens']:,}",
-            "–" if row["seconds"] is None else f"{row['seconds']:.3f}",
+            number(row["seconds"]),
             _golden_text(row),
         )
         for row in summary["entries"]
@@ -194,44 +198,35 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def remarks(summary: Mapping[str, Any]) -> list[str]:
     """Remarks on the numbers, one sentence each."""
-    found = []
+    notes = []
     for row in summary["entries"]:
         name = row["name"]
         if row["episodes"] < row["requested"]:
-            found.append(f"{name}: {row['episodes']} of {row['requested']} episodes were played.")
+            notes.append(f"{name}: {row['episodes']} of {row['requested']} episodes were played.")
         if row["failed"]:
-            said = f": {row['errors'][0]['message']}" if row["errors"] else ""
-            found.append(f"{name}: {row['failed']} episodes ended by an error{said}")
+            message = f": {row['errors'][0]['message']}" if row["errors"] else ""
+            notes.append(f"{name}: {row['failed']} episodes ended by an error{message}")
         if row["excluded"]:
             mark = "**WARNING** " if row["many_excluded"] else ""
-            found.append(
+            notes.append(
                 f"{mark}{name}: {row['excluded']} of {row['episodes']} episodes are excluded from the score; "
-                f"success is {share(row['success_all'])} with them as failures."
+                f"success is {number(row['success_all'])} with them as failures."
             )
         for kind, words in (("token_limit", "of tokens, or a full context"), ("time_limit", "of time")):
             if count := row["outcomes"].get(kind):
-                found.append(f"{name}: {count} of {row['episodes']} episodes ended at the limit {words}.")
+                notes.append(f"{name}: {count} of {row['episodes']} episodes ended at the limit {words}.")
         if row["same_tasks"] is False:
-            found.append(f"{name}: the tasks were not those of the suite ({row['content']}).")
+            notes.append(f"{name}: the tasks were not those of the suite ({row['content']}).")
         golden = row["golden"]
         if golden and not golden["reached"]:
-            found.append(
-                f"{name}: the golden score of {golden['of']} was missed: success {share(row['success'])}, "
-                f"not {share(golden['success'])}; score {share(row['score'])}, not {share(golden['score'])}."
+            notes.append(
+                f"{name}: the golden score of {golden['of']} was missed: success {number(row['success'])}, "
+                f"not {number(golden['success'])}; score {number(row['score'])}, not "
+                f"{number(golden['score'])}."
             )
     if summary["left_out"]:
-        found.append(f"not played: {', '.join(summary['left_out'])}.")
-    return found
-
-
-def share(value: float | None) -> str:
-    """A number with three decimals."""
-    return "–" if value is None else f"{value:.3f}"
-
-
-def interval(low_high: list[float] | None) -> str:
-    """An interval with three decimals."""
-    return "" if low_high is None else f"[{low_high[0]:.3f}, {low_high[1]:.3f}]"
+        notes.append(f"not played: {', '.join(summary['left_out'])}.")
+    return notes
 
 
 def cell(text: Any) -> str:
@@ -243,5 +238,5 @@ def _golden_text(row: Mapping[str, Any]) -> str:
     """Comparison with the agent's golden score; the known golden scores for other agents."""
     golden = row["golden"]
     if golden is None:
-        return ", ".join(f"{kind} {share(score['success'])}" for kind, score in row["known"].items()) or "–"
-    return f"{golden['of']} {share(golden['success'])} {'reached' if golden['reached'] else 'MISSED'}"
+        return ", ".join(f"{kind} {number(score['success'])}" for kind, score in row["known"].items()) or "–"
+    return f"{golden['of']} {number(golden['success'])} {'reached' if golden['reached'] else 'MISSED'}"

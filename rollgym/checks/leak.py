@@ -110,7 +110,7 @@ def _require_steady(first: Mark, now: Mark, episodes: int) -> None:
 
 def _memory_sentence(rate: float, first: Mark, last: Mark, episodes: int) -> str:
     growth = last.memory.compare_to(first.memory, "lineno")
-    frame = max(growth, key=lambda place: place.size_diff).traceback[0]
+    frame = max(growth, key=lambda statistic: statistic.size_diff).traceback[0]
     return (
         f"memory grew by {rate:,.0f} bytes with each of {episodes} episodes, mostly allocated at "
         f"{PurePath(frame.filename).name} line {frame.lineno}. Reset all state in begin(); keep nothing that "

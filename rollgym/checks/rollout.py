@@ -100,7 +100,7 @@ def raising(call: str) -> Iterator[None]:
 def raised_at(error: BaseException) -> str:
     """``file.py line 12``: the innermost line of the traceback that belongs to a file."""
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((found for found in reversed(frames) if not found.filename.startswith("<")), frames[-1])
+    frame = next((frame for frame in reversed(frames) if not frame.filename.startswith("<")), frames[-1])
     return f"{PurePath(frame.filename).name} line {frame.lineno}"
 
 
@@ -157,14 +157,14 @@ def replay(trace: Trace) -> Choose:
     return lambda observation, info: str(next(actions))
 
 
-def difference(one: Trace, other: Trace) -> str | None:
+def difference(first: Trace, second: Trace) -> str | None:
     """The first difference between two traces in words, or ``None``."""
-    for turn, (left, right) in enumerate(zip(one, other, strict=False)):
+    for turn, (left, right) in enumerate(zip(first, second, strict=False)):
         if left != right:
             where = f"at turn {turn}" if turn else "at the start"
             return f"{where}, {frame_difference(left, right)}"
-    if len(one) != len(other):
-        return f"one episode took {len(one) - 1} turns and the other {len(other) - 1}"
+    if len(first) != len(second):
+        return f"one episode took {len(first) - 1} turns and the other {len(second) - 1}"
     return None
 
 

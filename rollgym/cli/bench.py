@@ -19,8 +19,10 @@ from rollgym.utils.cli_options import (
     EnvModules,
     KeepFailed,
     ModelName,
+    Resume,
     WeakSandbox,
     Workers,
+    check_resume,
     console,
     import_modules,
     model_options,
@@ -85,9 +87,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Results folder.", show_default="runs/<time>-<suite>-<agent>")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Play the episodes that --out lacks or that failed.")
-    ] = False,
+    resume: Resume = False,
     keep_failed: KeepFailed = False,
     as_json: AsJson = False,
     env_module: EnvModules = None,
@@ -104,10 +104,9 @@ def run(
     from rollgym.bench.suite import AgentSpec, find_suite
     from rollgym.cli.progress import play
 
-    if resume and out is None:
-        raise UsageError("--resume needs --out DIR, the results folder to finish.")
+    check_resume(resume, out)
     import_modules(agent_module, "--agent-module")
-    who = AgentSpec(
+    agent_spec = AgentSpec(
         agent=agent,
         options=parse_pairs(agent_arg, "--agent-arg") | model_options(model, base_url),
         workers=workers,
@@ -119,7 +118,7 @@ def run(
     loaded = find_suite(suite)
     suite_run = SuiteRun(
         loaded,
-        who,
+        agent_spec,
         out or new_folder(loaded.name, agent),
         only=only or (),
         resume=resume,
@@ -204,14 +203,13 @@ def show(
 def compare(a: Results, b: Results, as_json: AsJson = False) -> None:
     """Compare two results of a suite task by task, with confidence intervals and p-values."""
     from rollgym.bench.compare import compare_results
+    from rollgym.cli.tables import print_comparison
 
     result = compare_results(a, b)
     if as_json:
         print_json(result)
-        return
-    from rollgym.cli.tables import print_comparison
-
-    print_comparison(console(), result)
+    else:
+        print_comparison(console(), result)
 
 
 @app.command("verify", epilog="Example: rollgym bench verify runs/a --sample 50 --seed 7")

@@ -21,11 +21,12 @@ from rollgym.utils.cli_options import (
     EnvName,
     KeepFailed,
     ModelName,
+    Resume,
     Workers,
+    check_resume,
     console,
     import_modules,
     model_options,
-    number,
     parse_pairs,
     say_notes,
 )
@@ -64,9 +65,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Results folder.", show_default="runs/<time>-<env>-<agent>")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Play the episodes that --out lacks or that failed.")
-    ] = False,
+    resume: Resume = False,
     keep_failed: KeepFailed = False,
     as_json: AsJson = False,
     env_arg: EnvArgs = None,
@@ -84,8 +83,7 @@ def evaluate(
     from rollgym.core.types import Limits
     from rollgym.evaluation.runner import Evaluation, Request, check_agent, open_folder, plan
 
-    if resume and out is None:
-        raise UsageError("--resume needs --out DIR, the results folder to finish.")
+    check_resume(resume, out)
     import_modules(agent_module, "--agent-module")
     try:
         limits = Limits(turns=max_turns, tokens=max_tokens, seconds=max_seconds)
@@ -152,38 +150,11 @@ def compare(a: Folder, b: Folder, as_json: AsJson = False) -> None:
     Shows the difference with its 95% confidence interval and p-value.
     Only tasks that both played from the same seed count, so task difficulty cancels out.
     """
+    from rollgym.cli.tables import print_comparison
     from rollgym.evaluation.compare import compare_runs
 
     result = compare_runs(a, b)
     if as_json:
         print_json(result)
     else:
-        _print_comparison(result)
-
-
-def _print_comparison(result: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table("metric", "A", "B", "A - B", "95% CI", "p-value", "A better", "B better", "equal", box=None)
-    for name in ("success", "return"):
-        row: dict[str, Any] | None = result[name]
-        if row is None:
-            continue
-        table.add_row(
-            name,
-            number(row["mean_a"]),
-            number(row["mean_b"]),
-            f"[bold]{row['difference']:+.3f}[/]",
-            f"[{row['low']:+.3f}, {row['high']:+.3f}]",
-            f"{row['p_value']:.4f}",
-            str(row["a_better"]),
-            str(row["b_better"]),
-            str(row["equal"]),
-        )
-    screen = console()
-    screen.print(f"A: {result['a']['agent']} ({result['a']['out']})", highlight=False)
-    screen.print(f"B: {result['b']['agent']} ({result['b']['out']})", highlight=False)
-    screen.print(f"{result['env']}, {result['tasks']} tasks in both\n", highlight=False)
-    screen.print(table)
-    for warning in result["warnings"]:
-        screen.print(f"note: {warning}", style="yellow", highlight=False)
+        print_comparison(console(), result)

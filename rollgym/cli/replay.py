@@ -81,8 +81,8 @@ def _selected(
     folders: dict[str, Path], wanted: str | None, notes: list[str]
 ) -> list[tuple[str, dict[str, Any], list[Episode]]]:
     """(name, manifest, episodes) of every part of the run: the entries of a suite, or the run itself."""
-    from rollgym.bench.results import read_manifest
     from rollgym.evaluation.replay import finished_episodes
+    from rollgym.io.run_dir import read_manifest
 
     selected = []
     for name, folder in folders.items():

@@ -10,8 +10,9 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from rollgym.bench.summary import HEAD, remarks, share, table
-from rollgym.utils.cli_options import console, interval, number
+from rollgym.bench.summary import HEAD, remarks, table
+from rollgym.core.text import interval, number
+from rollgym.utils.cli_options import console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +92,7 @@ def print_results(screen: Console, summary: dict[str, Any]) -> None:
     suite = summary["suite"]
     screen.print(
         f"[bold]{suite['name']} {suite['version']}[/]  {escape(summary['agent'])}  success "
-        f"[bold]{share(summary['success'])}[/] {escape(interval(summary['success_ci']))}",
+        f"[bold]{number(summary['success'])}[/] {escape(interval(summary['success_ci']))}",
         highlight=False,
     )
     grid = Table(*HEAD, box=None)
@@ -104,36 +105,39 @@ def print_results(screen: Console, summary: dict[str, Any]) -> None:
         screen.print(f"results: {escape(summary['out'])}", highlight=False)
 
 
+_METRICS = ("success", "return")
+_COMPARED: dict[str, Callable[[dict[str, Any]], str]] = {
+    "tasks": lambda row: str(row["tasks"]),
+    "A": lambda row: number(row["mean_a"]),
+    "B": lambda row: number(row["mean_b"]),
+    "A - B": lambda row: f"[bold]{row['difference']:+.3f}[/]",
+    "95% CI": lambda row: escape(f"[{row['low']:+.3f}, {row['high']:+.3f}]"),
+    "p-value": lambda row: f"{row['p_value']:.4f}",
+    "A better": lambda row: str(row["a_better"]),
+    "B better": lambda row: str(row["b_better"]),
+    "equal": lambda row: str(row["equal"]),
+}
+"""Columns of a paired comparison (`rollgym.evaluation.stats.Paired`)."""
+
+
 def print_comparison(screen: Console, result: dict[str, Any]) -> None:
-    """Print a paired comparison, entry by entry."""
+    """Print a paired comparison of two evaluations, or of two results of a suite entry by entry."""
     for side in ("a", "b"):
         line = f"{side.upper()}: {result[side]['agent']} ({result[side]['out']})"
         screen.print(escape(line), highlight=False)
-    screen.print(f"{result['suite']['name']} {result['suite']['version']}\n", highlight=False)
-    grid = Table(
-        "entry", "metric", "tasks", "A", "B", "A - B", "95% CI", "p-value", "A better", "B better", box=None
-    )
-    for name, entry in result["entries"].items():
-        for metric in ("success", "return"):
-            _add(grid, name, metric, entry[metric])
-    _add(grid, "all", "success", result["success"])
+    if "suite" in result:
+        heading, labels, left_out = "{name} {version}".format(**result["suite"]), ("entry", "metric"), "equal"
+        rows = [((name, metric), e[metric]) for name, e in result["entries"].items() for metric in _METRICS]
+        rows.append((("all", "success"), result["success"]))
+    else:
+        heading, labels, left_out = f"{result['env']}, {result['tasks']} tasks in both", ("metric",), "tasks"
+        rows = [((metric,), result[metric]) for metric in _METRICS]
+    columns = [name for name in _COMPARED if name != left_out]
+    screen.print(f"{heading}\n", highlight=False)
+    grid = Table(*labels, *columns, box=None)
+    for names, row in rows:
+        if row is not None:
+            grid.add_row(*names, *(_COMPARED[column](row) for column in columns))
     screen.print(grid)
-    for note in result["notes"]:
+    for note in result["notes"] if "suite" in result else result["warnings"]:
         screen.print(f"note: {note}", style="yellow", markup=False, highlight=False)
-
-
-def _add(grid: Table, name: str, metric: str, row: dict[str, Any] | None) -> None:
-    if row is None:
-        return
-    grid.add_row(
-        name,
-        metric,
-        str(row["tasks"]),
-        number(row["mean_a"]),
-        number(row["mean_b"]),
-        f"[bold]{row['difference']:+.3f}[/]",
-        escape(f"[{row['low']:+.3f}, {row['high']:+.3f}]"),
-        f"{row['p_value']:.4f}",
-        str(row["a_better"]),
-        str(row["b_better"]),
-    )

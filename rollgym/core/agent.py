@@ -290,24 +290,11 @@ def list_agents() -> list[AgentInfo]:
     return [_registered[name] for name in sorted(_registered)]
 
 
-class BorrowedAgent(Agent):
+class _BorrowedAgent(_AgentAdapter):
     """An agent that the caller made and keeps open: it is not closed with a run."""
 
-    def __init__(self, agent: MinimalAgent) -> None:
-        self._agent = as_agent(agent)
-        self.default_concurrency, self.notes = self._agent.default_concurrency, self._agent.notes
-
-    def player(self, briefing: Briefing) -> Player:
-        """Return a player of the caller's agent."""
-        return self._agent.player(briefing)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the settings of the caller's agent."""
-        return self._agent.describe()
-
-    def totals(self) -> dict[str, Any]:
-        """Return the counts of the caller's agent."""
-        return self._agent.totals()
+    async def close(self) -> None:
+        return
 
 
 def agent_name(agent: str | MinimalAgent | Callable[..., Any]) -> str:
@@ -345,7 +332,7 @@ def make_agent(name: str | MinimalAgent | Callable[..., Any], setup: AgentSetup,
             return build_agent(local, name, setup, options)
         if options:
             raise UsageError(f"Agent {name!r} is an instance and takes no options ({next(iter(options))!r}).")
-        return BorrowedAgent(local)
+        return _BorrowedAgent(local)
     load_agents()
     if name in _registered:
         path = _registered[name].factory
@@ -373,8 +360,7 @@ def build_agent(
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [key for key in options if key not in parameters]
     if unknown and not takes_any:
-        known = list(parameters)[1:]
-        raise UnknownName(f"option of agent {name!r}", unknown[0], known)
+        raise UnknownName(f"option of agent {name!r}", unknown[0], list(parameters)[1:])
     try:
         agent = factory(setup, **options)
     except RollgymError:

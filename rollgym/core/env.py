@@ -253,13 +253,21 @@ class TextEnv(gym.Env[str, str]):
         return self.tasks.task(split, number)
 
 
-def text_interface(env: gym.Env[Any, Any]) -> TextInterface:
-    """The text environment or adapter inside any number of wrappers."""
+def find_text_interface(env: gym.Env[Any, Any]) -> TextInterface | None:
+    """The text environment or adapter inside any number of wrappers; ``None`` where there is none."""
     layer: Any = env
     while not isinstance(layer, (TextEnv, TextInterface)):
         if not isinstance(layer, gym.Wrapper):
-            raise UsageError(
-                f"{type(env.unwrapped).__name__} is not a text environment: use rollgym.make() or adapt()."
-            )
+            return None
         layer = layer.env
     return layer
+
+
+def text_interface(env: gym.Env[Any, Any]) -> TextInterface:
+    """The text environment or adapter inside any number of wrappers; raises `UsageError` if there is none."""
+    interface = find_text_interface(env)
+    if interface is None:
+        raise UsageError(
+            f"{type(env.unwrapped).__name__} is not a text environment: use rollgym.make() or adapt()."
+        )
+    return interface

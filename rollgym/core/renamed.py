@@ -1,7 +1,7 @@
 """Names that 0.2.0 renamed: an error states the new name, and nothing is forwarded.
 
-`RenamedModules` is a finder on ``sys.meta_path``; `rollgym.__getattr__` uses `NAMES`; `suggest_metric` serves
-readers of metrics.
+`RenamedModules` is a finder on ``sys.meta_path``, `rollgym.__getattr__` uses `NAMES`, and readers of metrics
+use `METRICS`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ NAMES = {
 }
 """Names in ``rollgym`` itself."""
 
-_TABLE = """
+
+def _table(text: str) -> dict[str, str]:
+    return dict(row.split("=") for row in text.split())
+
+
+_MODULES = """
 adapt=adapters.gymnasium adapt_facts=adapters.gymnasium agent=core.agent
 agents.chat_options=agents.chat.options agents.credentials=agents.chat.credentials
 agents.dialogue=agents.prompt_builder agents.endpoint=agents.chat.endpoint agents.lm=agents.policy.agent
@@ -55,40 +60,26 @@ trainer.weighting=trainer.losses trust=core.trust types=core.types versions=util
 web=utils.http_server
 """
 
-MODULES: dict[str, str] = {
-    f"rollgym.{old}": f"rollgym.{new}" for old, _, new in (row.partition("=") for row in _TABLE.split())
-} | {
+MODULES = {f"rollgym.{old}": f"rollgym.{new}" for old, new in _table(_MODULES).items()} | {
     "rollgym.check": "rollgym.check(env), or rollgym.checks for its rules and report types",
     "rollgym.evaluate": "rollgym.evaluate(env, agent), or rollgym.evaluation",
     "rollgym.text": "rollgym.core.env (Reply is now StepResult, TextFace is now TextInterface)",
 }
 """Modules by their full old name."""
 
-METRICS = {
-    "advantage_largest": "advantage_abs_max",
-    "credit_advantage_largest": "advantage_abs_max",
-    "credit_advantage_mean": "advantage_mean",
-    "credit_advantage_std": "advantage_std",
-    "credit_cut_short": "truncated_frac",
-    "credit_groups": "groups",
-    "credit_groups_of_one": "singleton_group_frac",
-    "credit_groups_without_variance": "zero_std_group_frac",
-    "credit_score_mean": "score_mean",
-    "credit_shared_state_frac": "shared_state_frac",
-    "credit_shared_states": "shared_states",
-    "credit_turns_per_shared_state": "turns_per_shared_state",
-    "cut_short": "truncated_frac",
-    "groups_of_one": "singleton_group_frac",
-    "groups_without_variance": "zero_std_group_frac",
-    "handover_offloaded": "colocation_offloaded_bytes",
-    "handover_released": "colocation_released_bytes",
-    "handover_reloaded": "colocation_reloaded_bytes",
-    "handover_seconds": "colocation_seconds",
-    "importance_capped": "tis_clip_frac",
-    "logprob_gap": "train_rollout_logprob_diff",
-    "logprob_gap_max": "train_rollout_logprob_diff_max",
-    "logprob_gap_stale": "stale_logprob_diff",
-}
+METRICS = _table("""
+advantage_largest=advantage_abs_max credit_advantage_largest=advantage_abs_max
+credit_advantage_mean=advantage_mean credit_advantage_std=advantage_std credit_cut_short=truncated_frac
+credit_groups=groups credit_groups_of_one=singleton_group_frac
+credit_groups_without_variance=zero_std_group_frac credit_score_mean=score_mean
+credit_shared_state_frac=shared_state_frac credit_shared_states=shared_states
+credit_turns_per_shared_state=turns_per_shared_state cut_short=truncated_frac
+groups_of_one=singleton_group_frac groups_without_variance=zero_std_group_frac
+handover_offloaded=colocation_offloaded_bytes handover_released=colocation_released_bytes
+handover_reloaded=colocation_reloaded_bytes handover_seconds=colocation_seconds
+importance_capped=tis_clip_frac logprob_gap=train_rollout_logprob_diff
+logprob_gap_max=train_rollout_logprob_diff_max logprob_gap_stale=stale_logprob_diff
+""")
 
 
 def renamed(old: str, new: str) -> str:

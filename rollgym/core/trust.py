@@ -56,15 +56,15 @@ def find_origin(name: str, flag: str) -> str:
         spec = _find(part) or (_find_here(part) if length == 1 else None)
         if spec is None:
             break  # the import itself reports what is missing
-        places = [spec.origin] if spec.has_location and spec.origin else []
-        for place in (*places, *(spec.submodule_search_locations or ())):
-            folder = run_folder_of(Path(place))
+        origins = [spec.origin] if spec.has_location and spec.origin else []
+        for path in (*origins, *(spec.submodule_search_locations or ())):
+            folder = run_folder_of(Path(path))
             if folder is not None:
                 raise UsageError(
-                    f"{flag} {name}: {place} is inside the run folder {folder}, and code is never imported "
+                    f"{flag} {name}: {path} is inside the run folder {folder}, and code is never imported "
                     "from run folders. Move the module out of it."
                 )
-        origin = places[0] if places else ""
+        origin = origins[0] if origins else ""
     return origin
 
 

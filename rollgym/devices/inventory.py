@@ -79,12 +79,12 @@ CPU_BANDWIDTH = 1e10
 
 def device_model(name: str) -> DeviceModel:
     """Return a known device by its name."""
-    found = DEVICE_MODELS.get(_ALSO.get(name.upper(), name.upper()))
-    if found is None:
+    model = DEVICE_MODELS.get(_ALSO.get(name.upper(), name.upper()))
+    if model is None:
         raise UnknownName(
             "device model", name, DEVICE_MODELS, f"Known: {', '.join(DEVICE_MODELS)}; set memory for others."
         )
-    return found
+    return model
 
 
 _CPU = re.compile(r"cpu:([0-9]{1,4})", re.ASCII)
@@ -101,10 +101,10 @@ def find_cluster(words: str | None = None) -> Cluster:
     if words is None:
         return cuda_cluster() or cpu_cluster(2)
     if words == "cuda":
-        found = cuda_cluster()
-        if found is None:
+        cluster = cuda_cluster()
+        if cluster is None:
             raise UsageError("No CUDA device found (or torch without CUDA); use cpu:2 to plan for the CPU.")
-        return found
+        return cluster
     if match := _CPU.fullmatch(words):
         return cpu_cluster(int(match[1]))
     if (match := _GPUS.fullmatch(words)) and not Path(words).exists():
@@ -118,7 +118,7 @@ def cpu_cluster(slots: int) -> Cluster:
         raise UsageError(f"cpu:{slots} has no slots: at least 1 is needed.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Cluster((_cpu_node("this machine", slots, cores, memory),))
+    return Cluster((cpu_node("this machine", slots, cores, memory),))
 
 
 def cuda_cluster() -> Cluster | None:
@@ -167,17 +167,17 @@ def cluster_from_nodes(nodes: Iterable[tuple[str, float, float, float]], *, mode
     Ray reports the number of GPUs, not their model: pass it as ``model``. Without it they are logical GPUs,
     each a share of its node's CPUs and memory. Nodes without GPUs have one CPU slot.
     """
-    found: list[Node] = []
+    result: list[Node] = []
     for name, gpus, cpus, memory in nodes:
         count, cores = int(gpus), int(cpus)
         if not count:
-            found.append(_cpu_node(name, 1, cores, int(memory)))
+            result.append(cpu_node(name, 1, cores, int(memory)))
         elif model:
             node = _node(name, count, device_model(model))
-            found.append(replace(node, cpus=cores, host_memory=int(memory)))
+            result.append(replace(node, cpus=cores, host_memory=int(memory)))
         else:
-            found.append(replace(_cpu_node(name, count, cores, int(memory)), kind="gpu", model="logical"))
-    return Cluster(_gpus_first(found))
+            result.append(replace(cpu_node(name, count, cores, int(memory)), kind="gpu", model="logical"))
+    return Cluster(gpus_first(result))
 
 
 def known_model(name: str, memory: int) -> DeviceModel | None:
@@ -188,7 +188,7 @@ def known_model(name: str, memory: int) -> DeviceModel | None:
     return near[0] if near else None
 
 
-def _gpus_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
+def gpus_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Sort nodes with GPUs first: models are placed on those only, so their numbers start at 0."""
     return tuple(sorted(nodes, key=lambda node: node.kind != "gpu"))
 
@@ -210,7 +210,8 @@ def _node(name: str, gpus: int, model: DeviceModel | None) -> Node:
     )
 
 
-def _cpu_node(name: str, slots: int, cores: int, memory: int) -> Node:
+def cpu_node(name: str, slots: int, cores: int, memory: int) -> Node:
+    """Return a node whose cores and memory are divided into slots."""
     share = max(cores / slots, 0.25)
     return Node(
         name=name,

@@ -51,16 +51,12 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Number of parameters."""
-        moe = self.layers - self.dense_layers if self.experts else 0
-        blocks = self.layers * self._attention() + (self.layers - moe) * self._dense_mlp()
-        return blocks + moe * self._experts(self.experts) + self._ends()
+        return self._count(self.experts)
 
     @property
     def active_parameters(self) -> int:
         """Parameters used by one token."""
-        moe = self.layers - self.dense_layers if self.experts else 0
-        blocks = self.layers * self._attention() + (self.layers - moe) * self._dense_mlp()
-        return blocks + moe * self._experts(self.experts_used) + self._ends()
+        return self._count(self.experts_used)
 
     @property
     def largest_block(self) -> int:
@@ -79,11 +75,17 @@ class ModelShape:
         pairs = 2 * (self.hidden + q) + 2 * (self.hidden + kv) + (3 * (self.hidden + inner) if inner else 0)
         return self.layers * rank * pairs
 
+    def _count(self, experts: int) -> int:
+        """Parameters with this many experts per layer."""
+        moe = self.layers - self.dense_layers if self.experts else 0
+        blocks = self.layers * self._attention() + (self.layers - moe) * self._dense_mlp()
+        return blocks + moe * self._experts(experts) + self._ends()
+
     def _attention(self) -> int:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        found = 2 * self.hidden * (q + kv) + 2 * self.hidden
-        found += (q + 2 * kv) * self.qkv_bias + self.hidden * self.out_bias
-        return found + 2 * self.head_dim * self.qk_norm
+        weights = 2 * self.hidden * (q + kv) + 2 * self.hidden
+        weights += (q + 2 * kv) * self.qkv_bias + self.hidden * self.out_bias
+        return weights + 2 * self.head_dim * self.qk_norm
 
     def _dense_mlp(self) -> int:
         return 3 * self.hidden * self.inner + (2 * self.inner + self.hidden) * self.mlp_bias
@@ -124,8 +126,8 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
             f"Unsupported model_type {family!r} in config.json; supported: {', '.join(FAMILIES)}."
         )
     try:
-        found = _dense(config, str(family), name)
-        return _with_experts(found, config, str(family)) if _experts(config) else found
+        shape = _dense(config, str(family), name)
+        return _with_experts(shape, config, str(family)) if _experts(config) else shape
     except KeyError as error:
         raise UsageError(f"The model's config.json has no {error.args[0]}.") from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
@@ -180,67 +182,32 @@ def _count(config: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _qwen(
-    name: str, layers: int, hidden: int, heads: int, kv_heads: int, inner: int, *, tied: bool = False
+def _shape(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocab: int, **more: Any
 ) -> ModelShape:
-    return ModelShape(
-        name=f"Qwen2.5-{name}",
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=hidden // heads,
-        inner=inner,
-        vocab=151_936 if tied else 152_064,
-        tied=tied,
-        qkv_bias=True,
-    )
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "inner": inner}
+    return ModelShape(**{"name": name, "head_dim": hidden // heads, "vocab": vocab, **sizes, **more})
+
+
+def _qwen(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, inner: int, tied: bool = False
+) -> ModelShape:
+    vocab = 151_936 if tied else 152_064
+    return _shape(f"Qwen2.5-{name}", layers, hidden, heads, kv_heads, inner, vocab, tied=tied, qkv_bias=True)
 
 
 def _llama(name: str, layers: int, hidden: int, heads: int, inner: int) -> ModelShape:
-    return ModelShape(
-        name=f"Llama-3.1-{name}",
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=8,
-        head_dim=hidden // heads,
-        inner=inner,
-        vocab=128_256,
-        context=131_072,
-    )
+    return _shape(f"Llama-3.1-{name}", layers, hidden, heads, 8, inner, 128_256, context=131_072)
 
 
 def _qwen3_moe(name: str, layers: int, hidden: int, heads: int, inner: int, expert: int) -> ModelShape:
-    return ModelShape(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=4,
-        head_dim=128,
-        inner=inner,
-        vocab=151_936,
-        qk_norm=True,
-        experts=128,
-        experts_used=8,
-        expert_inner=expert,
-        context=40_960,
-    )
+    experts = {"experts": 128, "experts_used": 8, "expert_inner": expert}
+    more = {"head_dim": 128, "qk_norm": True, "context": 40_960, **experts}
+    return _shape(name, layers, hidden, heads, 4, inner, 151_936, **more)
 
 
-_MIXTRAL = ModelShape(
-    name="Mixtral-8x7B",
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    inner=14_336,
-    vocab=32_000,
-    experts=8,
-    experts_used=2,
-    expert_inner=14_336,
+_MIXTRAL = _shape(
+    "Mixtral-8x7B", 32, 4096, 32, 8, 14_336, 32_000, experts=8, experts_used=2, expert_inner=14_336
 )
 _BIG = _qwen3_moe("Qwen3-235B-A22B", 94, 4096, 64, 12_288, 1536)
 

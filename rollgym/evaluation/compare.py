@@ -21,7 +21,13 @@ def compare_runs(a: Path, b: Path) -> dict[str, Any]:
     """A paired comparison of two results folders, as a JSON-able object."""
     manifest_a, episodes_a = _load(a)
     manifest_b, episodes_b = _load(b)
-    _same_environment(manifest_a, manifest_b)
+    if manifest_a["env"] != manifest_b["env"]:
+        names = [
+            f"{manifest['env']['id']} {manifest['env']['kwargs']}" for manifest in (manifest_a, manifest_b)
+        ]
+        raise UsageError(
+            f"The two runs played different environments ({' and '.join(names)}), so they cannot be compared."
+        )
     groups_a, groups_b = by_task(episodes_a), by_task(episodes_b)
     shared = [key for key in groups_a if key in groups_b]
     if not shared:
@@ -62,14 +68,6 @@ _OTHERS = {
 """Other kinds of folders, and what to use instead."""
 
 
-def _same_environment(a: dict[str, Any], b: dict[str, Any]) -> None:
-    if a["env"] != b["env"]:
-        raise UsageError(
-            f"The two runs played different environments ({a['env']['id']} {a['env']['kwargs']} and "
-            f"{b['env']['id']} {b['env']['kwargs']}), so they cannot be compared."
-        )
-
-
 def by_task(episodes: Sequence[Episode]) -> dict[Key, list[Episode]]:
     """Episodes with a score, by task."""
     groups: dict[Key, list[Episode]] = defaultdict(list)
@@ -94,10 +92,8 @@ def _compare(
     a: dict[Key, list[Episode]], b: dict[Key, list[Episode]], shared: Sequence[Key], score: Any
 ) -> dict[str, Any] | None:
     pairs = [(score(a[key]), score(b[key])) for key in shared]
-    known = [(x, y) for x, y in pairs if x is not None and y is not None]
-    if not known:
-        return None
-    return asdict(paired([x for x, _ in known], [y for _, y in known]))
+    scores = [(x, y) for x, y in pairs if x is not None and y is not None]
+    return asdict(paired([x for x, _ in scores], [y for _, y in scores])) if scores else None
 
 
 def _warnings(
@@ -107,20 +103,20 @@ def _warnings(
     b: dict[Key, list[Episode]],
     shared: Sequence[Key],
 ) -> list[str]:
-    found = []
+    warnings = []
     left = len(a) + len(b) - 2 * len(shared)
     if left:
-        found.append(f"{left} tasks were played by one side only and do not count")
+        warnings.append(f"{left} tasks were played by one side only and do not count")
     if manifest_a["task_set"] != manifest_b["task_set"]:
-        found.append("the task sets differ")
+        warnings.append("the task sets differ")
     if manifest_a["limits"] != manifest_b["limits"]:
-        found.append("the limits on turns or time differ")
+        warnings.append("the limits on turns or time differ")
     if _first_texts(a, shared) != _first_texts(b, shared):
-        found.append("some tasks showed a different first observation: was the environment changed?")
+        warnings.append("some tasks showed a different first observation: was the environment changed?")
     versions = {m["versions"].get("rollgym") for m in (manifest_a, manifest_b)}
     if len(versions) > 1:
-        found.append("the runs were made by different versions of rollgym")
-    return found
+        warnings.append("the runs were made by different versions of rollgym")
+    return warnings
 
 
 def _first_texts(groups: dict[Key, list[Episode]], shared: Sequence[Key]) -> list[str]:

@@ -94,7 +94,7 @@ def replaced(target: Path) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
         temporary.chmod(0o755)
     try:
-        with _written(target):
+        with written(target):
             yield temporary
             flush(temporary)
             _swap(temporary, target)
@@ -134,7 +134,8 @@ def _writable(target: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _written(target: Path) -> Iterator[None]:
+def written(target: Path) -> Iterator[None]:
+    """Convert an `OSError` to a `RunError` that states the file and the reason."""
     try:
         yield
     except OSError as error:

@@ -48,6 +48,8 @@ def examine(backend: str) -> Finding:
         limits=Limits(seconds=5),
     )
     started = time.perf_counter()
+    reason, python = "", ""
+    weaknesses: tuple[str, ...] = ()
     try:
         with contextlib.closing(OPENERS[backend](settings)) as sandbox:
             ran = sandbox.exec(PROBE)
@@ -55,19 +57,14 @@ def examine(backend: str) -> Finding:
                 raise RunError(f"a line of code did not run: {ran.ended}, {ran.stderr[-200:]}")
             weaknesses, python = sandbox.weaknesses, getattr(sandbox, "python", "")
     except (RollgymError, ImportError, OSError) as error:
-        return Finding(
-            backend=backend,
-            level=LEVELS[backend],
-            works=False,
-            seconds=time.perf_counter() - started,
-            reason=" ".join(str(error).split()),
-            fix=_fix(backend),
-        )
+        reason = " ".join(str(error).split()) or type(error).__name__
     return Finding(
         backend=backend,
         level=LEVELS[backend],
-        works=True,
+        works=not reason,
         seconds=time.perf_counter() - started,
+        reason=reason,
+        fix=_fix(backend) if reason else "",
         weaknesses=weaknesses,
         python=python,
     )

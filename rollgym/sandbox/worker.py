@@ -20,8 +20,7 @@ import sys
 import time
 from typing import Any
 
-from rollgym.sandbox import protocol, worker_child, worker_files, worker_limits
-from rollgym.sandbox import worker_confinement as worker_walls
+from rollgym.sandbox import protocol, worker_child, worker_confinement, worker_files, worker_limits
 from rollgym.sandbox.worker_watch import HostGone, Watch, pipe
 
 BACK_SECONDS = 5.0
@@ -345,21 +344,21 @@ def _set_up(config: dict[str, Any]) -> None:
     os.environ.update(config["env"])
     config["init"] = os.getpid() == 1
     if not config["init"]:
-        worker_walls.prctl(worker_walls.PR_SET_CHILD_SUBREAPER, 1)
+        worker_confinement.prctl(worker_confinement.PR_SET_CHILD_SUBREAPER, 1)
     _preload(config["preload"])
     # Large rule sets are built once and applied per execution.
     config["rules"] = None
     if config["confinement"] == "child" and config["listed"]:
         rules = config["opened"], [config["work"], *config["write"]], config["listed"]
-        config["rules"] = worker_walls.make_rules(*rules)[0]
-    worker_walls.prctl(worker_walls.PR_SET_NO_NEW_PRIVS, 1)
-    worker_walls.prctl(worker_walls.PR_SET_DUMPABLE, 0)
+        config["rules"] = worker_confinement.make_rules(*rules)[0]
+    worker_confinement.prctl(worker_confinement.PR_SET_NO_NEW_PRIVS, 1)
+    worker_confinement.prctl(worker_confinement.PR_SET_DUMPABLE, 0)
     tasks = {"own": OURS, "shared": worker_limits.tasks_of_user(), "none": -1}[config["processes"]]
     config["base"] = {"address_space": worker_limits.address_space(), "tasks": tasks}
     if config["confinement"] != "none" and config["machine"] != platform.machine():
         raise OSError(f"the filter is for {config['machine']}, this is {platform.machine()}")
     if config["confinement"] == "worker":
-        worker_walls.install_filter(bytes.fromhex(config["filter"]))
+        worker_confinement.install_filter(bytes.fromhex(config["filter"]))
         _check_hidden(config)
     elif config["confinement"] == "child":
         _try_walls(config)

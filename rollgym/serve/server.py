@@ -7,11 +7,10 @@ import platform
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rollgym.chat import ChatTemplate, Tokenizer
-from rollgym.core.errors import MissingExtra
+from rollgym.core.extras import require
 from rollgym.core.types import SCHEMA_VERSION, Episode, EpisodeSpec, Outcome
 from rollgym.core.version import __version__
 from rollgym.engines.base import Engine
@@ -205,5 +204,4 @@ def manifest(model: str, options: ServeOptions) -> dict[str, Any]:
 
 def check_installed() -> None:
     """Raise `MissingExtra` where starlette or uvicorn is missing."""
-    if find_spec("uvicorn") is None or find_spec("starlette") is None:
-        raise MissingExtra("The recording endpoint", "serve")
+    require("The recording endpoint", "serve")

@@ -60,10 +60,10 @@ def find_stop(text: str, stops: Sequence[str]) -> int | None:
     return min((text.index(stop) for stop in stops if stop in text), default=None)
 
 
-def _whole(made: Generation) -> Generation:
-    if made.finish_reason == "aborted":
+def _whole(generation: Generation) -> Generation:
+    if generation.finish_reason == "aborted":
         raise AgentError("The reply was aborted.")
-    return made
+    return generation
 
 
 def _joined(pieces: Sequence[Generation]) -> Generation:
@@ -91,16 +91,16 @@ def _tokens_to_stop(ids: Sequence[int], stops: Sequence[str], codec: Codec) -> i
     return len(ids)
 
 
-def _cut(made: Generation, count: int) -> Generation:
+def _cut(generation: Generation, count: int) -> Generation:
     spans, left = [], count
-    for version, length in made.version_spans:
+    for version, length in generation.version_spans:
         if left > 0:
             spans.append((version, min(length, left)))
             left -= length
     return dataclasses.replace(
-        made,
-        token_ids=made.token_ids[:count],
-        logprobs=made.logprobs[:count],
+        generation,
+        token_ids=generation.token_ids[:count],
+        logprobs=generation.logprobs[:count],
         finish_reason="stop",
         version_spans=tuple(spans),
     )
@@ -229,27 +229,41 @@ class Session:
         )
         prompt, added = conversation.prompt_ids, conversation.added_ids
         sampling, ignored = self._sampling(request, conversation, number)
-        made = await generate_until_stop(
+        generation = await generate_until_stop(
             context.engine,
             GenerateRequest(request_id=name, prompt_ids=prompt, sampling=sampling, session=self.name),
             request.stops,
             context.template.codec,
         )
         self.check_open()
-        whole = conversation.reply(made.token_ids)
+        whole = conversation.reply(generation.token_ids)
         text = whole[: find_stop(whole, request.stops)]
         continues = past is not None and past == self._last and not conversation.new_row
-        turn = self._turn(request, made, added if continues else prompt, whole, text)
-        usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(made.token_ids))
-        turn = replace(turn, new_row=bool(self.turns) and not continues, usage=usage)
+        usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(generation.token_ids))
+        turn = Turn(
+            observation=request.text,
+            action=text,
+            response=whole if whole != text else None,
+            prompt_ids=added if continues else prompt,
+            action_ids=generation.token_ids,
+            logprobs=generation.logprobs,
+            new_row=bool(self.turns) and not continues,
+            policy_version=generation.version,
+            version_spans=generation.version_spans,
+            finish_reason=generation.finish_reason,
+            seconds=Seconds(queue=generation.queue_seconds, generate=generation.generate_seconds),
+            usage=usage,
+        )
         self._keep(request.key_after(text), conversation, turn, request.system)
         codec = context.template.codec
-        tokens = zip((codec.decode([token_id]) for token_id in made.token_ids), made.logprobs, strict=True)
+        tokens = zip(
+            (codec.decode([token_id]) for token_id in generation.token_ids), generation.logprobs, strict=True
+        )
         return Reply(
             session=self.name,
             text=text,
-            finish_reason=made.finish_reason,
-            tokens=tuple(tokens) if request.logprobs else (),
+            finish_reason=generation.finish_reason,
+            tokens=tuple(zip(texts, generation.logprobs, strict=True)) if request.logprobs else (),
             usage=usage,
             ignored=ignored,
         )
@@ -285,22 +299,6 @@ class Session:
             seed=derive_seed("serve", self.spec.sampling_seed, number) if seed is None else seed,
         )
         return sampling, ignored
-
-    def _turn(
-        self, request: ChatRequest, made: Generation, added: tuple[int, ...], whole: str, text: str
-    ) -> Turn:
-        return Turn(
-            observation=request.text,
-            action=text,
-            response=whole if whole != text else None,
-            prompt_ids=added,
-            action_ids=made.token_ids,
-            logprobs=made.logprobs,
-            policy_version=made.version,
-            version_spans=made.version_spans,
-            finish_reason=made.finish_reason,
-            seconds=Seconds(queue=made.queue_seconds, generate=made.generate_seconds),
-        )
 
     def _keep(self, key: bytes, conversation: BranchingConversation, turn: Turn, system: str) -> None:
         if not self.turns:

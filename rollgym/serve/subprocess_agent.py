@@ -16,7 +16,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -262,18 +262,7 @@ class SubprocessEpisode(Player):
         if self._failed is not None:
             raise self._failed
         turn = self.session.turns[self._next]
-        return AgentAction(
-            action=turn.action,
-            response=turn.response,
-            prompt_ids=turn.prompt_ids,
-            action_ids=turn.action_ids,
-            logprobs=turn.logprobs,
-            new_row=turn.new_row,
-            policy_version=turn.policy_version,
-            version_spans=turn.version_spans,
-            finish_reason=turn.finish_reason,
-            usage=turn.usage,
-        )
+        return AgentAction(**{field.name: getattr(turn, field.name) for field in fields(AgentAction)})
 
     async def step(self, action: str) -> Step:
         """Wait for the program's next request, or its end."""

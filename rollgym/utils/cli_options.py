@@ -6,38 +6,16 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rollgym.core.errors import MissingExtra, UsageError
+from rollgym.core.text import number as number  # used by commands of other packages
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-__all__ = [
-    "AgentArgs",
-    "AgentModules",
-    "AgentName",
-    "AsJson",
-    "BaseUrl",
-    "Concurrency",
-    "EnvArgs",
-    "EnvModules",
-    "EnvName",
-    "KeepFailed",
-    "ModelName",
-    "WeakSandbox",
-    "Workers",
-    "console",
-    "import_modules",
-    "interval",
-    "model_options",
-    "needs_extra",
-    "number",
-    "parse_pairs",
-    "say_notes",
-]
 
 
 def complete_env(incomplete: str) -> list[str]:
@@ -52,6 +30,10 @@ def complete_agent(incomplete: str) -> list[str]:
     from rollgym.core.agent import list_agents
 
     return [info.name for info in list_agents() if info.name.startswith(incomplete)]
+
+
+def _repeatable(flag: str, metavar: str, text: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=f"{text} (repeatable).")
 
 
 EnvName = Annotated[
@@ -70,28 +52,16 @@ AgentName = Annotated[
     ),
 ]
 EnvModules = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env-module", metavar="MODULE", help="Import a module that registers environments (repeatable)."
-    ),
+    list[str] | None, _repeatable("--env-module", "MODULE", "Import a module that registers environments")
 ]
 EnvArgs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env-arg", metavar="KEY=VALUE", help="Argument for the environment, as JSON or text (repeatable)."
-    ),
+    list[str] | None, _repeatable("--env-arg", "KEY=VALUE", "Argument for the environment, as JSON or text")
 ]
 AgentModules = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--agent-module", metavar="MODULE", help="Import a module that registers agents (repeatable)."
-    ),
+    list[str] | None, _repeatable("--agent-module", "MODULE", "Import a module that registers agents")
 ]
 AgentArgs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--agent-arg", metavar="KEY=VALUE", help="Option for the agent, as JSON or text (repeatable)."
-    ),
+    list[str] | None, _repeatable("--agent-arg", "KEY=VALUE", "Option for the agent, as JSON or text")
 ]
 WeakSandbox = Annotated[
     bool,
@@ -108,6 +78,7 @@ ModelName = Annotated[
 BaseUrl = Annotated[
     str | None, typer.Option("--base-url", help="For the chat agent: URL of the endpoint, up to /v1.")
 ]
+Resume = Annotated[bool, typer.Option("--resume", help="Play the episodes that --out lacks or that failed.")]
 Workers = Annotated[int, typer.Option("--workers", help="Worker processes; 0 plays in this process.")]
 Concurrency = Annotated[
     int,
@@ -147,6 +118,12 @@ def model_options(model: str | None, base_url: str | None) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def check_resume(resume: bool, out: Path | None) -> None:
+    """Raise `UsageError` for --resume without --out."""
+    if resume and out is None:
+        raise UsageError("--resume needs --out DIR, the results folder to finish.")
+
+
 def import_modules(modules: Iterable[str] | None, flag: str = "--env-module") -> tuple[str, ...]:
     """Import the modules that the user named, and return their names for the worker processes."""
     from rollgym.core.registry import import_module
@@ -172,13 +149,3 @@ def say_notes(notes: Iterable[str]) -> None:
     for note in notes:
         line = " ".join("".join(c if c.isprintable() else " " for c in note).split())
         typer.echo(f"rollgym: note: {line}", err=True)
-
-
-def interval(low_high: list[float] | tuple[float, float] | None, digits: int = 3) -> str:
-    """Format an interval for a table."""
-    return "" if low_high is None else f"[{low_high[0]:.{digits}f}, {low_high[1]:.{digits}f}]"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """Format a number for a table; ``None`` is a dash."""
-    return "–" if value is None else f"{value:.{digits}f}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from rollgym.core.serialization import clean_text
 from rollgym.core.types import Outcome
-from rollgym.evaluation.stats import bootstrap_mean, percentiles, wilson
+from rollgym.evaluation.stats import bootstrap_mean, percentiles, success_interval
 from rollgym.view.page import bounded, bounded_text
 from rollgym.view.reader import Row, RunView
 
@@ -296,21 +296,14 @@ def outcomes(rows: Iterable[Row]) -> dict[str, int]:
 
 def success(clusters: Sequence[Sequence[Row]]) -> dict[str, Any] | None:
     """Return the success rate; ``None`` if no environment defines success."""
-    known = [[float(row.success) for row in cluster if row.success is not None] for cluster in clusters]
-    known = [cluster for cluster in known if cluster]
-    count = sum(map(len, known))
+    values = [[float(row.success) for row in cluster if row.success is not None] for cluster in clusters]
+    values = [cluster for cluster in values if cluster]
+    count, wins = sum(map(len, values)), int(sum(map(sum, values)))
     if not count:
         return None
-    wins = int(sum(map(sum, known)))
-    if len(known) == count:
-        low, high = wilson(wins, count)
-    elif wins in (0, count):
-        # Identical values have no bootstrap spread; each task still counts as one trial.
-        low, high = wilson(len(known) if wins else 0, len(known))
-    elif len(known) > 10 * _EXACT:
+    if 0 < wins < count and len(values) < count and len(values) > 10 * _EXACT:
         return {"value": wins / count, "of": count}
-    else:
-        low, high = bootstrap_mean(known)
+    _, (low, high) = success_interval(values)
     return {"value": wins / count, "low": low, "high": high, "of": count}
 
 

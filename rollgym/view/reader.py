@@ -14,7 +14,17 @@ from rollgym.core.errors import ResultsError, UsageError
 from rollgym.core.files import open_inside, read_bounded
 from rollgym.core.serialization import decode_episode
 from rollgym.core.types import Episode
-from rollgym.io.run_dir import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, read_versioned
+from rollgym.io.run_dir import (
+    CONFIG,
+    EPISODES,
+    EVALUATIONS,
+    EVENTS,
+    MANIFEST,
+    METRICS,
+    SUMMARY,
+    read_json,
+    read_versioned,
+)
 
 LONGEST = 64_000_000
 """Maximum bytes of a line; an episode of 1,000 turns has a few million."""
@@ -131,7 +141,6 @@ def read_at(path: Path, folder: Path, start: int, size: int) -> bytes:
         return file.read(size)
 
 
-METRICS, EVALUATIONS, CONFIG = "metrics.jsonl", "evaluations.jsonl", "config.yaml"
 MESSAGE = 300
 """Maximum characters of an error message or name in the list of episodes."""
 MOST_CONFIG = 1_000_000

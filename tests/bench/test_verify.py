@@ -226,7 +226,7 @@ def test_half_written_and_corrupt_results_are_distinguished(results: Path) -> No
     (results / "manifest.json").unlink()
     with pytest.raises(UsageError, match=r"is not a results folder"):
         verify(results)
-    with pytest.raises(UsageError, match=r"Results folder .* does not exist"):
+    with pytest.raises(UsageError, match=r"Run folder .* does not exist"):
         verify(results / "nowhere")
 
 
