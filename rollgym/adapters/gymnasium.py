@@ -37,26 +37,13 @@ from rollgym.core.serialization import clean_text, jsonable
 from rollgym.core.tasks import TaskSet
 
 _NAMES = (
-    "get_action_meanings",
-    "get_action_names",
-    "action_meanings",
-    "action_names",
-    "ACTION_MEANINGS",
-    "ACTION_NAMES",
-    "actions",
-    "Actions",
-    "Action",
-    "ACTIONS",
-)
+    "get_action_meanings", "get_action_names", "action_meanings", "action_names", "ACTION_MEANINGS",
+    "ACTION_NAMES", "actions", "Actions", "Action", "ACTIONS",
+)  # fmt: skip
 """Attributes that may hold the names of actions: an Enum, a list, a mapping, or a method that returns one."""
 _LIMITS = (
-    "max_steps",
-    "max_episode_steps",
-    "_max_episode_steps",
-    "max_episode_length",
-    "max_turns",
-    "horizon",
-)
+    "max_steps", "max_episode_steps", "_max_episode_steps", "max_episode_length", "max_turns", "horizon",
+)  # fmt: skip
 """Attributes that may hold the step limit of environments that count their own steps."""
 
 _KNOWN: Mapping[str, tuple[tuple[str, ...], str]] = {

@@ -200,8 +200,8 @@ def _require_all(episodes: Sequence[Score], share: float) -> str:
         if not score.success:
             raise RuleFailed(
                 f"the expert succeeded in {share:.0%} of {len(episodes)} episodes, not all: {score.start} "
-                f"was lost after {score.turns} turns with return {score.total:g}. Fix the expert, or register "
-                "it with expert_is='baseline' if it need not solve every task."
+                f"was lost after {score.turns} turns with return {score.total:g}. Fix the expert, or "
+                "register it with expert_is='baseline' if it need not solve every task."
             )
     turns = sum(score.turns for score in episodes) / len(episodes)
     return f"the expert succeeded in all {len(episodes)} episodes, in {turns:.1f} turns on average."

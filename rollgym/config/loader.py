@@ -46,24 +46,10 @@ except ModuleNotFoundError as error:
     raise MissingExtra("Reading a config", "train") from error
 
 __all__ = [
-    "ABSENT",
-    "Closed",
-    "Difference",
-    "Renames",
-    "Row",
-    "Settings",
-    "diff",
-    "dump",
-    "explain",
-    "find_config",
-    "fingerprint",
-    "known_configs",
-    "load",
-    "parse",
-    "renamed_settings",
-    "schema",
+    "ABSENT", "Closed", "Difference", "Renames", "Row", "Settings", "diff", "dump", "explain",
+    "find_config", "fingerprint", "known_configs", "load", "parse", "renamed_settings", "schema",
     "values_of",
-]
+]  # fmt: skip
 
 EXTENDS = "extends"
 MAX_BYTES = 1_000_000

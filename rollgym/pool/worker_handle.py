@@ -44,17 +44,8 @@ class LocalSession:
     """One lease in a worker process. The environment is made (or taken from the idle ones) by `reset`."""
 
     __slots__ = (
-        "_lease",
-        "_lost",
-        "_open",
-        "_spec",
-        "_waiter",
-        "_worker",
-        "asked_at",
-        "grown_mb",
-        "healthy",
-        "op",
-    )
+        "_lease", "_lost", "_open", "_spec", "_waiter", "_worker", "asked_at", "grown_mb", "healthy", "op",
+    )  # fmt: skip
 
     def __init__(self, worker: WorkerHandle, lease: int, spec: EpisodeSpec) -> None:
         self._worker = worker

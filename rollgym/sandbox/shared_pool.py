@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 from rollgym.sandbox.factory import open_sandbox
 from rollgym.sandbox.pool import PoolCounts, SandboxPool
@@ -53,7 +53,5 @@ def leave(pool: SandboxPool) -> None:
 def counts() -> PoolCounts:
     """Return statistics of all pools of this process."""
     with _lock:
-        pools = [shared.pool.counts for shared in _shared.values()]
-    return PoolCounts(
-        **{field.name: sum(getattr(counts, field.name) for counts in pools) for field in fields(PoolCounts)}
-    )
+        counted = [asdict(shared.pool.counts) for shared in _shared.values()]
+    return PoolCounts(**{field.name: sum(c[field.name] for c in counted) for field in fields(PoolCounts)})

@@ -255,10 +255,7 @@ class Session:
             usage=usage,
         )
         self._keep(request.key_after(text), conversation, turn, request.system)
-        codec = context.template.codec
-        tokens = zip(
-            (codec.decode([token_id]) for token_id in generation.token_ids), generation.logprobs, strict=True
-        )
+        texts = (context.template.codec.decode([token_id]) for token_id in generation.token_ids)
         return Reply(
             session=self.name,
             text=text,
