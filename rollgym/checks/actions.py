@@ -114,9 +114,9 @@ CORPUS: tuple[str, ...] = (
     *("naïve café", "向上", "🙂🙃", "e\u0301", "\u202eabc", "²", "٣", "Ⅳ", "\ud800", "x\udfffy"),
     "[", "]", "[]", "[[]]", "search[", "search[]", "click[", "search[x]]", "move(", "(1,",
     "1 2 3 4 5 6 7 8 9", "0", "-1", "007", "1.5", "1e309", "nan", "inf", "1/0", "0x10", "1_000",
-    "99999999999999999999", "a1", "1a", "{}", '{"action": null}', '{"a": [1, 2', "null", "None", "True", '"', "'", "`", "```",
-    "\\", "\\n", "%s%n", "{0}", "' OR 1=1; --", "<script>alert(1)</script>", "<answer></answer>", "../../etc/passwd", "$(id)",
-    "__import__('os')",
+    "99999999999999999999", "a1", "1a", "{}", '{"action": null}', '{"a": [1, 2', "null", "None", "True",
+    '"', "'", "`", "```", "\\", "\\n", "%s%n", "{0}", "' OR 1=1; --", "<script>alert(1)</script>",
+    "<answer></answer>", "../../etc/passwd", "$(id)", "__import__('os')",
     *("help", "I think I should first look around.", "?", "...", ",", ";", "||", "==", "#"),
 )  # fmt: skip
 

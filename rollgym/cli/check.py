@@ -47,7 +47,11 @@ def check(
     Exit code 0 if no rule fails, 1 if one fails, 2 for an unknown environment, rule or argument.
     """
     if env == "tokens":
-        raise typer.Exit(_check_tokens(model, as_json))
+        from rollgym.cli.tokens import check_tokens
+
+        if model is None:
+            raise UsageError("rollgym check tokens needs --model DIR, a model folder in Hugging Face format.")
+        raise typer.Exit(check_tokens(model, as_json))
     from rollgym.checks import runner
 
     modules = import_modules(env_module)
@@ -66,14 +70,6 @@ def check(
     else:
         _print(report)
     raise typer.Exit(0 if report.ok else 1)
-
-
-def _check_tokens(model: Path | None, as_json: bool) -> int:
-    from rollgym.cli.tokens import check_tokens
-
-    if model is None:
-        raise UsageError("rollgym check tokens needs --model DIR, a model folder in Hugging Face format.")
-    return check_tokens(model, as_json)
 
 
 _MARKS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from rollgym.core.errors import RewardError, UsageError
 from rollgym.core.seeding import derive_rng
 from rollgym.core.serialization import encode_episode
 from rollgym.core.types import Episode
-from rollgym.rewards.scoring import Score, read_score
+from rollgym.rewards.scoring import Score, check_timeout, read_score
 from rollgym.utils.credentials import check_service_url, hide_secrets, read_secret
 from rollgym.utils.http_client import HttpClient, ResponseTooLarge, TransportError, short
 from rollgym.utils.retry import RetryableError, RetryPolicy
@@ -100,15 +99,13 @@ class HttpScorer:
         allow_plain_http: bool = False,
         name: str = "http",
     ) -> None:
-        if not 0 < timeout < math.inf:
-            raise UsageError(f"The timeout of a reward must be positive and finite, not {timeout}.")
         if retries < 0 or concurrency < 1:
             raise UsageError(
                 f"An http reward needs retries >= 0 and concurrency >= 1, not {retries} and {concurrency}."
             )
         self.url = check_url(url, allow_plain_http)
         self.name = name
-        self.timeout = timeout
+        self.timeout = check_timeout(timeout)
         self._headers = Headers(header_env or {})
         self._slots = asyncio.Semaphore(concurrency)
         self.http = HttpClient(
