@@ -18,7 +18,10 @@ Pairs = list[tuple[float, float]]
 def compare_results(a: Path, b: Path) -> dict[str, Any]:
     """Compare every entry that both folders contain, and the suite as a whole."""
     manifests = [read_results_manifest(path) for path in (a, b)]
-    _same_suite(manifests, a, b)
+    suites = [recorded_suite(manifest, path) for manifest, path in zip(manifests, (a, b), strict=True)]
+    if manifests[0]["suite_hash"] != manifests[1]["suite_hash"]:
+        names = [f"{suite.name} {suite.version} ({suite.fingerprint})" for suite in suites]
+        raise UsageError(f"Different suites cannot be compared: {a} has {names[0]}, {b} has {names[1]}.")
     shared = [
         name
         for name in manifests[0]["entries"]
@@ -29,12 +32,11 @@ def compare_results(a: Path, b: Path) -> dict[str, Any]:
         raise UsageError(f"{a} and {b} have no entry in common.")
     entries = {name: compare_runs(entry_folder(a, name), entry_folder(b, name)) for name in shared}
     left = sorted({*manifests[0]["entries"], *manifests[1]["entries"]} - set(shared))
-    notes = [f"{name}: {note}" for name, found in entries.items() for note in found["warnings"]]
+    notes = [f"{name}: {note}" for name, result in entries.items() for note in result["warnings"]]
     if left:
         notes.append(f"played by one side only: {', '.join(left)}")
-    suite = recorded_suite(manifests[0], a)
     return {
-        "suite": {"name": suite.name, "version": suite.version},
+        "suite": {"name": suites[0].name, "version": suites[0].version},
         "a": {"agent": manifests[0]["agent"]["name"], "out": str(a)},
         "b": {"agent": manifests[1]["agent"]["name"], "out": str(b)},
         "success": _overall([_pairs(a, b, name) for name in shared]),
@@ -43,28 +45,20 @@ def compare_results(a: Path, b: Path) -> dict[str, Any]:
     }
 
 
-def _same_suite(manifests: list[dict[str, Any]], a: Path, b: Path) -> None:
-    first, second = manifests
-    if first["suite_hash"] != second["suite_hash"]:
-        suites = [recorded_suite(manifest, path) for manifest, path in zip(manifests, (a, b), strict=True)]
-        words = [f"{suite.name} {suite.version} ({suite.fingerprint})" for suite in suites]
-        raise UsageError(f"Different suites cannot be compared: {a} has {words[0]}, {b} has {words[1]}.")
-
-
 def _pairs(a: Path, b: Path, name: str) -> Pairs:
     """The success rates of both on every task of an entry."""
-    one, other = (by_task(read_run(entry_folder(path, name))[1]) for path in (a, b))
-    scores = [(success_of(one[key]), success_of(other[key])) for key in one if key in other]
+    tasks_a, tasks_b = (by_task(read_run(entry_folder(path, name))[1]) for path in (a, b))
+    scores = [(success_of(tasks_a[key]), success_of(tasks_b[key])) for key in tasks_a if key in tasks_b]
     return [(x, y) for x, y in scores if x is not None and y is not None]
 
 
 def _overall(entries: list[Pairs]) -> dict[str, Any] | None:
     """All tasks together, with equal weights of the entries, as in the suite's success rate."""
-    known = [pairs for pairs in entries if pairs]
-    total = sum(map(len, known))
+    scored = [pairs for pairs in entries if pairs]
+    total = sum(map(len, scored))
     scaled = [
-        (x * total / (len(known) * len(pairs)), y * total / (len(known) * len(pairs)))
-        for pairs in known
+        (x * total / (len(scored) * len(pairs)), y * total / (len(scored) * len(pairs)))
+        for pairs in scored
         for x, y in pairs
     ]
     return asdict(paired([x for x, _ in scaled], [y for _, y in scaled])) if scaled else None

@@ -77,7 +77,8 @@ def _info(info: Any) -> Iterator[str]:
     if not isinstance(info.get("valid"), bool):
         yield f"gave info['valid']={short(info.get('valid', 'missing'))}; it must be a bool."
     actions = info.get("actions")
-    if actions is not None and not _all_text(actions):
+    is_text_list = isinstance(actions, list) and all(isinstance(action, str) for action in actions)
+    if actions is not None and not is_text_list:
         yield "gave info['actions'] that is not a list of str; list the valid actions as text."
 
 
@@ -92,10 +93,6 @@ def _json(info: dict[str, Any]) -> Iterator[str]:
         else:
             if json.loads(text) != {key: value}:
                 yield f"gave info[{key!r}], which changes in a round trip through JSON; {fix}"
-
-
-def _all_text(actions: Any) -> bool:
-    return isinstance(actions, list) and all(isinstance(action, str) for action in actions)
 
 
 def _is_utf8(text: str) -> bool:
@@ -142,7 +139,8 @@ def nonsense(subject: EnvUnderTest) -> str:
     """Any text is handled, and nonsense is reported as invalid."""
     played = refused = 0
     with subject.env() as env:
-        valid = _valid_action(subject, env)
+        first = reset(env, Start(0))
+        valid = subject.player(0)(first.observation, first.info)
         now: Transition | None = None
         for played, text in enumerate(_texts(valid, 20 if subject.quick else 100), 1):
             if now is None or now.ends:
@@ -155,11 +153,6 @@ def nonsense(subject: EnvUnderTest) -> str:
             "otherwise return valid=False for them, so that an agent's mistakes can be counted."
         )
     return f"{played} nonsense actions were handled, {refused} of them with valid=False."
-
-
-def _valid_action(subject: EnvUnderTest, env: Env) -> str:
-    first = reset(env, Start(0))
-    return subject.player(0)(first.observation, first.info)
 
 
 def _play_nonsense(subject: EnvUnderTest, env: Env, text: str, turn: int) -> Transition:
@@ -182,7 +175,11 @@ def in_range(subject: EnvUnderTest) -> str:
             achieved = False
             for now in episode:
                 require_contract(now, env.observation_space, reward_range)
-                _require_lasting(achieved, now)
+                if achieved and not now.info["success"]:
+                    raise RuleFailed(
+                        f"success was True and then False after {now.call} at turn {now.turn}. Success must "
+                        "be final: report it only once it cannot be lost, or end the episode."
+                    )
                 achieved = bool(now.info["success"])
                 rewards += [now.reward] if now.action is not None else []
     declared = f"within {reward_range}" if reward_range[1] < float("inf") else "reward_range is not declared"
@@ -198,14 +195,6 @@ def _episodes(subject: EnvUnderTest, env: Env) -> Iterator[Iterable[Transition]]
         # An expert that raises is checked by another rule.
         with suppress(EnvRaised):
             yield from [score.episode for score in scores(subject, "expert")]
-
-
-def _require_lasting(achieved: bool, now: Transition) -> None:
-    if achieved and not now.info["success"]:
-        raise RuleFailed(
-            f"success was True and then False after {now.call} at turn {now.turn}. Success must be final: "
-            "report it only once it cannot be lost, or end the episode."
-        )
 
 
 def ends(subject: EnvUnderTest) -> str:

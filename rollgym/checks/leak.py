@@ -11,7 +11,7 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from rollgym.checks.report import RuleFailed
 from rollgym.checks.rollout import HERE, Env, EnvUnderTest
@@ -91,12 +91,8 @@ def _mark() -> Mark:
     # Python caches the names of attributes that C code looked up: that cache fills slowly.
     sys._clear_type_cache()
     memory = tracemalloc.take_snapshot().filter_traces(_THEIRS)
-    return Mark(memory=memory, files=_open_files(), threads=threading.active_count())
-
-
-def _open_files() -> int:
-    folder = Path("/proc/self/fd")
-    return len(os.listdir(folder)) if folder.is_dir() else 0
+    files = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    return Mark(memory=memory, files=files, threads=threading.active_count())
 
 
 def _require_steady(first: Mark, now: Mark, episodes: int) -> None:

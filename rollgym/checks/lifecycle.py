@@ -99,13 +99,9 @@ def after_end(subject: EnvUnderTest) -> str:
         last = _play_out(subject, checked)
         assert last.action is not None
         _require_refusal(checked, last.action, f"after the episode ended at turn {last.turn}")
-        step(env, subject.player(0)(*_again(env)), 1)
+        now = reset(env, _START)
+        step(env, subject.player(0)(now.observation, now.info), 1)
     return f"after an end at turn {last.turn}, step() raises ResetNeeded and reset() starts a new episode."
-
-
-def _again(env: Env) -> tuple[Any, Any]:
-    now = reset(env, _START)
-    return now.observation, now.info
 
 
 def _play_out(subject: EnvUnderTest, env: Env) -> Transition:

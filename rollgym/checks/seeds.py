@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rollgym.checks.report import RuleFailed, RuleSkipped, RuleWarning
-from rollgym.checks.rollout import Env, EnvUnderTest, Start, Trace, named, reset, snapshot, transitions
+from rollgym.checks.rollout import Env, EnvUnderTest, Start, named, reset, snapshot, transitions
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import TaskSet
 
 COUNT = 20
 TURNS = 10
-_NAMES_OF_TASKS = ("task", "split")
 
 
 def seeds(subject: EnvUnderTest) -> str:
@@ -38,20 +35,13 @@ def _different(subject: EnvUnderTest, starts: list[Start]) -> tuple[int, int]:
     firsts, episodes = set(), set()
     with subject.env() as env:
         for start in starts:
-            trace = _same_actions(subject, env, start)
+            trace = [snapshot(now) for now in transitions(env, start, subject.player(0), TURNS)]
+            for frame in trace:
+                # Every task has its own number: that alone does not make its content different.
+                frame["info"] = {key: v for key, v in frame["info"].items() if key not in ("task", "split")}
             firsts.add(repr(trace[0]["observation"]))
             episodes.add(repr(trace))
     return len(firsts), len(episodes)
-
-
-def _same_actions(subject: EnvUnderTest, env: Env, start: Start) -> Trace:
-    frames = [snapshot(now) for now in transitions(env, start, subject.player(0), TURNS)]
-    return [{**frame, "info": _without_names(frame["info"])} for frame in frames]
-
-
-def _without_names(info: Any) -> Any:
-    # Every task has its own number: that alone does not make its content different.
-    return {key: value for key, value in info.items() if key not in _NAMES_OF_TASKS}
 
 
 def tasks(subject: EnvUnderTest) -> str:

@@ -62,7 +62,9 @@ def replay(
     results: list[tuple[str, Replayed]] = []
     selected = _selected(parts(run), episode, notes)
     if not any(episodes for _, _, episodes in selected):
-        raise _nothing(run, episode)
+        if episode is not None:
+            raise UsageError(f"{run} has no episode {episode!r}: the ids are in its episodes.jsonl.")
+        raise ResultsError(f"{run} contains no episodes yet: nothing to replay.")
     for name, manifest, recorded in ((name, m, choose(e, sample, seed)) for name, m, e in selected):
         settings = Settings(
             workers=workers,
@@ -93,12 +95,6 @@ def _selected(
             episodes = [e for e in episodes if wanted in (e.spec.episode_id, f"{name}/{e.spec.episode_id}")]
         selected.append((name, read_manifest(folder), episodes))
     return selected
-
-
-def _nothing(run: Path, wanted: str | None) -> ResultsError | UsageError:
-    if wanted is not None:
-        return UsageError(f"{run} has no episode {wanted!r}: the ids are in its episodes.jsonl.")
-    return ResultsError(f"{run} contains no episodes yet: nothing to replay.")
 
 
 def _report(run: Path, results: list[tuple[str, Replayed]], notes: list[str], as_json: bool) -> None:

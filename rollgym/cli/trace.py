@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.core.errors import UsageError, os_reason
+from rollgym.core.errors import UsageError
 from rollgym.utils.cli_options import AsJson, console
 from rollgym.utils.cli_output import print_json
 
@@ -27,7 +27,7 @@ def trace(
     Writes a Chrome/Perfetto trace (one track per engine slot and worker) and prints utilization and the
     longest waits with their causes.
     """
-    from rollgym.core.files import replacing
+    from rollgym.core.files import write_output
     from rollgym.rollout.events import read_events
     from rollgym.rollout.trace import chrome_trace, is_event, summary
 
@@ -36,11 +36,7 @@ def trace(
         raise UsageError(f"{run} has no events.jsonl: only a run that recorded events can be traced.")
     events = [event for event in read_events(file) if is_event(event)]
     target = out or file.with_name("trace.json")
-    try:
-        with replacing(target) as written:
-            written.write(json.dumps(chrome_trace(events)).encode())
-    except OSError as error:
-        raise UsageError(f"Cannot write {target}: {os_reason(error)}.") from None
+    write_output(target, json.dumps(chrome_trace(events)).encode())
     result = summary(events) | {"trace": str(target)}
     if as_json:
         print_json(result)

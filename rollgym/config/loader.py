@@ -148,18 +148,15 @@ def _diff(a: Any, b: Any, key: str) -> list[Difference]:
         both = range(max(len(a), len(b)))
         pairs = [(i, a[i] if i < len(a) else ABSENT, b[i] if i < len(b) else ABSENT) for i in both]
     else:
-        return [] if _same(a, b) else [Difference(key, a, b)]
+        # True == 1 in Python, but not in a config.
+        same = a is b or (a is not ABSENT and b is not ABSENT and json.dumps(a) == json.dumps(b))
+        return [] if same else [Difference(key, a, b)]
     prefix = f"{key}." if key else ""
     return [difference for name, x, y in pairs for difference in _diff(x, y, f"{prefix}{name}")]
 
 
 def _sections(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
-
-
-def _same(a: Any, b: Any) -> bool:
-    # True == 1 in Python, but not in a config.
-    return a is b or (a is not ABSENT and b is not ABSENT and json.dumps(a) == json.dumps(b))
 
 
 def find_config(name: str, package: str) -> Path:

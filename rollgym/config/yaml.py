@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from rollgym.core.errors import UsageError
+from rollgym.core.text import shorten
 
 Path = tuple[str | int, ...]
 
@@ -209,7 +210,7 @@ def inline(value: Any) -> str:
 def short(value: Any, max_length: int = 60) -> str:
     """Write a value on one line, shortened for a message."""
     text = repr(value) if isinstance(value, str) else inline(value)
-    return text if len(text) <= max_length else text[: max_length - 1] + "…"
+    return shorten(text, max_length)
 
 
 def _dump(value: Any, **options: Any) -> str:

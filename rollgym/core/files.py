@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from rollgym.core.errors import UsageError
+from rollgym.core.errors import UsageError, os_reason
 
 MOST_JSON = 64_000_000
 """Maximum bytes of a JSON file that is read as a whole (a manifest, a summary)."""
@@ -94,6 +94,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that the user asked for, atomically; raises `UsageError` where that fails."""
+    try:
+        with replacing(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {os_reason(error)}.") from None
 
 
 def refuse_links(folder: Path) -> None:

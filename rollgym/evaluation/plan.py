@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -157,7 +158,7 @@ def plan(request: Request) -> Plan:
         "limits": asdict(request.limits),
         "task_set": _describe_tasks(tasks, split),
         "success_means": env.success_means,
-        "reward_range": [_finite(value) for value in env.reward_range],
+        "reward_range": [value if math.isfinite(value) else None for value in env.reward_range],
         "versions": package_versions(request.env_name),
         "command": command_line(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -198,7 +199,3 @@ def _describe_tasks(tasks: TaskSet | None, split: str) -> dict[str, Any]:
     if tasks is None:
         return {"name": None, "split": split, "size": None, "hash": None}
     return {"name": tasks.name, "split": split, "size": tasks.size(split), "hash": tasks.fingerprint(split)}
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) != float("inf") else None

@@ -24,6 +24,11 @@ def new_folder(*names: str) -> Path:
     """An unused path under runs/, named by the time and these names; nothing is created."""
     words = ["".join(c if c.isalnum() else "-" for c in name).strip("-") for name in names]
     base = Path("runs") / "-".join([time.strftime("%Y%m%d-%H%M%S"), *words])
+    return unused(base)
+
+
+def unused(base: Path) -> Path:
+    """This path if nothing is there, or else the first of ``NAME-2``, ``NAME-3``, …."""
     path, number = base, 1
     while path.exists():
         number += 1

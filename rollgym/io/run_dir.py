@@ -76,7 +76,8 @@ class RunFolder:
     def create(cls, path: Path, manifest: dict[str, Any]) -> RunFolder:
         """Create a new folder, or use an empty one; a folder with results is refused."""
         # A crash between the two files leaves an empty episodes file.
-        if (path / MANIFEST).exists() or _size(path / EPISODES):
+        episodes = path / EPISODES
+        if (path / MANIFEST).exists() or (episodes.exists() and episodes.stat().st_size):
             raise UsageError(
                 f"{path} already contains results: pass --resume to finish them, or another --out."
             )
@@ -246,10 +247,6 @@ def _failed(line: bytes) -> bool:
         return decode_episode(line).excluded
     except ResultsError:
         return False  # the next reader reports the error
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _short(value: Any) -> str:

@@ -190,12 +190,8 @@ class ForkServer:
         os.close(theirs)
         self._numbers[pid] = number
         output = self._outputs[pid] = LogRelay(ours, f"worker {number} (process {pid})")
-        self._listen(ours, lambda: self._read_reply(output))
+        self._listen(ours, lambda: None if output.read() else self._silence(output))
         self._report(Started(number, pid))
-
-    def _read_reply(self, output: LogRelay) -> None:
-        if not output.read():
-            self._silence(output)
 
     def _silence(self, output: LogRelay) -> None:
         if self._handlers.pop(output.fd, None) is not None:

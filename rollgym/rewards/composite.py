@@ -75,7 +75,10 @@ class CompositeScorer:
         try:
             _, late = await asyncio.wait(late, timeout=self.timeout, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            await _stop(late)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=STOP_SECONDS)
         # In the given order, so that of two failures always the same one is reported.
         for task in tasks.values():
             if task not in late and (error := task.exception()) is not None:
@@ -167,13 +170,6 @@ async def _ask(name: str, scorer: Scorer, episode: Episode) -> Score:
     except Exception as error:
         raise name_error(name, error) from error
     return score
-
-
-async def _stop(tasks: set[asyncio.Task[Score]]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=STOP_SECONDS)
 
 
 def _replaced(turn: Turn) -> Turn:

@@ -10,7 +10,7 @@ from rollgym.sandbox import client, seccomp
 from rollgym.sandbox.cgroup import Cgroup
 from rollgym.sandbox.client import ENVIRONMENT, WorkerSandbox
 from rollgym.sandbox.hidden import split
-from rollgym.sandbox.interpreter import NOBODY, Interpreter, find_python, spare_uid
+from rollgym.sandbox.interpreter import NOBODY, find_python, spare_uid
 from rollgym.sandbox.launch import PipesWithFolder, boot, make_folder
 from rollgym.sandbox.namespaces import NO_CGROUP
 from rollgym.sandbox.types import Level, SandboxSettings
@@ -46,7 +46,7 @@ def open_landlock(settings: SandboxSettings) -> WorkerSandbox:
     no_signals = abi < SIGNALS_ABI and uid is None
     profile = seccomp.Profile(shared_host=True, no_signals=no_signals, no_shared_memory=cgroup is None)
     folder = make_folder(uid)
-    roots = _readable(python)
+    roots = [path for path in (*SYSTEM, *python.folders) if os.path.exists(path)]
     out = python.hidden(roots, settings.preload)
     opened, listed = split(roots, out)
     channel = PipesWithFolder(
@@ -77,7 +77,3 @@ def open_landlock(settings: SandboxSettings) -> WorkerSandbox:
         limits=settings.limits,
         python=python.why,
     )
-
-
-def _readable(python: Interpreter) -> list[str]:
-    return [path for path in (*SYSTEM, *python.folders) if os.path.exists(path)]

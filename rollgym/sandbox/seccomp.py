@@ -69,7 +69,8 @@ def program(profile: Profile | None = None, machine: str | None = None) -> bytes
     steps += [_refuse(errno.ENOSYS)]
     # First those that the kernel cannot remember as allowed, because their arguments count.
     for name, checks in _checks(profile).items():
-        steps += _when(CHECKED[name][column], checks)
+        # Every path of these instructions returns.
+        steps += [(EQUAL, 0, len(checks), CHECKED[name][column]), *checks]
     refused = dict(NUMBERS)
     if profile.shared_host:
         refused |= SHARED
@@ -79,11 +80,6 @@ def program(profile: Profile | None = None, machine: str | None = None) -> bytes
     for at in range(0, len(found), FARTHEST):
         steps += [*_any_of(found[at : at + FARTHEST]), _refuse()]
     return b"".join(struct.pack("HBBI", *step) for step in [*steps, (RETURN, 0, 0, ALLOW)])
-
-
-def _when(number: int, steps: list[Instruction]) -> list[Instruction]:
-    """Instructions for one system call; every path must return."""
-    return [(EQUAL, 0, len(steps), number), *steps]
 
 
 def _refuse(why: int = errno.EPERM) -> Instruction:

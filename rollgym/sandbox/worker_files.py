@@ -23,7 +23,8 @@ def open_beneath(root: str, name: str, flags: int, make: bool = False) -> int:
     try:
         for folder in folders:
             if make:
-                _make(folder, here)
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, 0o755, dir_fd=here)
             below = os.open(folder, FOLDER, dir_fd=here)
             os.close(here)
             here = below
@@ -34,11 +35,6 @@ def open_beneath(root: str, name: str, flags: int, make: bool = False) -> int:
         os.close(file)
         raise FileNotFoundError(f"{name} is not a regular file")
     return file
-
-
-def _make(folder: str, here: int) -> None:
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o755, dir_fd=here)
 
 
 def write(root: str, name: str, content: bytes | bytearray | memoryview) -> None:

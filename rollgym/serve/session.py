@@ -324,16 +324,14 @@ class Session:
         limits = self.spec.limits
         if limits.turns is not None and len(self.turns) >= limits.turns:
             self.limit = Outcome.TURN_LIMIT
-        if limits.tokens is not None and self._tokens() >= limits.tokens:
+        tokens = sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in self.turns)
+        if limits.tokens is not None and tokens >= limits.tokens:
             self.limit = Outcome.TOKEN_LIMIT
         if self.limit is not None:
             self.changed.set()
             raise ApiError(
                 400, f"Session {self.name} has reached its {self.limit}.", code=str(self.limit.value)
             )
-
-    def _tokens(self) -> int:
-        return sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in self.turns)
 
     def reward(self, reward: float, success: bool | None) -> None:
         """Add a reward to the latest turn, and set whether the task succeeded."""
