@@ -37,10 +37,10 @@ def chosen(suite: Suite, agent_spec: AgentSpec, only: Sequence[str] = ()) -> lis
     if lacking:
         needed = suite.entry(lacking[0])
         raise UsageError(f"Entry {needed.name!r} needs data: pass --data {needed.name}=... ({needed.data}).")
-    found = [e for e in suite.entries if e.name in wanted and (not e.data or e.name in agent_spec.data)]
-    if not found:
+    entries = [e for e in suite.entries if e.name in wanted and (not e.data or e.name in agent_spec.data)]
+    if not entries:
         raise UsageError(f"All chosen entries of suite {suite.name} need --data.")
-    return found
+    return entries
 
 
 class SuiteRun:
@@ -92,8 +92,8 @@ class SuiteRun:
 
     def finish(self) -> dict[str, Any]:
         """Summarize all finished episodes and write the result."""
-        found = [self._parts[entry.name] for entry in self.entries if entry.name in self._parts]
-        summary = suite_summary(self.suite, self.manifest, found, self.out)
+        parts = [self._parts[entry.name] for entry in self.entries if entry.name in self._parts]
+        summary = suite_summary(self.suite, self.manifest, parts, self.out)
         write_json(self.out / SUMMARY, summary)
         with replacing(self.out / REPORT) as file:
             file.write(markdown(summary).encode())

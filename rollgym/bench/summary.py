@@ -85,8 +85,8 @@ def _row(
         "content": summary["content_hash"],
         "same_tasks": _same_tasks(entry, summary, episodes),
     }
-    known = {kind: {"success": g.success, "score": g.score} for kind, g in entry.golden.items()}
-    return {**row, "golden": _golden(entry, row, agent), "known": known}
+    golden_scores = {kind: {"success": g.success, "score": g.score} for kind, g in entry.golden.items()}
+    return {**row, "golden": _golden(entry, row, agent), "known": golden_scores}
 
 
 def _same_tasks(entry: Entry, summary: Mapping[str, Any], episodes: Sequence[Episode]) -> bool | None:
@@ -98,10 +98,10 @@ def _same_tasks(entry: Entry, summary: Mapping[str, Any], episodes: Sequence[Epi
 
 
 def _golden(entry: Entry, row: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, Any] | None:
-    known = entry.golden_of(agent["name"], agent["options"])
-    if known is None:
+    match = entry.golden_of(agent["name"], agent["options"])
+    if match is None:
         return None
-    kind, golden = known
+    kind, golden = match
     reached = (
         row["complete"]
         and row["success"] is not None
@@ -125,12 +125,12 @@ def _wall(episodes: Sequence[Episode]) -> float:
 
 
 def _totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    known = [row for row in rows if row["success"] is not None]
+    scored = [row for row in rows if row["success"] is not None]
     tokens = [row["tokens"] for row in rows if row["tokens"] is not None]
     whole = [row["success_all"] for row in rows if row["success_all"] is not None]
     return {
-        "success": math.fsum(row["success"] for row in known) / len(known) if known else None,
-        "success_ci": list(mean_interval(known)) if known else None,
+        "success": math.fsum(row["success"] for row in scored) / len(scored) if scored else None,
+        "success_ci": list(mean_interval(scored)) if scored else None,
         "success_all": math.fsum(whole) / len(whole) if whole else None,
         "episodes": sum(row["episodes"] for row in rows),
         "failed": sum(row["failed"] for row in rows),

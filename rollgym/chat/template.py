@@ -157,17 +157,17 @@ class ChatTemplate:
         harmless = self._harmless(messages, only_last=start > 0)
         plain = self.render(harmless, replies=replies)
         expected = self._controls_in(self.codec.encode(plain.pieces(start), before))
-        found: list[int] = []
+        controls: list[int] = []
         for hard in (False, True):
             again = self.render(messages, hard=hard, replies=replies) if hard or replies else rendered
             ids = self.codec.encode(again.pieces(start), before)
-            found = self._controls_in(ids)
-            if again.text == rendered.text and found == expected:
+            controls = self._controls_in(ids)
+            if again.text == rendered.text and controls == expected:
                 return ids
         names = {number: token for token, number in self.controls.items()}
         raise UsageError(
             "An observation becomes control tokens that the chat template did not write: expected "
-            f"{[names[i] for i in expected]}, found {[names[i] for i in found]}."
+            f"{[names[i] for i in expected]}, found {[names[i] for i in controls]}."
         )
 
     def _controls_in(self, ids: list[int]) -> list[int]:

@@ -65,16 +65,16 @@ class TemplateFacts:
         return any(rewrite.what == "a plain reply" for rewrite in self.rewrites)
 
 
-def difference(expected: str, found: str) -> str:
+def difference(expected: str, actual: str) -> str:
     """Return the first position at which two texts differ, with its context."""
-    position = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), None)
+    position = next((i for i, (a, b) in enumerate(zip(expected, actual, strict=False)) if a != b), None)
     if position is None:
-        if len(expected) == len(found):
+        if len(expected) == len(actual):
             return "no difference"
-        position = min(len(expected), len(found))
+        position = min(len(expected), len(actual))
     start = max(0, position - _CONTEXT)
     dots = "…" if start else ""
-    sides = [f"{dots}{text[start : position + _CONTEXT]!r}" for text in (expected, found)]
+    sides = [f"{dots}{text[start : position + _CONTEXT]!r}" for text in (expected, actual)]
     return f"at character {position}: expected {sides[0]}, found {sides[1]}"
 
 
@@ -137,10 +137,10 @@ def _check_order(text: str, words: tuple[str, ...]) -> None:
     if not once or positions != sorted(positions):
         expected = " ".join(words)
         starts = [(i, word) for word in words for i in range(len(text)) if text.startswith(word, i)]
-        found = [word for _, word in sorted(starts)]
+        written = [word for _, word in sorted(starts)]
         raise UsageError(
             "The chat template does not write each message once and in order, so a conversation cannot be "
-            f"continued: expected {expected!r}, found {' '.join(found)!r} in {text!r}."
+            f"continued: expected {expected!r}, found {' '.join(written)!r} in {text!r}."
         )
 
 
@@ -190,14 +190,14 @@ def _without_words(text: str) -> str:
 def _rewrites(apply: Apply, systems: tuple[bool, ...], lead: str, tail: str) -> Iterator[Rewrite]:
     seen: set[str] = set()
     for system in systems:
-        for what, reply in _REPLIES.items():
+        for kind, reply in _REPLIES.items():
             expected = apply(_messages(1, system)) + lead + reply + tail
             text = apply(_messages(2, system, reply))
-            if what in seen or text.startswith(expected):
+            if kind in seen or text.startswith(expected):
                 continue
-            seen.add(what)
+            seen.add(kind)
             plain = reply == _REPLY
-            name = "the system message" if plain and system else what
+            name = "the system message" if plain and system else kind
             yield Rewrite(what=name, difference=difference(expected, text))
             if plain:
                 return  # the other trials would find the same again

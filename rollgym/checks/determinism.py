@@ -66,10 +66,10 @@ def siblings(subject: EnvUnderTest) -> str:
     """Members of a group start from the same state, on any instance and after any other episodes."""
     starts = subject.starts(4 if subject.quick else 10)
     others = subject.starts(len(starts), first=101)
-    with subject.env() as one, subject.env() as two:
+    with subject.env() as env_a, subject.env() as env_b:
         for start, other in zip(starts, others, strict=True):
-            first = [snapshot(reset(one, start))]
-            for env, where in ((two, "another instance"), (one, "the same instance")):
+            first = [snapshot(reset(env_a, start))]
+            for env, where in ((env_b, "another instance"), (env_a, "the same instance")):
                 subject.play(env, other, 10)
                 if changed := difference(first, [snapshot(reset(env, start))]):
                     raise RuleFailed(

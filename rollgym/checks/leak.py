@@ -96,11 +96,11 @@ def _mark() -> Mark:
 
 
 def _require_steady(first: Mark, now: Mark, episodes: int) -> None:
-    for what, grew in (("open files", now.files - first.files), ("threads", now.threads - first.threads)):
+    for resource, grew in (("open files", now.files - first.files), ("threads", now.threads - first.threads)):
         if grew > 2:
             raise RuleFailed(
-                f"{episodes} episodes left {grew} more {what} behind. Reuse what is open, or close it when "
-                "the next episode begins and in close()."
+                f"{episodes} episodes left {grew} more {resource} behind. Reuse what is open, or close it "
+                "when the next episode begins and in close()."
             )
 
 

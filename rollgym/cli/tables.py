@@ -56,11 +56,11 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
 
 
 @contextmanager
-def counted(what: str, total: int) -> Iterator[Callable[[object], None]]:
+def counted(label: str, total: int) -> Iterator[Callable[[object], None]]:
     """A progress bar in a terminal that each call advances; nothing elsewhere."""
     screen = console(stderr=True)
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(what, total=total or None)
+        task = bar.add_task(label, total=total or None)
         yield lambda done: bar.advance(task)
 
 

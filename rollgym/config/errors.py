@@ -145,17 +145,17 @@ def _other(detail: Any, path: Path, model: Model, values: Any) -> str:
 
 def unknown(key: str, here: Sequence[Model], root: Model) -> str:
     """Return the message for an unknown key, with the nearest known ones."""
-    known = list(dict.fromkeys(name for model in here for name in model.model_fields))
-    near = nearest(key, known)
+    names = list(dict.fromkeys(name for model in here for name in model.model_fields))
+    near = nearest(key, names)
     same = [entry for entry in entries(root) if entry.key.rsplit(".", 1)[-1] == key]
     elsewhere = dict.fromkeys(e.key + (f" (with {e.only_with})" if e.only_with else "") for e in same)
     suggestions = [*near, *elsewhere]
     if suggestions:
         return f"unknown setting. Did you mean {' or '.join(suggestions)}?"
-    if not known:
+    if not names:
         return "unknown setting."
-    more = ", …" if len(known) > _MAX_LISTED_KEYS else ""
-    return f"unknown setting. Settings here: {', '.join(known[:_MAX_LISTED_KEYS])}{more}."
+    more = ", …" if len(names) > _MAX_LISTED_KEYS else ""
+    return f"unknown setting. Settings here: {', '.join(names[:_MAX_LISTED_KEYS])}{more}."
 
 
 def _path(loc: Sequence[str | int], model: Model, values: Any) -> Path:

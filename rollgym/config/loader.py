@@ -164,13 +164,15 @@ def find_config(name: str, package: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    known = known_configs(package)
-    if name in known:
-        return known[name]
+    configs = known_configs(package)
+    if name in configs:
+        return configs[name]
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise UsageError(f"Config file not found: {name}.")
-    names = f"Configs: {', '.join(known)}." if known else "None are shipped; pass the path of a YAML file."
-    raise UnknownName("config", name, known, names)
+    names = (
+        f"Configs: {', '.join(configs)}." if configs else "None are shipped; pass the path of a YAML file."
+    )
+    raise UnknownName("config", name, configs, names)
 
 
 def known_configs(package: str) -> dict[str, Path]:

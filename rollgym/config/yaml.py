@@ -155,9 +155,9 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def line(place: str, path: Path, sentence: str) -> str:
+def line(location: str, path: Path, sentence: str) -> str:
     """Join location, key and message of one error."""
-    return ": ".join(part for part in (place, ".".join(map(str, path)), sentence) if part)
+    return ": ".join(part for part in (location, ".".join(map(str, path)), sentence) if part)
 
 
 def report(errors: list[str]) -> UsageError:
@@ -220,7 +220,7 @@ def _dump(value: Any, **options: Any) -> str:
 def _syntax(error: yaml.YAMLError, name: str) -> str:
     """Format a YAML syntax error on one line."""
     mark = getattr(error, "problem_mark", None)
-    what = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
     context = getattr(error, "context", None)
-    place = f"{name}:{mark.line + 1}" if name and mark else name
-    return line(place, (), f"invalid YAML: {what}{f' ({context})' if context else ''}")
+    location = f"{name}:{mark.line + 1}" if name and mark else name
+    return line(location, (), f"invalid YAML: {problem}{f' ({context})' if context else ''}")

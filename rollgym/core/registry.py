@@ -153,14 +153,14 @@ def load_plugins() -> None:
     call_plugins(ENV_GROUP, "environments")
 
 
-def call_plugins(group: str, what: str, *arguments: Any) -> None:
+def call_plugins(group: str, kind: str, *arguments: Any) -> None:
     """Call the entry points of a group, each of which registers something. One that fails is a warning."""
     for plugin in entry_points(group=group):
         try:
             plugin.load()(*arguments)
         except Exception as error:
             warnings.warn(
-                f"the plugin {plugin.name!r} ({plugin.value}) could not register its {what}: "
+                f"the plugin {plugin.name!r} ({plugin.value}) could not register its {kind}: "
                 f"{one_line(error)}",
                 stacklevel=3,
             )
@@ -187,10 +187,10 @@ def import_module(name: str, flag: str = "--env-module") -> None:
         raise UsageError(f"{flag} {name}: importing it failed with {one_line(error)}.") from error
 
 
-def load_object(path: str, what: str) -> Any:
+def load_object(path: str, kind: str) -> Any:
     """Import and return the object that ``module:name`` names."""
     module, _, name = path.partition(":")
-    import_module(module, what)
+    import_module(module, kind)
     value: Any = importlib.import_module(module)
     for part in name.split("."):
         if not hasattr(value, part):

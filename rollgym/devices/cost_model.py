@@ -94,8 +94,8 @@ def _decode_step(
     if tensor_parallel > 1:
         near = tensor_parallel <= speed.each
         wire, hop = (speed.link, HOP) if near else (speed.network, FAR_HOP)
-        one = 2 * at_once * shape.hidden * c / (wire * LINK_SHARE)
-        talking = 2 * shape.layers * (hop * math.log2(tensor_parallel) + one)
+        transfer = 2 * at_once * shape.hidden * c / (wire * LINK_SHARE)
+        talking = 2 * shape.layers * (hop * math.log2(tensor_parallel) + transfer)
     return DECODE_STEP[speed.kind] + max(compute, reading) + talking
 
 
@@ -224,11 +224,11 @@ class Estimate:
 def phases(job: Job) -> tuple[Phase, ...]:
     """Return the phases of a step, in order."""
     models = job.models()
-    found = [Phase("actor_infer", "generate")]
-    found += [Phase(role, "score") for role in ("reward", "reference") if role in models]
-    found += [Phase("actor_train", "score")] if job.workload.rescore else []
-    found += [Phase("critic", "score"), Phase("critic", "update")] if "critic" in models else []
-    return (*found, Phase("actor_train", "update"))
+    result = [Phase("actor_infer", "generate")]
+    result += [Phase(role, "score") for role in ("reward", "reference") if role in models]
+    result += [Phase("actor_train", "score")] if job.workload.rescore else []
+    result += [Phase("critic", "score"), Phase("critic", "update")] if "critic" in models else []
+    return (*result, Phase("actor_train", "update"))
 
 
 def memory_parts(
@@ -260,8 +260,8 @@ class Estimator:
         """A candidate's memory and time."""
         role_memory = {role: self._role_memory(role, candidate, sharding, offload) for role in candidate.sets}
         kv, kv_tokens, shortage = self._cache(candidate, role_memory, offload)
-        worst = [shortage, *self._shortages(candidate, role_memory, kv, offload)]
-        short = max((one for one in worst if one is not None), key=lambda one: one.missing, default=None)
+        shortages = [s for s in (shortage, *self._shortages(candidate, role_memory, kv, offload)) if s]
+        short = max(shortages, key=lambda shortage: shortage.missing, default=None)
         plain = (candidate, sharding, offload, role_memory, kv, kv_tokens)
         if short is not None:
             return Estimate(*plain, short)

@@ -63,8 +63,8 @@ def numbers_text(numbers: Sequence[int]) -> str:
 def _part(part: str, text: str, key: str, count: int, kind: str) -> range:
     match = _PART.fullmatch(part)
     if match is None:
-        what = f"{part.strip()!r} is not a number or range" if part.strip() else "a number is missing"
-        raise UsageError(f"{key} is {text!r}: {what}; {_FORM}.")
+        problem = f"{part.strip()!r} is not a number or range" if part.strip() else "a number is missing"
+        raise UsageError(f"{key} is {text!r}: {problem}; {_FORM}.")
     first = int(match[1])
     last = first if match[2] is None else int(match[2])
     if last < first:

@@ -51,9 +51,9 @@ def _load(folder: Path) -> tuple[dict[str, Any], list[Episode]]:
         manifest = read_versioned(folder / MANIFEST)
         kind = str(manifest.get("kind", "eval"))
         if kind != "eval":
-            what, instead = _OTHERS.get(kind, (f"results of the kind {kind!r}", ""))
+            contents, instead = _OTHERS.get(kind, (f"results of the kind {kind!r}", ""))
             raise UsageError(
-                f"{folder} holds {what}, but compare takes two folders of `rollgym eval`{instead}."
+                f"{folder} holds {contents}, but compare takes two folders of `rollgym eval`{instead}."
             )
         if not all(isinstance(manifest.get(name), dict) for name in ("env", "agent")):
             raise ResultsError(f"{folder / MANIFEST} does not name an environment and an agent.")

@@ -177,8 +177,8 @@ def _specs(request: Request, tasks: TaskSet | None, split: str, version: str) ->
                 f"episodes with {request.per_task} per task: lower --episodes or raise --per-task."
             )
         indices = list(itertools.islice(tasks.order(split, request.seed), wanted))
-    for place, task in enumerate(indices):
-        group = f"{split or 'seed'}-{place if task is None else task}"
+    for position, task in enumerate(indices):
+        group = f"{split or 'seed'}-{position if task is None else task}"
         for member in range(request.per_task):
             yield EpisodeSpec(
                 episode_id=f"{group}-{member}",

@@ -66,10 +66,10 @@ class GgufFile:
 
     def need(self, name: str) -> Any:
         """Return a metadata value that is required."""
-        found = self.value(name)
-        if found is None:
+        value = self.value(name)
+        if value is None:
             raise UsageError(f"{self._path} is not a readable model: it has no {name}.")
-        return found
+        return value
 
     def config(self) -> dict[str, Any]:
         """Return the content of ``config.json``."""
@@ -112,8 +112,8 @@ class GgufFile:
                 )
             if part in ("attn_q", "attn_k"):
                 weights = _halves(weights, heads if part == "attn_q" else kv_heads)
-            place = f"model.layers.{layer[1]}." if layer else ""
-            yield f"{place}{_TENSORS[part]}.weight", weights
+            prefix = f"model.layers.{layer[1]}." if layer else ""
+            yield f"{prefix}{_TENSORS[part]}.weight", weights
 
     def save_tokenizer(self, folder: Path) -> None:
         """Write the tokenizer with its chat template."""

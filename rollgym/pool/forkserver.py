@@ -239,10 +239,10 @@ class ForkServer:
 
 def _dead_child() -> int | None:
     try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    return None if found is None else found.si_pid
+    return None if child is None else child.si_pid
 
 
 def _kill(pid: int) -> None:

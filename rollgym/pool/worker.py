@@ -92,11 +92,11 @@ class Heartbeat(threading.Thread):
         if call.seconds < _WARN_FRACTION * self._limits[0 if begins else 1]:
             return
         self._reported.add(call.lease)
-        what = "reset()" if begins else "close()" if request is None else "step()"
+        method = "reset()" if begins else "close()" if request is None else "step()"
         frame = sys._current_frames().get(env_thread.ident)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         episode = env_slot.episode
-        text = f"rollgym: {what} of episode {episode} has been running for {call.seconds:.1f} s:\n{stack}"
+        text = f"rollgym: {method} of episode {episode} has been running for {call.seconds:.1f} s:\n{stack}"
         with contextlib.suppress(OSError):  # an environment may have closed stderr
             os.write(2, text.encode("utf-8", "replace"))
 

@@ -69,15 +69,15 @@ def check_timeout(seconds: float) -> float:
     return seconds
 
 
-def _number(what: str, value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     if not isinstance(value, Real | np.bool_):
-        raise TypeError(f"the {what} must be a number, not {_shown(value)}")
+        raise TypeError(f"the {name} must be a number, not {_shown(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"the {what} must be finite, not {number}")
+        raise ValueError(f"the {name} must be finite, not {number}")
     return number
 
 

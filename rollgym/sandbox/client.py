@@ -118,10 +118,10 @@ def wire_limits(limits: Limits) -> dict[str, Any]:
 
 def hello(channel: Channel) -> None:
     """Wait for the interpreter inside. Nothing untrusted runs before `start`."""
-    said = bytearray(len(protocol.HELLO))
-    channel.read_into(memoryview(said), time.monotonic() + START_SECONDS)
-    if said != protocol.HELLO:
-        raise WorkerLost(f"Unexpected first bytes from the sandbox: {bytes(said)!r}.")
+    first_bytes = bytearray(len(protocol.HELLO))
+    channel.read_into(memoryview(first_bytes), time.monotonic() + START_SECONDS)
+    if first_bytes != protocol.HELLO:
+        raise WorkerLost(f"Unexpected first bytes from the sandbox: {bytes(first_bytes)!r}.")
 
 
 def start(channel: Channel, config: dict[str, Any]) -> dict[str, Any]:

@@ -255,7 +255,7 @@ def _start(
     try:
         channel.start()
         client.hello(channel)
-        said = client.start(channel, config)
+        started = client.start(channel, config)
     except BaseException:
         channel.close()
         raise
@@ -265,7 +265,7 @@ def _start(
         level=Level.NAMESPACES,
         weaknesses=() if counted else (NO_MEMORY_LIMIT,),
         limits=settings.limits,
-        python=f"{said['python']} of the image {settings.image or docker_engine.DEFAULT_IMAGE}"
+        python=f"{started['python']} of the image {settings.image or docker_engine.DEFAULT_IMAGE}"
         + (f" under {runtime}" if runtime else ""),
     )
 

@@ -37,8 +37,8 @@ def open_landlock(settings: SandboxSettings) -> WorkerSandbox:
     """Start a Landlock sandbox; `RunError` gives the reason if it cannot."""
     abi = landlock_abi()
     if abi < LEAST_ABI:
-        found = f"version {abi} is too old" if abi else "this kernel has none, or it is disabled"
-        raise RunError(f"Landlock of version {LEAST_ABI} or later (Linux 6.2) is needed; {found}")
+        problem = f"version {abi} is too old" if abi else "this kernel has none, or it is disabled"
+        raise RunError(f"Landlock of version {LEAST_ABI} or later (Linux 6.2) is needed; {problem}")
     python = find_python(settings.preload)
     uid = spare_uid()
     cgroup = Cgroup.make(settings.limits)

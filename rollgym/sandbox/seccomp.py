@@ -58,8 +58,8 @@ def program(profile: Profile | None = None, machine: str | None = None) -> bytes
     profile = profile or Profile()
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
-        known = " or ".join(ARCHITECTURES)
-        raise UsageError(f"No seccomp filter for {machine}; supported: {known}.")
+        machines = " or ".join(ARCHITECTURES)
+        raise UsageError(f"No seccomp filter for {machine}; supported: {machines}.")
     column, audit = ARCHITECTURES[machine]
     steps: list[Instruction] = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     if machine == "x86_64":
@@ -76,9 +76,9 @@ def program(profile: Profile | None = None, machine: str | None = None) -> bytes
         refused |= SHARED
     if profile.no_signals:
         refused |= SIGNALS
-    found = [number for numbers in refused.values() if (number := numbers[column]) is not None]
-    for at in range(0, len(found), FARTHEST):
-        steps += [*_any_of(found[at : at + FARTHEST]), _refuse()]
+    denied = [number for numbers in refused.values() if (number := numbers[column]) is not None]
+    for at in range(0, len(denied), FARTHEST):
+        steps += [*_any_of(denied[at : at + FARTHEST]), _refuse()]
     return b"".join(struct.pack("HBBI", *step) for step in [*steps, (RETURN, 0, 0, ALLOW)])
 
 

@@ -96,11 +96,11 @@ class Session:
                 if broken:
                     # A partially read order would be mistaken for the next one.
                     return broken, None, None if rest else self.head
-                said = self._said() if self._status in ready else {}
-                if "pid" in said and "code" in said:
-                    return "exit", said["code"] & 255, said["pid"]
-                if "died" in said:
-                    by_limit = said["died"] == -signal.SIGXCPU
+                status = self._said() if self._status in ready else {}
+                if "pid" in status and "code" in status:
+                    return "exit", status["code"] & 255, status["pid"]
+                if "died" in status:
+                    by_limit = status["died"] == -signal.SIGXCPU
                     self._back = True
                     return ("cpu_limit" if by_limit else "lost"), None, self.head
                 if handle in ready:

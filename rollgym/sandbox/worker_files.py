@@ -166,19 +166,19 @@ def unlinked(folder: str, each: int) -> int | None:
                     return None
             except OSError:
                 continue
-    known = {inode for _, inode in blocks}
-    return sum(blocks.values()) * 512 + each * len(mapped - known)
+    opened = {inode for _, inode in blocks}
+    return sum(blocks.values()) * 512 + each * len(mapped - opened)
 
 
 def _open_files(task: str) -> dict[tuple[int, int], int]:
     """Return open unnamed regular files: device, inode and blocks."""
-    found = {}
+    files = {}
     for name in os.listdir(f"{task}/fd"):
         with contextlib.suppress(FileNotFoundError):
             state = os.stat(f"{task}/fd/{name}")
             if stat.S_ISREG(state.st_mode) and not state.st_nlink:
-                found[state.st_dev, state.st_ino] = state.st_blocks
-    return found
+                files[state.st_dev, state.st_ino] = state.st_blocks
+    return files
 
 
 def _mapped_files(task: str, folder: str) -> Iterator[int]:

@@ -32,13 +32,13 @@ class TokenTexts:
         """Return the text of each id; unknown ids are omitted."""
         if self._decode is None:
             return {}
-        found = {}
-        for one in sorted(set(ids)):
-            if one not in self._known:
-                self._known[one] = self._decode(one)
-            if self._known[one]:
-                found[str(one)] = self._known[one]
-        return found
+        texts = {}
+        for token_id in sorted(set(ids)):
+            if token_id not in self._known:
+                self._known[token_id] = self._decode(token_id)
+            if self._known[token_id]:
+                texts[str(token_id)] = self._known[token_id]
+        return texts
 
 
 def _decoder(folder: Path, manifest: Mapping[str, Any]) -> Callable[[int], str] | None:
@@ -47,28 +47,28 @@ def _decoder(folder: Path, manifest: Mapping[str, Any]) -> Callable[[int], str] 
     options = agent.get("options") if isinstance(agent, dict) else None
     if isinstance(options, dict) and isinstance(options.get("model"), str):
         files.append((Path(options["model"]) / FILE, None))
-    found = next(((file, where) for file, where in files if file.is_file()), None)
-    if found is None:
+    source = next(((file, where) for file, where in files if file.is_file()), None)
+    if source is None:
         return None
     try:
         from tokenizers import Tokenizer
 
-        said = read_bounded(found[0], MOST_BYTES, found[1])
-        decodes = b'"Regex"' not in msgspec.json.encode(msgspec.json.decode(said).get("decoder"))
-        tokenizer = Tokenizer.from_str(said.decode())
+        content = read_bounded(source[0], MOST_BYTES, source[1])
+        decodes = b'"Regex"' not in msgspec.json.encode(msgspec.json.decode(content).get("decoder"))
+        tokenizer = Tokenizer.from_str(content.decode())
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # no package, or a broken file (a panic is not an Exception): show ids
         return None
 
-    def decode(one: int) -> str:
+    def decode(token_id: int) -> str:
         try:
             if not decodes:  # an untrusted regular expression may run forever
-                return str(tokenizer.id_to_token(one) or "")[:LONGEST]
-            text = str(tokenizer.decode([one], skip_special_tokens=False))
+                return str(tokenizer.id_to_token(token_id) or "")[:LONGEST]
+            text = str(tokenizer.decode([token_id], skip_special_tokens=False))
             # A partial character has no text: show its vocabulary entry. The same for pieces
             # that a decoder strips to nothing.
-            text = text if text and "\ufffd" not in text else str(tokenizer.id_to_token(one) or "")
+            text = text if text and "\ufffd" not in text else str(tokenizer.id_to_token(token_id) or "")
             return text[:LONGEST]
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -135,14 +135,14 @@ class EpisodeDetails:
     def body(self, n: int) -> dict[str, Any]:
         """The episode in row ``n``."""
         episode, extra = self._run.episode(n)
-        found = episode_detail(episode, extra.step)
+        detail = episode_detail(episode, extra.step)
         count = sum(len(turn.action_ids) for turn in episode.turns)
         if count:
             kept = {name: extra.tokens[name] for name in NAMES if len(extra.tokens.get(name, ())) == count}
             values, source = self._values(episode, extra.step, kept)
-            ids = [one for turn in episode.turns for one in (*turn.prompt_ids, *turn.action_ids)]
-            found |= {"values": values, "source": source, "texts": self._texts.of(ids)}
-        return {"n": n, **found}
+            ids = [token_id for turn in episode.turns for token_id in (*turn.prompt_ids, *turn.action_ids)]
+            detail |= {"values": values, "source": source, "texts": self._texts.of(ids)}
+        return {"n": n, **detail}
 
     def _values(
         self, episode: Episode, step: int | None, kept: Mapping[str, list[float | None]]
@@ -198,7 +198,7 @@ def episode_detail(episode: Episode, step: int | None) -> dict[str, Any]:
 def _turn(turn: Turn) -> dict[str, Any]:
     """Return a turn without empty fields."""
     seconds = turn.seconds
-    found = {
+    optional = {
         "response": turn.response,
         "prompt_ids": turn.prompt_ids,
         "action_ids": turn.action_ids,
@@ -215,5 +215,9 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "action": bounded(turn.action),
         "reward": turn.reward,
         "seconds": [round(part, 5) for part in (seconds.queue, seconds.generate, seconds.step)],
-        **{name: bounded_text(value) for name, value in found.items() if value not in (None, (), False, {})},
+        **{
+            name: bounded_text(value)
+            for name, value in optional.items()
+            if value not in (None, (), False, {})
+        },
     }

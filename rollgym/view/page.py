@@ -37,7 +37,7 @@ def bounded(value: Any, depth: int = 0) -> Any:
         return kept | ({"…": f"{len(value) - ITEMS} more"} if len(value) > ITEMS else {})
     if isinstance(value, (list, tuple)):
         rest = [f"… {len(value) - ITEMS} more"] if len(value) > ITEMS else []
-        return [bounded(one, depth + 1) for one in value[:ITEMS]] + rest
+        return [bounded(item, depth + 1) for item in value[:ITEMS]] + rest
     return value
 
 

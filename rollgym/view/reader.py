@@ -244,21 +244,21 @@ class RunView:
     def follow(self, *, final: bool = False) -> int:
         """Read new lines and return their number. ``final`` also reads a last line without newline."""
         before = self.version
-        for name, found in ((METRICS, self.metrics), (EVALUATIONS, self.evaluations)):
+        for name, records in ((METRICS, self.metrics), (EVALUATIONS, self.evaluations)):
             if self._tails[name].changed():
-                found.clear()
+                records.clear()
                 self.version += 1
             for line in self._tails[name].objects(final=final):
-                if len(found) < MOST_NUMBERS:
-                    found.append(line)
+                if len(records) < MOST_NUMBERS:
+                    records.append(line)
                     self.version += 1
                 else:
                     self._tails[name].skipped.add(MOST_NUMBERS + 1, f"only {MOST_NUMBERS:,} lines are read")
         if any(self._tails[name].changed() for name in self._files):
             self._forget()
         for name in self._files:
-            for one in self._tails[name].new(final=final):
-                self._add(name, one)
+            for new_line in self._tails[name].new(final=final):
+                self._add(name, new_line)
         return self.version - before
 
     def _forget(self) -> None:
