@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollgym.core.errors import ResultsError, UsageError
-from rollgym.utils.cli_options import (
-    AsJson,
-    EnvArgs,
-    EnvModules,
-    WeakSandbox,
-    Workers,
-    console,
-    import_modules,
-    parse_pairs,
-)
+from rollgym.utils import cli_options as cli
 from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
@@ -40,11 +31,11 @@ def replay(
         int, typer.Option(help="Number of episodes to replay, sampled with --seed; 0 replays all.")
     ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
-    workers: Workers = 0,
-    as_json: AsJson = False,
-    env_arg: EnvArgs = None,
-    env_module: EnvModules = None,
-    allow_weak_sandbox: WeakSandbox = False,
+    workers: cli.Workers = 0,
+    as_json: cli.AsJson = False,
+    env_arg: cli.EnvArgs = None,
+    env_module: cli.EnvModules = None,
+    allow_weak_sandbox: cli.WeakSandbox = False,
 ) -> None:
     """Replay recorded episodes and report differences.
 
@@ -57,7 +48,7 @@ def replay(
     from rollgym.evaluation.replay import Settings, changed_versions, choose
     from rollgym.evaluation.replay import replay as play_again
 
-    modules = import_modules(env_module)
+    modules = cli.import_modules(env_module)
     notes: list[str] = []
     results: list[tuple[str, Replayed]] = []
     selected = _selected(parts(run), episode, notes)
@@ -69,7 +60,7 @@ def replay(
         settings = Settings(
             workers=workers,
             modules=modules,
-            env_kwargs=parse_pairs(env_arg, "--env-arg"),
+            env_kwargs=cli.parse_pairs(env_arg, "--env-arg"),
             scored=manifest.get("kind") == "train",
             weak_sandbox=allow_weak_sandbox,
         )
@@ -110,7 +101,7 @@ def _report(run: Path, results: list[tuple[str, Replayed]], notes: list[str], as
         }
         print_json(answer)
     else:
-        screen = console()
+        screen = cli.console()
         for name, done in different:
             label = f"{name}/{done.episode_id}" if name else done.episode_id
             screen.print(f"{label} ({done.env_id}) {done.difference}", markup=False, highlight=False)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rollgym.core.errors import UsageError
-from rollgym.utils.cli_options import AsJson, console
-from rollgym.utils.cli_output import print_json
+from rollgym.utils.cli_options import AsJson, print_result
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EPILOG = "Example: rollgym trace runs/my-run --out trace.json"
 
@@ -37,19 +39,14 @@ def trace(
     events = [event for event in read_events(file) if is_event(event)]
     target = out or file.with_name("trace.json")
     write_output(target, json.dumps(chrome_trace(events)).encode())
-    result = summary(events) | {"trace": str(target)}
-    if as_json:
-        print_json(result)
-    else:
-        _print(result)
+    print_result(summary(events) | {"trace": str(target)}, as_json, _print)
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(screen: Console, result: dict[str, Any]) -> None:
     from rich.table import Table
 
     from rollgym.rollout.watchdog import WAITS_FOR
 
-    screen = console()
     screen.print(f"{result['episodes']} episodes in {result['seconds']:.2f} s", highlight=False)
     screen.print(
         f"engine utilization {result['engine_busy']:.1%}, environment utilization "

@@ -1,22 +1,7 @@
 """Text environments: the base class `TextEnv`, its space, its step result and its interface.
 
-A custom environment is a class with two methods::
-
-    class Coin(TextEnv):
-        '''Guess how a coin falls.'''
-
-        instructions = "Guess how the coin falls. Answer `heads` or `tails`."
-        reward_range = (0.0, 1.0)
-
-        def begin(self, task: Task) -> str:
-            self.side = str(self.np_random.choice(["heads", "tails"]))
-            return "The coin is in the air. Your guess?"
-
-        def respond(self, action: str) -> StepResult:
-            right = action.strip().lower() == self.side
-            return StepResult(f"It fell {self.side}.", float(right), terminated=True, success=right)
-
-The base class implements the rest of Gymnasium's contract: seeds, tasks, flags, spaces, ``info``.
+A custom environment is a class with two methods, `TextEnv.begin` and `TextEnv.respond`. The base class
+implements the rest of Gymnasium's contract: seeds, tasks, flags, spaces, ``info``.
 """
 
 from __future__ import annotations

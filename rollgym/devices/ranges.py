@@ -15,13 +15,7 @@ _FORM = "write gpu[0-3], gpu[0,2,4-7] or cpu[0-1]"
 
 
 def parse_range(text: str, cluster: Cluster, key: str = "devices") -> tuple[Device, ...]:
-    """Parse a device range; returns the devices in cluster order.
-
-    Args:
-        text: The range.
-        cluster: The cluster.
-        key: Name of the setting in errors.
-    """
+    """Parse a device range; returns the devices in cluster order. ``key`` is the setting in errors."""
     whole = _WHOLE.fullmatch(text)
     if whole is None:
         raise UsageError(f"{key} is {text!r}, which is not a device range: {_FORM}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ import typer
 
 from rollgym.core.errors import MissingExtra, UsageError
 from rollgym.core.text import number as number  # used by commands of other packages
+from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -149,3 +150,11 @@ def say_notes(notes: Iterable[str]) -> None:
     for note in notes:
         line = " ".join("".join(c if c.isprintable() else " " for c in note).split())
         typer.echo(f"rollgym: note: {line}", err=True)
+
+
+def print_result(value: Any, as_json: bool, render: Callable[[Console, Any], None]) -> None:
+    """Print a result as JSON to stdout, or let ``render`` print it to a console."""
+    if as_json:
+        print_json(value)
+    else:
+        render(console(), value)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollgym.bench.compare import compare_results
+from rollgym.bench.results import compare_results
 from rollgym.core.errors import UsageError
 
 from .conftest import SUITE, play
