@@ -16,10 +16,11 @@ from rollgym.checks.determinism import (
     global_rng,
     global_state_kept,
     processes,
+    seeds,
     siblings,
+    tasks,
 )
-from rollgym.checks.leak import leak
-from rollgym.checks.lifecycle import after_end, before_reset, close, gymnasium_rule, runs
+from rollgym.checks.lifecycle import after_end, before_reset, close, gymnasium_rule, leak, runs
 from rollgym.checks.report import (
     EnvRaised,
     Report,
@@ -31,7 +32,6 @@ from rollgym.checks.report import (
     Status,
 )
 from rollgym.checks.rollout import EnvUnderTest, named
-from rollgym.checks.seeds import seeds, tasks
 from rollgym.core.errors import UnknownName, UsageError
 from rollgym.core.registry import env_id_of, find_spec, import_module
 

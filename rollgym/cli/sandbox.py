@@ -11,7 +11,7 @@ from rollgym.utils.cli_options import AsJson, console
 from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
-    from rollgym.sandbox.doctor import Finding
+    from rollgym.sandbox.factory import Finding
 
 app = typer.Typer(
     help="Prepare sandboxes for untrusted code.",
@@ -61,7 +61,7 @@ def doctor(as_json: AsJson = False) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from rollgym.sandbox.doctor import doctor as examine_all
+    from rollgym.sandbox.factory import doctor as examine_all
     from rollgym.sandbox.types import Level
 
     findings = examine_all()

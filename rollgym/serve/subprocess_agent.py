@@ -29,6 +29,7 @@ from rollgym.rollout.episode_runner import run_episode
 from rollgym.serve.requests import ApiError, RewardBody, read
 from rollgym.serve.server import RecordingServer
 from rollgym.serve.session import Session
+from rollgym.utils.signals import signal_name
 
 TAIL = 16_384
 """Bytes kept of the end of stdout and of stderr."""
@@ -333,7 +334,7 @@ class SubprocessEpisode(Player):
         code = await process.finished()
         if code == 0:
             return None
-        how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         detail = f": {process.last_error_line}" if process.last_error_line else ""
         kind = WorkerLost if code < 0 else EnvError
         failure: RunError = kind(f"The program {how}{detail}")
@@ -371,10 +372,3 @@ class SubprocessEpisode(Player):
             "base_url": environment["OPENAI_BASE_URL"],
             "session_url": environment["ROLLGYM_SESSION"],
         }
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

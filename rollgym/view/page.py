@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -97,7 +97,7 @@ def page(title: str, data: Iterable[tuple[str, bytes]], *, live: bool = False) -
 
 def pack(value: Any) -> bytes:
     """Encode a value as compressed JSON in base64."""
-    return base64.b64encode(gzip.compress(encode(value), 6, mtime=0))
+    return _compressed(encode(value))
 
 
 def encode(value: Any) -> bytes:
@@ -114,14 +114,14 @@ def blocks(bodies: Iterable[Any], size: int) -> Iterable[tuple[int, bytes]]:
     for body in bodies:
         held.append(encode(body))
         if sum(map(len, held)) >= size:
-            yield len(held), _packed(held)
+            yield len(held), _compressed(b"[" + b",".join(held) + b"]")
             held = []
     if held:
-        yield len(held), _packed(held)
+        yield len(held), _compressed(b"[" + b",".join(held) + b"]")
 
 
-def _packed(encoded: Sequence[bytes]) -> bytes:
-    return base64.b64encode(gzip.compress(b"[" + b",".join(encoded) + b"]", 6, mtime=0))
+def _compressed(content: bytes) -> bytes:
+    return base64.b64encode(gzip.compress(content, 6, mtime=0))
 
 
 def _static(name: str) -> str:
