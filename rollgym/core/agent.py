@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rollgym.core.errors import AgentError, RollgymError, UnknownName, UsageError, one_line
 from rollgym.core.local_objects import get_local, importable_name, is_local, register_local
-from rollgym.core.registry import call_plugins, load_object
+from rollgym.core.registry import call_plugins_once, load_object
 from rollgym.core.types import EpisodeSpec, Usage
 
 AGENT_GROUP = "rollgym.agents"
@@ -253,7 +253,6 @@ class AgentInfo:
 
 
 _registered: dict[str, AgentInfo] = {}
-_loaded = False
 
 
 def register_agent(name: str, factory: str, *, summary: str = "") -> None:
@@ -272,11 +271,7 @@ def register_agent(name: str, factory: str, *, summary: str = "") -> None:
 
 def load_agents() -> None:
     """Let installed packages register their agents, once. A broken package only gives a warning."""
-    global _loaded
-    if _loaded:
-        return
-    _loaded = True
-    call_plugins(AGENT_GROUP, "agents")
+    call_plugins_once(AGENT_GROUP, "agents")
 
 
 def list_agents() -> list[AgentInfo]:

@@ -64,7 +64,8 @@ class EnvInfo:
 
 
 _infos: dict[str, EnvInfo] = {}
-_plugins_loaded = False
+_called_groups: set[str] = set()
+"""Entry-point groups whose plugins were called."""
 _retired: set[str] = set()
 """Names that were warned about: once per process is enough."""
 
@@ -146,11 +147,14 @@ def set_adapter(adapter: Adapter) -> None:
 
 def load_plugins() -> None:
     """Let installed packages register their environments, once. A package that fails is a warning."""
-    global _plugins_loaded
-    if _plugins_loaded:
-        return
-    _plugins_loaded = True
-    call_plugins(ENV_GROUP, "environments")
+    call_plugins_once(ENV_GROUP, "environments")
+
+
+def call_plugins_once(group: str, kind: str) -> None:
+    """Call the entry points of a group the first time that this is called."""
+    if group not in _called_groups:
+        _called_groups.add(group)
+        call_plugins(group, kind)
 
 
 def call_plugins(group: str, kind: str, *arguments: Any) -> None:

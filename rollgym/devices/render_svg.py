@@ -14,19 +14,13 @@ from rollgym.utils import svg
 
 WIDTH, LEFT, RIGHT, ROW = 860, 190, 150, 22
 ROLE_COLORS: dict[Role, str] = {
-    "actor_train": "#2563eb",
-    "actor_infer": "#d97706",
-    "critic": "#7c3aed",
-    "reference": "#64748b",
+    "actor_train": "#2563eb", "actor_infer": "#d97706", "critic": "#7c3aed", "reference": "#64748b",
     "reward": "#db2777",
-}
+}  # fmt: skip
 PART_COLORS: dict[Part, str] = {
-    "weights": "#2563eb",
-    "gradients": "#db2777",
-    "optimizer": "#d97706",
-    "activations": "#059669",
+    "weights": "#2563eb", "gradients": "#db2777", "optimizer": "#d97706", "activations": "#059669",
     "kv_cache": "#0891b2",
-}
+}  # fmt: skip
 MAX_ROWS, MAX_DEVICES = 12, 16
 
 

@@ -25,26 +25,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LETTERS: dict[Role, str] = {
-    "actor_train": "T",
-    "actor_infer": "G",
-    "critic": "C",
-    "reference": "F",
-    "reward": "R",
-}
+    "actor_train": "T", "actor_infer": "G", "critic": "C", "reference": "F", "reward": "R",
+}  # fmt: skip
 COLORS: dict[Part, str] = {
-    "weights": "blue",
-    "gradients": "magenta",
-    "optimizer": "yellow",
-    "activations": "green",
+    "weights": "blue", "gradients": "magenta", "optimizer": "yellow", "activations": "green",
     "kv_cache": "cyan",
-}
+}  # fmt: skip
 FILLS: dict[Part, str] = {
-    "weights": "█",
-    "gradients": "▓",
-    "optimizer": "▒",
-    "activations": "░",
-    "kv_cache": "▚",
-}
+    "weights": "█", "gradients": "▓", "optimizer": "▒", "activations": "░", "kv_cache": "▚",
+}  # fmt: skip
 BAR = 44
 MAX_BOXES = 16
 
