@@ -122,7 +122,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if entry.name == name:
                 return entry
         names = [entry.name for entry in self.entries]
-        raise UnknownName(f"entry of suite {self.name}", name, names, f"There are: {', '.join(names)}.")
+        raise UnknownName(f"entry of suite {self.name}", name, names, f"Entries: {', '.join(names)}.")
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values; `suite_from` reads them back."""
@@ -143,7 +143,7 @@ def find_suite(name: str) -> Suite:
     path = Path(name)
     if path.is_file():
         return read_suite(path)
-    raise UnknownName("suite", name, suites, f"There are: {', '.join(suites)}; or name a TOML file.")
+    raise UnknownName("suite", name, suites, f"Suites: {', '.join(suites)}; or pass a TOML file.")
 
 
 def read_suite(path: Path) -> Suite:

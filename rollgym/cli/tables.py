@@ -130,6 +130,8 @@ def print_comparison(screen: Console, result: dict[str, Any]) -> None:
     for side in ("a", "b"):
         line = f"{side.upper()}: {result[side]['agent']} ({result[side]['out']})"
         screen.print(escape(line), highlight=False)
+    labels: tuple[str, ...]
+    rows: list[tuple[tuple[str, ...], dict[str, Any] | None]]
     if "suite" in result:
         heading, labels, left_out = "{name} {version}".format(**result["suite"]), ("entry", "metric"), "equal"
         rows = [((name, metric), e[metric]) for name, e in result["entries"].items() for metric in _METRICS]

@@ -141,9 +141,9 @@ class Attached:
         try:
             answer = self._api.post(url, json=new, timeout=self._api.timeout)
         except OSError:
-            raise self._lost("cannot be given its limits: the engine is gone") from None
+            raise self._lost("did not get its limits: the engine does not answer") from None
         if answer.status_code != 200:
-            raise self._lost(f"cannot be given its limits ({' '.join(answer.text.split())[:300]})")
+            raise self._lost(f"did not get its limits ({' '.join(answer.text.split())[:300]})")
         self._given = wanted
 
     def close(self) -> None:

@@ -179,16 +179,12 @@ class Session:
         self.last_active = time.monotonic()
         self.conversations: OrderedDict[bytes, BranchingConversation] = OrderedDict()
         self._context = context
-        self._last: bytes | None = None
+        self.last: bytes | None = None
+        """Digest of the conversation after the latest reply."""
         self._numbers = itertools.count()
         self._started = time.time()
         self._clock = time.perf_counter()
         self._replied = 0.0
-
-    @property
-    def last(self) -> bytes | None:
-        """Digest of the conversation after the latest reply."""
-        return self._last
 
     @property
     def idle_seconds(self) -> float:
@@ -238,7 +234,7 @@ class Session:
         self.check_open()
         whole = conversation.reply(generation.token_ids)
         text = whole[: find_stop(whole, request.stops)]
-        continues = past is not None and past == self._last and not conversation.new_row
+        continues = past is not None and past == self.last and not conversation.new_row
         usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(generation.token_ids))
         turn = Turn(
             observation=request.text,
@@ -306,7 +302,7 @@ class Session:
         self.conversations.move_to_end(key)
         while len(self.conversations) > MAX_CONVERSATIONS:
             self.conversations.popitem(last=False)
-        self._last = key
+        self.last = key
         self._replied = time.perf_counter()
 
     def _pass_time(self) -> None:
