@@ -1,4 +1,4 @@
-"""A suite's results folder: a manifest, one evaluation folder per entry, the summary.
+"""Results folders of suites, and their comparison: a manifest, an evaluation folder per entry, a summary.
 
 DIR/manifest.json            the complete suite; the agent; versions
 DIR/entries/NAME/            what `rollgym.io.run_dir` writes: manifest, episodes, events, summary

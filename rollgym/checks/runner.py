@@ -8,8 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from rollgym.checks.actions import ends, in_range, nonsense
 from rollgym.checks.agents import expert, instructions, random_agent
+from rollgym.checks.contract import (
+    after_end,
+    before_reset,
+    close,
+    ends,
+    gymnasium_rule,
+    in_range,
+    leak,
+    nonsense,
+    runs,
+)
 from rollgym.checks.determinism import (
     copies,
     deterministic,
@@ -20,7 +30,6 @@ from rollgym.checks.determinism import (
     siblings,
     tasks,
 )
-from rollgym.checks.lifecycle import after_end, before_reset, close, gymnasium_rule, leak, runs
 from rollgym.checks.report import (
     EnvRaised,
     Report,

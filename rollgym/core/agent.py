@@ -360,10 +360,9 @@ def build_agent(
         agent = factory(setup, **options)
     except RollgymError:
         raise
-    except TypeError as error:
-        raise UsageError(f"Agent {name!r} cannot be made: {one_line(error)}") from error
     except Exception as error:
-        raise AgentError(f"Agent {name!r} cannot be made: {one_line(error)}") from error
+        kind = UsageError if isinstance(error, TypeError) else AgentError
+        raise kind(f"Agent {name!r} cannot be made: {one_line(error)}") from error
     if not isinstance(agent, MinimalAgent):
         raise UsageError(
             f"{name!r} makes a {type(agent).__name__}, which is not an agent: it needs player(briefing) "

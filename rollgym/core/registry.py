@@ -338,14 +338,11 @@ def make(name: str | Callable[..., Any], **kwargs: Any) -> gym.Env[str, str]:
         env = _gym_make(spec, kwargs)
     except RollgymError:
         raise
-    except gym.error.DependencyNotInstalled as error:
-        raise UsageError(f"{name} cannot be made: {one_line(error)}") from error
-    except TypeError as error:
-        if "unexpected keyword" in str(error):
-            raise UsageError(f"{name}: {' '.join(str(error).split())}.") from error
-        raise EnvError(f"{name} cannot be made: {one_line(error)}") from error
     except Exception as error:
-        raise EnvError(f"{name} cannot be made: {one_line(error)}") from error
+        if isinstance(error, TypeError) and "unexpected keyword" in str(error):
+            raise UsageError(f"{name}: {' '.join(str(error).split())}.") from error
+        kind = UsageError if isinstance(error, gym.error.DependencyNotInstalled) else EnvError
+        raise kind(f"{name} cannot be made: {one_line(error)}") from error
     return env if find_text_interface(env) is not None else _adapter.adapt(env)
 
 

@@ -110,7 +110,9 @@ def check_recorded_env(
                 f"The file names the environment {env_id!r}, which is code and not a registered id, so it is "
                 f"not imported. If you trust the module, pass --env-module {module}"
             )
-        if not is_registered(rest) and getattr(_attribute(module, rest), "__module__", None) != module:
+        maker = vars(importlib.import_module(module)).get(rest)
+        defined = callable(maker) and getattr(maker, "__module__", None) == module
+        if not is_registered(rest) and not defined:
             raise UsageError(
                 f"The file names the environment {env_id!r}, but {module} defines no class or function "
                 f"{rest!r}."
@@ -143,11 +145,6 @@ def _kernels(config: Any, depth: int = 0) -> Iterator[str]:
             yield str(value)
         elif depth < 8:
             yield from _kernels(value, depth + 1)
-
-
-def _attribute(module: str, name: str) -> object:
-    value = vars(importlib.import_module(module)).get(name)
-    return value if callable(value) else None
 
 
 def weakened(sandbox: Any) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -149,15 +149,10 @@ def count_text(number: float) -> str:
 
 def describe(cluster: Cluster) -> str:
     """Describe a cluster, such as ``32 nodes x 8 H100 (79.6 GiB)``."""
-    return ", ".join(_kinds(cluster))
-
-
-def _kinds(cluster: Cluster) -> Iterable[str]:
-    counts: dict[tuple[str, int, str, int], int] = {}
-    for node in cluster.nodes:
-        key = (node.kind, node.devices, node.model, node.memory)
-        counts[key] = counts.get(key, 0) + 1
-    for (kind, devices, model, memory), count in counts.items():
+    texts = []
+    kinds = Counter((node.kind, node.devices, node.model, node.memory) for node in cluster.nodes)
+    for (kind, devices, model, memory), count in kinds.items():
         nodes = f"{count} nodes x " if count > 1 else ""
         name = f"cpu slot{'s' if devices > 1 else ''}" if kind == "cpu" else model or "GPU"
-        yield f"{nodes}{devices} {name} ({size_text(memory)})"
+        texts.append(f"{nodes}{devices} {name} ({size_text(memory)})")
+    return ", ".join(texts)

@@ -40,7 +40,9 @@ def compare_runs(a: Path, b: Path) -> dict[str, Any]:
         "b": {"agent": manifest_b["agent"]["name"], "out": str(b)},
         "tasks": len(shared),
         "success": _compare(groups_a, groups_b, shared, success_of),
-        "return": _compare(groups_a, groups_b, shared, _return),
+        "return": _compare(
+            groups_a, groups_b, shared, lambda episodes: sum(e.total_reward for e in episodes) / len(episodes)
+        ),
         "warnings": _warnings(manifest_a, manifest_b, groups_a, groups_b, shared),
     }
 
@@ -82,10 +84,6 @@ def success_of(episodes: Sequence[Episode]) -> float | None:
     """The success rate of the episodes that define success."""
     values = [float(e.scored_success) for e in episodes if e.scored_success is not None]
     return sum(values) / len(values) if values else None
-
-
-def _return(episodes: Sequence[Episode]) -> float | None:
-    return sum(e.total_reward for e in episodes) / len(episodes)
 
 
 def _compare(

@@ -128,14 +128,9 @@ def _valid_share(episodes: Sequence[Episode]) -> float | None:
 
 
 def _usage(episodes: Sequence[Episode]) -> dict[str, float]:
-    used = [turn.usage for episode in episodes for turn in episode.turns if turn.usage is not None]
-    if not used:
-        return {}
-    return {
-        "prompt_tokens": sum(usage.prompt_tokens for usage in used),
-        "completion_tokens": sum(usage.completion_tokens for usage in used),
-        "cost": sum(usage.cost for usage in used),
-    }
+    usages = [turn.usage for episode in episodes for turn in episode.turns if turn.usage is not None]
+    names = ("prompt_tokens", "completion_tokens", "cost")
+    return {name: sum(getattr(usage, name) for usage in usages) for name in names} if usages else {}
 
 
 def _errors(episodes: Sequence[Episode]) -> list[dict[str, Any]]:

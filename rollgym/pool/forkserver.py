@@ -2,7 +2,7 @@
 
 A separate single-threaded process that has imported what every worker needs, so that a new worker is ready
 in milliseconds. It owns the processes: when a worker exits, everything that worker left behind is killed;
-when the pool exits, for any reason, all workers are killed. `rollgym.pool.forkserver_client` starts it.
+when the pool exits, for any reason, all workers are killed. `rollgym.pool.worker_handle` starts it.
 """
 
 from __future__ import annotations

@@ -118,14 +118,9 @@ class CompositeScorer:
         return Score(math.fsum(parts.values()), all(verdicts) if verdicts else None, parts, "; ".join(notes))
 
     def _detail(self, name: str, score: Score) -> dict[str, Any]:
-        detail: dict[str, Any] = {"score": score.reward, "weight": self.weights[name]}
-        if score.parts:
-            detail["parts"] = score.parts
-        if score.note:
-            detail["note"] = score.note
-        if score.success is not None:
-            detail["success"] = score.success
-        return detail
+        optional = {"parts": score.parts or None, "note": score.note or None, "success": score.success}
+        given = {key: value for key, value in optional.items() if value is not None}
+        return {"score": score.reward, "weight": self.weights[name], **given}
 
 
 async def score_episode(scorer: Scorer, episode: Episode) -> Episode:

@@ -80,15 +80,11 @@ class Cgroup:
                     folder.rmdir()
                 if not folder.exists():
                     break
-                _kill_all(folder)
+                with contextlib.suppress(OSError):
+                    for pid in (folder / "cgroup.procs").read_text().split():
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(int(pid), signal.SIGKILL)
                 time.sleep(0.005)
-
-
-def _kill_all(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        for pid in (folder / "cgroup.procs").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
 
 
 def _set(file: Path, value: int) -> None:

@@ -49,7 +49,7 @@ def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
         "name": run.folder.resolve().name,
         "command": _text(manifest.get("command")),
         "created": _text(manifest.get("created")),
-        "state": _state(run, summary),
+        "state": _state(summary),
         "about": _about(manifest),
         "headline": _trained(run) if training else _evaluated(run),
         "totals": describe(run.rows),
@@ -192,7 +192,7 @@ def _about(manifest: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, text in values.items() if text}
 
 
-def _state(run: RunView, summary: dict[str, Any] | None) -> str:
+def _state(summary: dict[str, Any] | None) -> str:
     if summary is None:
         return "no summary yet: the run is in progress or was interrupted"
     ended = _text(summary.get("ended"))

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from rollgym.checks.actions import require_contract
+from rollgym.checks.contract import require_contract
 from rollgym.checks.report import RuleFailed
 from rollgym.checks.rollout import Transition, difference, plain, short
 from rollgym.core.env import TextSpace
