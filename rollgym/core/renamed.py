@@ -12,19 +12,13 @@ from types import ModuleType
 
 SINCE = "0.2.0"
 
-NAMES = {
-    "Move": "AgentAction",
-    "Reply": "StepResult",
-    "agent_cards": "list_agents",
-    "cards": "list_envs",
-    "check_env": "check",
-}
-"""Names in ``rollgym`` itself."""
-
 
 def _table(text: str) -> dict[str, str]:
     return dict(row.split("=") for row in text.split())
 
+
+NAMES = _table("Move=AgentAction Reply=StepResult agent_cards=list_agents cards=list_envs check_env=check")
+"""Names in ``rollgym`` itself."""
 
 _MODULES = """
 adapt=adapters.gymnasium adapt_facts=adapters.gymnasium agent=core.agent

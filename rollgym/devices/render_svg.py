@@ -72,22 +72,18 @@ def _memory(report: PlanReport, y: float) -> Iterator[tuple[str, float]]:
         for part in PARTS:
             size = sum(size for _, name, size in memory.parts if name == part)
             if size:
-                yield (
-                    svg.rect(x, y, span * size / top, 16, PART_COLORS[part], f"{part} {size_text(size)}"),
-                    y + ROW,
-                )
-                x += span * size / top
+                length = span * size / top
+                yield svg.rect(x, y, length, 16, PART_COLORS[part], f"{part} {size_text(size)}"), y + ROW
+                x += length
         edge = LEFT + span * memory.limit / top
         yield svg.line(edge, y, edge, y + 16, "#0f172a"), y + ROW
-        yield (
-            svg.text(LEFT + wide + 8, y + 13, f"{size_text(memory.used)} of {size_text(memory.limit)}"),
-            y + ROW,
-        )
+        used = f"{size_text(memory.used)} of {size_text(memory.limit)}"
+        yield svg.text(LEFT + wide + 8, y + 13, used), y + ROW
         y += ROW
 
 
 def _timeline(report: PlanReport, y: float) -> Iterator[tuple[str, float]]:
-    yield svg.text(12, y + 10, "Timeline of memory step", size=13), y
+    yield svg.text(12, y + 10, "Timeline of one step", size=13), y
     y += 18
     scale = (WIDTH - LEFT - RIGHT) / report.seconds
     for span in report.timeline:

@@ -18,12 +18,7 @@ def read_secret(
 ) -> str:
     """Return the secret in the environment variable that a setting names; empty if optional and not set.
 
-    Args:
-        variable: Name of the environment variable.
-        setting: Name of the setting, for errors.
-        what: What the variable holds, for errors.
-        required: Whether the variable must be set.
-        spaces: Whether the secret may contain spaces.
+    Errors name the ``setting`` and ``what`` the variable holds; ``spaces``: whether it may contain spaces.
     """
     # Errors repeat neither name nor value: a secret pasted here by mistake must not reach a log.
     if not isinstance(variable, str) or not _VARIABLE.fullmatch(variable):
@@ -54,10 +49,7 @@ def hide_secrets(text: str, secrets: Iterable[str], mark: str) -> str:
 def check_service_url(url: object, expected: str, secret_setting: str) -> str:
     """Return a service's URL without white space around it; raise a `UsageError`, which does not repeat it.
 
-    Args:
-        url: The URL.
-        expected: What it must be, with an example: the start of each error.
-        secret_setting: The setting in which a secret belongs instead.
+    Errors start with ``expected``, which has an example, and name the setting in which a secret belongs.
     """
     if not isinstance(url, str):
         raise UsageError(f"{expected}, not a {type(url).__name__}.")
