@@ -148,9 +148,10 @@ Pairs = list[tuple[float, float]]
 def compare_results(a: Path, b: Path) -> dict[str, Any]:
     """Compare every entry that both folders contain, and the suite as a whole."""
     manifests = [read_results_manifest(path) for path in (a, b)]
-    suites = [recorded_suite(manifest, path) for manifest, path in zip(manifests, (a, b), strict=True)]
+    suite = recorded_suite(manifests[0], a)
     if manifests[0]["suite_hash"] != manifests[1]["suite_hash"]:
-        names = [f"{suite.name} {suite.version} ({suite.fingerprint})" for suite in suites]
+        suites = (suite, recorded_suite(manifests[1], b))
+        names = [f"{s.name} {s.version} ({s.fingerprint})" for s in suites]
         raise UsageError(f"Different suites cannot be compared: {a} has {names[0]}, {b} has {names[1]}.")
     shared = [
         name
@@ -166,7 +167,7 @@ def compare_results(a: Path, b: Path) -> dict[str, Any]:
     if left:
         notes.append(f"played by one side only: {', '.join(left)}")
     return {
-        "suite": {"name": suites[0].name, "version": suites[0].version},
+        "suite": {"name": suite.name, "version": suite.version},
         "a": {"agent": manifests[0]["agent"]["name"], "out": str(a)},
         "b": {"agent": manifests[1]["agent"]["name"], "out": str(b)},
         "success": _overall([_pairs(a, b, name) for name in shared]),

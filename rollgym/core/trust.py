@@ -110,13 +110,13 @@ def check_recorded_env(
                 f"The file names the environment {env_id!r}, which is code and not a registered id, so it is "
                 f"not imported. If you trust the module, pass --env-module {module}"
             )
-        maker = vars(importlib.import_module(module)).get(rest)
-        defined = callable(maker) and getattr(maker, "__module__", None) == module
-        if not is_registered(rest) and not defined:
-            raise UsageError(
-                f"The file names the environment {env_id!r}, but {module} defines no class or function "
-                f"{rest!r}."
-            )
+        if not is_registered(rest):
+            maker = vars(importlib.import_module(module)).get(rest)
+            if not callable(maker) or getattr(maker, "__module__", None) != module:
+                raise UsageError(
+                    f"The file names the environment {env_id!r}, but {module} defines no class or function "
+                    f"{rest!r}."
+                )
     weaker = [] if weak_sandbox else weakened(env_kwargs.get("sandbox"))
     if weaker:
         raise UsageError(
