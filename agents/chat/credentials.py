@@ -6,17 +6,13 @@ Options are recorded with the results and in the shell's history; a key must be 
 from __future__ import annotations
 
 import os
-import re
 
 from rollgym.core.errors import UsageError
-from rollgym.utils.urls import is_http_url
+from rollgym.utils.credentials import check_service_url, hide_secrets, read_secret
 
 PUBLIC_URL = "https://api.openai.com/v1"
 PUBLIC_KEY_ENV = "OPENAI_API_KEY"
 BASE_URL_ENV = "OPENAI_BASE_URL"
-
-_SHORTEST_HIDDEN = 8
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Secret:
@@ -45,29 +41,15 @@ class Secret:
         return self._value or None
 
     def hide(self, text: str) -> str:
-        """Return the text with the key replaced.
-
-        Keys below eight characters are placeholders for local servers ("EMPTY"), not secrets; replacing
-        them would damage ordinary words.
-        """
-        return text.replace(self._value, "[api key]") if len(self._value) >= _SHORTEST_HIDDEN else text
+        """Return the text with the key replaced."""
+        return hide_secrets(text, [self._value], "[api key]")
 
 
 def find_key(variable: str | None) -> Secret:
     """Return the key in the named environment variable; an empty one where none is required or set."""
     if variable is None:
         return Secret("")
-    if not isinstance(variable, str) or not _NAME.fullmatch(variable):
-        # The value is not repeated: a key pasted here by mistake must not reach a log.
-        raise UsageError("api_key_env must be the name of an environment variable that holds the key.")
-    value = os.environ.get(variable, "").strip()
-    if not value and variable != PUBLIC_KEY_ENV:
-        raise UsageError("The environment variable that api_key_env names is not set.")
-    if not all("!" <= character <= "~" for character in value):
-        raise UsageError(
-            "The API key contains a space, a line break or a character outside ASCII: copy it again."
-        )
-    return Secret(value)
+    return Secret(read_secret(variable, "api_key_env", "API key", required=variable != PUBLIC_KEY_ENV))
 
 
 def find_base_url(given: str | None, variable: str | None, key: Secret) -> str:
@@ -80,19 +62,7 @@ def find_base_url(given: str | None, variable: str | None, key: Secret) -> str:
             f"No endpoint given: pass base_url=http://localhost:8000/v1 (or set {BASE_URL_ENV}), or set "
             f"{PUBLIC_KEY_ENV} to use {PUBLIC_URL}."
         )
-    return _check_url(url)
-
-
-def _check_url(url: object) -> str:
-    wrong = "base_url must be an address such as http://localhost:8000/v1"
-    if not isinstance(url, str):
-        raise UsageError(f"{wrong}, not a {type(url).__name__}.")
-    # The value is not repeated: it may contain a key.
-    if any(mark in url for mark in "@?#"):
-        raise UsageError(
-            f"{wrong}, without a user name, password or query: it is recorded with the results. "
-            "The key belongs in an environment variable (api_key_env)."
-        )
-    if not is_http_url(url.strip()):
-        raise UsageError(f"{wrong}, with http:// or https:// and a host.")
-    return url.strip().rstrip("/").removesuffix("/chat/completions")
+    url = check_service_url(
+        url, "base_url must be an address such as http://localhost:8000/v1", "api_key_env"
+    )
+    return url.rstrip("/").removesuffix("/chat/completions")

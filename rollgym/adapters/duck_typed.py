@@ -111,7 +111,7 @@ def _space(inner: Any, name: str, max_chars: int) -> gym.Space[Any]:
     return TextSpace(max_chars) if space is None else convert(space, f"{type(inner).__name__}.{name}")
 
 
-def convert(space: Any, what: str) -> gym.Space[Any]:
+def convert(space: Any, name: str) -> gym.Space[Any]:
     """Convert a space of another library that uses Gymnasium's class names to Gymnasium's own class."""
     if isinstance(space, gym.Space):
         return space
@@ -127,9 +127,9 @@ def convert(space: Any, what: str) -> gym.Space[Any]:
             return gym.spaces.MultiBinary(space.n)
     inside = getattr(space, "spaces", None)
     if isinstance(inside, Mapping):
-        return gym.spaces.Dict({str(key): convert(sub, f"{what}[{key!r}]") for key, sub in inside.items()})
+        return gym.spaces.Dict({str(key): convert(sub, f"{name}[{key!r}]") for key, sub in inside.items()})
     if isinstance(inside, list | tuple):
-        return gym.spaces.Tuple([convert(sub, f"{what}[{i}]") for i, sub in enumerate(inside)])
+        return gym.spaces.Tuple([convert(sub, f"{name}[{i}]") for i, sub in enumerate(inside)])
     raise UsageError(
-        f"{what} is a {type(space).__name__}, which is not a Gymnasium space: use gymnasium.spaces."
+        f"{name} is a {type(space).__name__}, which is not a Gymnasium space: use gymnasium.spaces."
     )

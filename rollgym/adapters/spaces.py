@@ -189,9 +189,9 @@ def _array(space: ArraySpace, data: Any, where: str) -> NDArray[Any]:
     for i, (number, least, most) in enumerate(zip(flat, low.flat, high.flat, strict=True)):
         element = _element(number, array.dtype, least, most)
         if element is None:
-            place = where if len(flat) == 1 else f"{where} (number {i + 1} of {len(flat)})"
+            label = where if len(flat) == 1 else f"{where} (number {i + 1} of {len(flat)})"
             kind = "number" if array.dtype.kind == "f" else "whole number"
-            raise BadAction(f"{place} must be a {kind} {_range(least, most)}, not {_excerpt(number)}.")
+            raise BadAction(f"{label} must be a {kind} {_range(least, most)}, not {_excerpt(number)}.")
         array.flat[i] = element
     return array
 

@@ -1,4 +1,4 @@
-"""A suite's results folder: a manifest, one evaluation folder per entry, the summary.
+"""Results folders of suites, and their comparison: a manifest, an evaluation folder per entry, a summary.
 
 DIR/manifest.json            the complete suite; the agent; versions
 DIR/entries/NAME/            what `rollgym.io.run_dir` writes: manifest, episodes, events, summary
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,17 @@ from rollgym.bench.suite import NAME, AgentSpec, Entry, Suite, suite_from
 from rollgym.core.errors import ResultsError, UsageError
 from rollgym.core.files import refuse_links
 from rollgym.core.types import SCHEMA_VERSION
-from rollgym.io.run_dir import MANIFEST, SUMMARY, read_versioned, refuse_change, write_json
+from rollgym.evaluation.compare import by_task, compare_runs, success_of
+from rollgym.evaluation.stats import paired
+from rollgym.io.run_dir import (
+    MANIFEST,
+    SUMMARY,
+    read_manifest,
+    read_run,
+    read_versioned,
+    refuse_change,
+    write_json,
+)
 from rollgym.utils.env_info import package_versions
 
 ENTRIES, REPORT = "entries", "report.md"
@@ -68,15 +79,6 @@ def open_results(out: Path, manifest: dict[str, Any], resume: bool) -> dict[str,
     before = read_results_manifest(out)
     refuse_change(out, before, manifest, ("suite_hash", "agent", "entries", "data"))
     return before
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of any results folder; a newer schema is refused."""
-    if not folder.is_dir():
-        raise UsageError(f"Results folder {folder} does not exist.")
-    if not (folder / MANIFEST).exists():
-        raise UsageError(f"{folder} is not a results folder: it has no {MANIFEST}.")
-    return read_versioned(folder / MANIFEST)
 
 
 def read_results_manifest(out: Path) -> dict[str, Any]:
@@ -138,3 +140,56 @@ def parts(run: Path) -> dict[str, Path]:
         return {"": run}
     named = {name: entry_folder(run, name) for name in read_results_manifest(run)["entries"]}
     return {name: folder for name, folder in named.items() if (folder / MANIFEST).exists()}
+
+
+Pairs = list[tuple[float, float]]
+
+
+def compare_results(a: Path, b: Path) -> dict[str, Any]:
+    """Compare every entry that both folders contain, and the suite as a whole."""
+    manifests = [read_results_manifest(path) for path in (a, b)]
+    suite = recorded_suite(manifests[0], a)
+    if manifests[0]["suite_hash"] != manifests[1]["suite_hash"]:
+        suites = (suite, recorded_suite(manifests[1], b))
+        names = [f"{s.name} {s.version} ({s.fingerprint})" for s in suites]
+        raise UsageError(f"Different suites cannot be compared: {a} has {names[0]}, {b} has {names[1]}.")
+    shared = [
+        name
+        for name in manifests[0]["entries"]
+        if name in manifests[1]["entries"]
+        and all((entry_folder(path, name) / MANIFEST).exists() for path in (a, b))
+    ]
+    if not shared:
+        raise UsageError(f"{a} and {b} have no entry in common.")
+    entries = {name: compare_runs(entry_folder(a, name), entry_folder(b, name)) for name in shared}
+    left = sorted({*manifests[0]["entries"], *manifests[1]["entries"]} - set(shared))
+    notes = [f"{name}: {note}" for name, result in entries.items() for note in result["warnings"]]
+    if left:
+        notes.append(f"played by one side only: {', '.join(left)}")
+    return {
+        "suite": {"name": suite.name, "version": suite.version},
+        "a": {"agent": manifests[0]["agent"]["name"], "out": str(a)},
+        "b": {"agent": manifests[1]["agent"]["name"], "out": str(b)},
+        "success": _overall([_pairs(a, b, name) for name in shared]),
+        "entries": entries,
+        "notes": notes,
+    }
+
+
+def _pairs(a: Path, b: Path, name: str) -> Pairs:
+    """The success rates of both on every task of an entry."""
+    tasks_a, tasks_b = (by_task(read_run(entry_folder(path, name))[1]) for path in (a, b))
+    scores = [(success_of(tasks_a[key]), success_of(tasks_b[key])) for key in tasks_a if key in tasks_b]
+    return [(x, y) for x, y in scores if x is not None and y is not None]
+
+
+def _overall(entries: list[Pairs]) -> dict[str, Any] | None:
+    """All tasks together, with equal weights of the entries, as in the suite's success rate."""
+    scored = [pairs for pairs in entries if pairs]
+    total = sum(map(len, scored))
+    scaled = [
+        (x * total / (len(scored) * len(pairs)), y * total / (len(scored) * len(pairs)))
+        for pairs in scored
+        for x, y in pairs
+    ]
+    return asdict(paired([x for x, _ in scaled], [y for _, y in scaled])) if scaled else None

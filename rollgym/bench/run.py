@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollgym.bench.markdown import markdown
-from rollgym.bench.results import REPORT, entry_folder, make_manifest, open_results, read_manifest
+from rollgym.bench.results import REPORT, entry_folder, make_manifest, open_results
 from rollgym.bench.suite import AgentSpec, Entry, Suite, plan_entry
-from rollgym.bench.summary import Part, suite_summary
+from rollgym.bench.summary import Part, markdown, suite_summary
 from rollgym.core.errors import RunError, UsageError
 from rollgym.core.files import replacing
 from rollgym.core.types import Outcome
 from rollgym.evaluation.plan import Plan
 from rollgym.evaluation.replay import finished_episodes
 from rollgym.evaluation.runner import Evaluation, check_agent, open_folder
-from rollgym.io.run_dir import MANIFEST, SUMMARY, set_failed_aside, write_json
+from rollgym.io.run_dir import MANIFEST, SUMMARY, read_manifest, set_failed_aside, write_json
 from rollgym.utils.async_runner import run_to_end
 
 RunEvaluation = Callable[[Evaluation], None]
@@ -38,10 +37,10 @@ def chosen(suite: Suite, agent_spec: AgentSpec, only: Sequence[str] = ()) -> lis
     if lacking:
         needed = suite.entry(lacking[0])
         raise UsageError(f"Entry {needed.name!r} needs data: pass --data {needed.name}=... ({needed.data}).")
-    found = [e for e in suite.entries if e.name in wanted and (not e.data or e.name in agent_spec.data)]
-    if not found:
+    entries = [e for e in suite.entries if e.name in wanted and (not e.data or e.name in agent_spec.data)]
+    if not entries:
         raise UsageError(f"All chosen entries of suite {suite.name} need --data.")
-    return found
+    return entries
 
 
 class SuiteRun:
@@ -93,8 +92,8 @@ class SuiteRun:
 
     def finish(self) -> dict[str, Any]:
         """Summarize all finished episodes and write the result."""
-        found = [self._parts[entry.name] for entry in self.entries if entry.name in self._parts]
-        summary = suite_summary(self.suite, self.manifest, found, self.out)
+        parts = [self._parts[entry.name] for entry in self.entries if entry.name in self._parts]
+        summary = suite_summary(self.suite, self.manifest, parts, self.out)
         write_json(self.out / SUMMARY, summary)
         with replacing(self.out / REPORT) as file:
             file.write(markdown(summary).encode())

@@ -88,8 +88,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if options or agent not in ("random", "expert"):
             return None
         # A suite can come from others: an unregistered name is not imported for this.
-        known = agent == "expert" and is_registered(self.env)
-        kind = env_info(self.env).expert_is if known else agent
+        has_expert = agent == "expert" and is_registered(self.env)
+        kind = env_info(self.env).expert_is if has_expert else agent
         return (kind, self.golden[kind]) if kind in self.golden else None
 
 
@@ -122,12 +122,12 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if entry.name == name:
                 return entry
         names = [entry.name for entry in self.entries]
-        raise UnknownName(f"entry of suite {self.name}", name, names, f"There are: {', '.join(names)}.")
+        raise UnknownName(f"entry of suite {self.name}", name, names, f"Entries: {', '.join(names)}.")
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values; `suite_from` reads them back."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
 
 
 def known_suites() -> dict[str, Path]:
@@ -137,13 +137,13 @@ def known_suites() -> dict[str, Path]:
 
 def find_suite(name: str) -> Suite:
     """Find a suite by name, or read it from a file."""
-    known = known_suites()
-    if name in known:
-        return read_suite(known[name])
+    suites = known_suites()
+    if name in suites:
+        return read_suite(suites[name])
     path = Path(name)
     if path.is_file():
         return read_suite(path)
-    raise UnknownName("suite", name, known, f"There are: {', '.join(known)}; or name a TOML file.")
+    raise UnknownName("suite", name, suites, f"Suites: {', '.join(suites)}; or pass a TOML file.")
 
 
 def read_suite(path: Path) -> Suite:
@@ -195,20 +195,20 @@ def plan_entry(suite: Suite, entry: Entry, agent_spec: AgentSpec) -> Plan:
             modules=agent_spec.modules,
             weak_sandbox=agent_spec.weak_sandbox,
         )
-        found = plan(_request(suite, entry, agent_spec))
+        planned = plan(_request(suite, entry, agent_spec))
     except RollgymError as error:
         raise type(error)(f"{where}: {error}") from error
     pins = (
-        ("task set", entry.task_set, found.manifest["task_set"]["hash"]),
-        ("definition of success", entry.success, found.manifest["success_means"]),
+        ("task set", entry.task_set, planned.manifest["task_set"]["hash"]),
+        ("definition of success", entry.success, planned.manifest["success_means"]),
     )
-    for what, pinned, now in pins:
+    for name, pinned, now in pins:
         if pinned and pinned != now:
             raise UsageError(
-                f"{where} was made for the {what} {pinned!r}, but {entry.env} has {now!r} here: results "
+                f"{where} was made for the {name} {pinned!r}, but {entry.env} has {now!r} here: results "
                 "would not be comparable. Use the rollgym that the suite was made with, or a newer suite."
             )
-    return found
+    return planned
 
 
 def _kwargs(entry: Entry, agent_spec: AgentSpec) -> dict[str, Any]:
@@ -219,12 +219,12 @@ def _request(suite: Suite, entry: Entry, agent_spec: AgentSpec) -> Request:
     kwargs = _kwargs(entry, agent_spec)
     tasks = entry.tasks
     if not tasks:
-        known = look_at(entry.env, kwargs, entry.limits).tasks
-        if known is None:
+        task_set = look_at(entry.env, kwargs, entry.limits).tasks
+        if task_set is None:
             raise UsageError(
                 f"{entry.env} has no task set, so tasks = 0 (all tasks) is not possible: set a number."
             )
-        tasks = known.size(entry.split)
+        tasks = task_set.size(entry.split)
     return Request(
         env_id=entry.env,
         agent=agent_spec.agent,

@@ -1,4 +1,4 @@
-"""Summary of a suite, computed from its episodes, and the comparison with golden scores."""
+"""Summary of a suite: computed from its episodes, compared with golden scores, written as Markdown."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from rollgym.bench.results import entry_folder
 from rollgym.bench.suite import CLOSE, Entry, Suite
 from rollgym.core.seeding import file_hash
+from rollgym.core.text import interval, number
 from rollgym.core.types import SCHEMA_VERSION, Episode
 from rollgym.evaluation.metrics import first_observation, summarize
 from rollgym.io.run_dir import EPISODES
@@ -23,7 +24,10 @@ def suite_summary(
 ) -> dict[str, Any]:
     """Summarize a results folder as a JSON-able object; depends on its files alone."""
     agent = manifest["agent"]
-    rows = [_row(entry, summarize(dict(told), episodes), episodes, agent) for entry, told, episodes in parts]
+    rows = [
+        _row(entry, summarize(dict(entry_manifest), episodes), episodes, agent)
+        for entry, entry_manifest, episodes in parts
+    ]
     played = {entry.name for entry, _, _ in parts}
     return {
         "schema": SCHEMA_VERSION,
@@ -81,8 +85,8 @@ def _row(
         "content": summary["content_hash"],
         "same_tasks": _same_tasks(entry, summary, episodes),
     }
-    known = {kind: {"success": g.success, "score": g.score} for kind, g in entry.golden.items()}
-    return {**row, "golden": _golden(entry, row, agent), "known": known}
+    golden_scores = {kind: {"success": g.success, "score": g.score} for kind, g in entry.golden.items()}
+    return {**row, "golden": _golden(entry, row, agent), "known": golden_scores}
 
 
 def _same_tasks(entry: Entry, summary: Mapping[str, Any], episodes: Sequence[Episode]) -> bool | None:
@@ -94,10 +98,10 @@ def _same_tasks(entry: Entry, summary: Mapping[str, Any], episodes: Sequence[Epi
 
 
 def _golden(entry: Entry, row: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, Any] | None:
-    known = entry.golden_of(agent["name"], agent["options"])
-    if known is None:
+    match = entry.golden_of(agent["name"], agent["options"])
+    if match is None:
         return None
-    kind, golden = known
+    kind, golden = match
     reached = (
         row["complete"]
         and row["success"] is not None
@@ -121,12 +125,12 @@ def _wall(episodes: Sequence[Episode]) -> float:
 
 
 def _totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    known = [row for row in rows if row["success"] is not None]
+    scored = [row for row in rows if row["success"] is not None]
     tokens = [row["tokens"] for row in rows if row["tokens"] is not None]
     whole = [row["success_all"] for row in rows if row["success_all"] is not None]
     return {
-        "success": math.fsum(row["success"] for row in known) / len(known) if known else None,
-        "success_ci": list(mean_interval(known)) if known else None,
+        "success": math.fsum(row["success"] for row in scored) / len(scored) if scored else None,
+        "success_ci": list(mean_interval(scored)) if scored else None,
         "success_all": math.fsum(whole) / len(whole) if whole else None,
         "episodes": sum(row["episodes"] for row in rows),
         "failed": sum(row["failed"] for row in rows),
@@ -148,3 +152,91 @@ def mean_interval(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     below = math.sqrt(math.fsum((row["success"] - row["success_ci"][0]) ** 2 for row in rows)) / count
     above = math.sqrt(math.fsum((row["success_ci"][1] - row["success"]) ** 2 for row in rows)) / count
     return max(0.0, mean - below), min(1.0, mean + above)
+
+
+HEAD = ("entry", "environment", "success", "95 % interval", "score", "turns", "tokens", "s/episode", "golden")
+
+
+def markdown(summary: Mapping[str, Any]) -> str:
+    """The report: suite and agent, the table, remarks."""
+    suite = summary["suite"]
+    low_high = summary["success_ci"]
+    lines = [
+        f"# {suite['name']} {suite['version']}: {cell(summary['agent'])}",
+        "",
+        f"Success {number(summary['success'])} {interval(low_high)} (mean over {len(summary['entries'])} "
+        f"entries), {summary['episodes']} episodes, {summary['wall_seconds']:.1f} s.",
+        "",
+        "| " + " | ".join(HEAD) + " |",
+        "|" + "---|" * len(HEAD),
+        *("| " + " | ".join(map(cell, row)) + " |" for row in table(summary)),
+        "",
+        *(f"- {sentence}" for sentence in remarks(summary)),
+        f"- suite {suite['hash']}; "
+        + ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The cells of the table, a row per entry."""
+    return [
+        (
+            row["name"],
+            row["env"],
+            number(row["success"]),
+            interval(row["success_ci"]),
+            number(row["score"]),
+            number(row["turns"], 1),
+            "–" if row["tokens"] is None else f"{row['tokens']:,}",
+            number(row["seconds"]),
+            _golden_text(row),
+        )
+        for row in summary["entries"]
+    ]
+
+
+def remarks(summary: Mapping[str, Any]) -> list[str]:
+    """Remarks on the numbers, one sentence each."""
+    notes = []
+    for row in summary["entries"]:
+        name = row["name"]
+        if row["episodes"] < row["requested"]:
+            notes.append(f"{name}: {row['episodes']} of {row['requested']} episodes were played.")
+        if row["failed"]:
+            message = f": {row['errors'][0]['message']}" if row["errors"] else ""
+            notes.append(f"{name}: {row['failed']} episodes ended by an error{message}")
+        if row["excluded"]:
+            mark = "**WARNING** " if row["many_excluded"] else ""
+            notes.append(
+                f"{mark}{name}: {row['excluded']} of {row['episodes']} episodes are excluded from the score; "
+                f"success is {number(row['success_all'])} with them as failures."
+            )
+        for kind, words in (("token_limit", "of tokens, or a full context"), ("time_limit", "of time")):
+            if count := row["outcomes"].get(kind):
+                notes.append(f"{name}: {count} of {row['episodes']} episodes ended at the limit {words}.")
+        if row["same_tasks"] is False:
+            notes.append(f"{name}: the tasks were not those of the suite ({row['content']}).")
+        golden = row["golden"]
+        if golden and not golden["reached"]:
+            notes.append(
+                f"{name}: the golden score of {golden['of']} was missed: success {number(row['success'])}, "
+                f"not {number(golden['success'])}; score {number(row['score'])}, not "
+                f"{number(golden['score'])}."
+            )
+    if summary["left_out"]:
+        notes.append(f"not played: {', '.join(summary['left_out'])}.")
+    return notes
+
+
+def cell(text: Any) -> str:
+    """Escape text for a table cell."""
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _golden_text(row: Mapping[str, Any]) -> str:
+    """Comparison with the agent's golden score; the known golden scores for other agents."""
+    golden = row["golden"]
+    if golden is None:
+        return ", ".join(f"{kind} {number(score['success'])}" for kind, score in row["known"].items()) or "–"
+    return f"{golden['of']} {number(golden['success'])} {'reached' if golden['reached'] else 'MISSED'}"

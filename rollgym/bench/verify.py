@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from rollgym.bench.markdown import markdown
 from rollgym.bench.results import (
     REPORT,
     entry_folder,
@@ -23,7 +22,7 @@ from rollgym.bench.results import (
     recorded_suite,
 )
 from rollgym.bench.suite import AgentSpec, Entry, Suite, known_suites, plan_entry, read_suite
-from rollgym.bench.summary import Part, suite_summary
+from rollgym.bench.summary import Part, markdown, suite_summary
 from rollgym.core.errors import RollgymError, UsageError, one_line
 from rollgym.core.text import shorten
 from rollgym.core.types import Episode, EpisodeSpec, Outcome
@@ -62,9 +61,9 @@ class Verdict:
         """True if all checks passed."""
         return not self.problems
 
-    def add(self, where: str, what: str) -> None:
+    def add(self, where: str, text: str) -> None:
         """Add a problem."""
-        self.problems.append(Problem(where=where, what=what))
+        self.problems.append(Problem(where=where, what=text))
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values."""
@@ -165,8 +164,10 @@ def _check_entry(
             )
     genuine = _check_specs(entry, planned, episodes, verdict)
     _check_lines(entry.name, folder / EPISODES, verdict)
-    said = read_json(folder / SUMMARY)
-    _differences(f"{entry.name}, summary", said, summarize(manifest, episodes), verdict, NOT_FROM_EPISODES)
+    recorded = read_json(folder / SUMMARY)
+    _differences(
+        f"{entry.name}, summary", recorded, summarize(manifest, episodes), verdict, NOT_FROM_EPISODES
+    )
     return (entry, manifest, episodes), genuine
 
 
@@ -195,10 +196,10 @@ def _check_specs(entry: Entry, planned: Plan, episodes: list[Episode], verdict: 
 
 
 def _spec(spec: EpisodeSpec, entry: Entry) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(spec)
+    values: dict[str, Any] = msgspec.to_builtins(spec)
     # The path of a data file differs between machines; the task set's hash identifies it.
-    found["env_kwargs"] = {key: value for key, value in spec.env_kwargs.items() if key != entry.data}
-    return found
+    values["env_kwargs"] = {key: value for key, value in spec.env_kwargs.items() if key != entry.data}
+    return values
 
 
 def _check_lines(name: str, path: Path, verdict: Verdict) -> None:
@@ -217,9 +218,9 @@ def _check_lines(name: str, path: Path, verdict: Verdict) -> None:
         if Outcome(raw["outcome"]).failed and turns and (turns[-1]["terminated"] or turns[-1]["truncated"]):
             verdict.add(where, f"outcome: {raw['outcome']} is recorded, but the last turn ended the episode")
         last = turns[-1].get("info", {}) if turns else raw.get("reset_info", {})
-        said = raw.get("success")
-        if said is not None and said != last.get("success"):
-            verdict.add(where, f"success: {said} is recorded, but the last turn has {last.get('success')}")
+        success = raw.get("success")
+        if success is not None and success != last.get("success"):
+            verdict.add(where, f"success: {success} is recorded, but the last turn has {last.get('success')}")
 
 
 def _check_summary(
@@ -227,14 +228,14 @@ def _check_summary(
     suite: Suite,
     manifest: Mapping[str, Any],
     parts: list[Part],
-    said: dict[str, Any],
+    recorded: dict[str, Any],
     verdict: Verdict,
 ) -> None:
     right = suite_summary(suite, manifest, parts, out)
     if len(parts) == len(manifest["entries"]):
-        _differences("summary", said, right, verdict, ("files",))
+        _differences("summary", recorded, right, verdict, ("files",))
     for name, now in right["files"].items():
-        before = said["files"].get(name) if isinstance(said.get("files"), dict) else None
+        before = recorded["files"].get(name) if isinstance(recorded.get("files"), dict) else None
         if before != now:
             verdict.add(name, f"the file has changed since: its hash is {now[:16]}, not {str(before)[:16]}")
     if right["failed"]:
@@ -246,7 +247,7 @@ def _check_summary(
     if right["other_tasks"]:
         verdict.add("summary", f"the tasks of {', '.join(right['other_tasks'])} are not those of the suite")
     try:
-        if (out / REPORT).read_text(encoding="utf-8") != markdown(said):
+        if (out / REPORT).read_text(encoding="utf-8") != markdown(recorded):
             verdict.add(REPORT, "it does not match the summary")
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         verdict.add(REPORT, f"it cannot be compared with the summary: {one_line(error)}")
@@ -254,7 +255,7 @@ def _check_summary(
 
 def _differences(
     where: str,
-    said: Any,
+    recorded: Any,
     expected: Any,
     verdict: Verdict,
     but: tuple[str, ...] = (),
@@ -262,26 +263,27 @@ def _differences(
     limit: int = 5,
 ) -> int:
     """Add a problem for each difference; returns the number of differences."""
-    found = list(_walk("", said, msgspec.json.decode(msgspec.json.encode(expected)), but))
-    for place, one, other in found[:limit]:
+    differences = list(_walk("", recorded, msgspec.json.decode(msgspec.json.encode(expected)), but))
+    for path, value, other in differences[:limit]:
         verdict.add(
-            where, f"{place}: {shorten(repr(one), 90)} is recorded, but {source} {shorten(repr(other), 90)}"
+            where, f"{path}: {shorten(repr(value), 90)} is recorded, but {source} {shorten(repr(other), 90)}"
         )
-    if len(found) > limit:
-        verdict.add(where, f"{len(found) - limit} more differences")
-    return len(found)
+    if len(differences) > limit:
+        verdict.add(where, f"{len(differences) - limit} more differences")
+    return len(differences)
 
 
-def _walk(place: str, said: Any, expected: Any, but: tuple[str, ...] = ()) -> list[tuple[str, Any, Any]]:
-    if isinstance(said, dict) and isinstance(expected, dict):
-        keys = [key for key in dict.fromkeys([*expected, *said]) if key not in but]
-        pairs = [(f"{place}.{key}".lstrip("."), said.get(key), expected.get(key)) for key in keys]
-    elif isinstance(said, list) and isinstance(expected, list) and len(said) == len(expected):
+def _walk(path: str, recorded: Any, expected: Any, but: tuple[str, ...] = ()) -> list[tuple[str, Any, Any]]:
+    if isinstance(recorded, dict) and isinstance(expected, dict):
+        keys = [key for key in dict.fromkeys([*expected, *recorded]) if key not in but]
+        pairs = [(f"{path}.{key}".lstrip("."), recorded.get(key), expected.get(key)) for key in keys]
+    elif isinstance(recorded, list) and isinstance(expected, list) and len(recorded) == len(expected):
         pairs = [
-            (f"{place}[{n}]", one, other) for n, (one, other) in enumerate(zip(said, expected, strict=True))
+            (f"{path}[{n}]", value, other)
+            for n, (value, other) in enumerate(zip(recorded, expected, strict=True))
         ]
     else:
-        return [] if said == expected else [(place, said, expected)]
+        return [] if recorded == expected else [(path, recorded, expected)]
     return [difference for pair in pairs for difference in _walk(*pair)]
 
 
@@ -308,7 +310,7 @@ def _replay(
             verdict.add(entry.name, str(error))
             continue
         verdict.replayed += len(done)
-        for one in done:
-            if one.difference is not None:
-                verdict.add(f"{entry.name}/{one.episode_id}", f"replayed, {one.difference}")
+        for replayed in done:
+            if replayed.difference is not None:
+                verdict.add(f"{entry.name}/{replayed.episode_id}", f"replayed, {replayed.difference}")
     verdict.notes[:] = dict.fromkeys(verdict.notes)

@@ -17,11 +17,6 @@ from rollgym.chat.template_probe import Rewrite, TemplateFacts
 from rollgym.chat.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
-    "BranchingConversation",
-    "ChatTemplate",
-    "Conversation",
-    "Rewrite",
-    "TemplateFacts",
-    "Tokenizer",
+    "BranchingConversation", "ChatTemplate", "Conversation", "Rewrite", "TemplateFacts", "Tokenizer",
     "load_tokenizer",
-]
+]  # fmt: skip

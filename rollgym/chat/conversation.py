@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollgym.chat.codec import MIDDLE
 from rollgym.chat.template import ChatTemplate, Rendered
 from rollgym.chat.template_probe import Message, difference
+from rollgym.chat.tokenizer import MIDDLE
 from rollgym.core.errors import UsageError
 from rollgym.core.serialization import clean_text
 
@@ -187,13 +188,7 @@ class BranchingConversation(Conversation):
 
     def fork(self) -> BranchingConversation:
         """Return an independent copy."""
-        other = BranchingConversation(self.template, self._system)
-        other._messages = list(self._messages)
+        other = copy.copy(self)
         row = self._rows[-1]
-        other._rows = [_Row([*row.ids], row.reply_end)]
-        other._prompt_text, other._reply_text, other._end_id = (
-            self._prompt_text,
-            self._reply_text,
-            self._end_id,
-        )
+        other._messages, other._rows = list(self._messages), [_Row([*row.ids], row.reply_end)]
         return other

@@ -9,16 +9,37 @@ from __future__ import annotations
 
 import datetime
 import functools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollgym.chat.codec import Codec
-from rollgym.chat.frozen_date import freeze_date, read_date
 from rollgym.chat.template_probe import Message, TemplateFacts, probe_template
-from rollgym.chat.tokenizer import Tokenizer
+from rollgym.chat.tokenizer import Codec, Tokenizer
 from rollgym.core.errors import UsageError, one_line
+
+_LETTERS = "eaAbBcdfHIjmMpSuUwWxXyYzZ"
+_DIRECTIVES = ["%-d", "%-m", "%-H", "%-I", *(f"%{letter}" for letter in _LETTERS)]
+
+
+def read_date(date: str | None) -> datetime.datetime | None:
+    """Return the start of a day given as YYYY-MM-DD."""
+    if date is None:
+        return None
+    try:
+        return datetime.datetime.combine(datetime.date.fromisoformat(date), datetime.time())
+    except (TypeError, ValueError):
+        raise UsageError(f"date must be a day such as 2025-01-31, not {date!r}.") from None
+
+
+def freeze_date(template: str, now: datetime.datetime) -> str:
+    """Return the source of a template for which the time is always ``now``."""
+    pairs = [(json.dumps(directive), json.dumps(now.strftime(directive))) for directive in _DIRECTIVES]
+    steps = "".join(f".replace({directive}, {value})" for directive, value in pairs)
+    # The plus keeps a newline with which the template may start.
+    return f"{{% macro strftime_now(form) -%}}{{{{- form{steps} -}}}}{{%- endmacro +%}}{template}"
+
 
 _MARKS = range(0xF0000, 0xFFFFE)
 """Private-use characters: texts rarely contain one, and never all."""
@@ -136,17 +157,17 @@ class ChatTemplate:
         harmless = self._harmless(messages, only_last=start > 0)
         plain = self.render(harmless, replies=replies)
         expected = self._controls_in(self.codec.encode(plain.pieces(start), before))
-        found: list[int] = []
+        controls: list[int] = []
         for hard in (False, True):
             again = self.render(messages, hard=hard, replies=replies) if hard or replies else rendered
             ids = self.codec.encode(again.pieces(start), before)
-            found = self._controls_in(ids)
-            if again.text == rendered.text and found == expected:
+            controls = self._controls_in(ids)
+            if again.text == rendered.text and controls == expected:
                 return ids
         names = {number: token for token, number in self.controls.items()}
         raise UsageError(
             "An observation becomes control tokens that the chat template did not write: expected "
-            f"{[names[i] for i in expected]}, found {[names[i] for i in found]}."
+            f"{[names[i] for i in expected]}, found {[names[i] for i in controls]}."
         )
 
     def _controls_in(self, ids: list[int]) -> list[int]:

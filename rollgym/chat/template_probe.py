@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from rollgym.chat.codec import Codec
+from rollgym.chat.tokenizer import Codec
 from rollgym.core.errors import UsageError
 
 Message = dict[str, str]
@@ -65,16 +65,16 @@ class TemplateFacts:
         return any(rewrite.what == "a plain reply" for rewrite in self.rewrites)
 
 
-def difference(expected: str, found: str) -> str:
+def difference(expected: str, actual: str) -> str:
     """Return the first position at which two texts differ, with its context."""
-    position = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), None)
+    position = next((i for i, (a, b) in enumerate(zip(expected, actual, strict=False)) if a != b), None)
     if position is None:
-        if len(expected) == len(found):
+        if len(expected) == len(actual):
             return "no difference"
-        position = min(len(expected), len(found))
+        position = min(len(expected), len(actual))
     start = max(0, position - _CONTEXT)
     dots = "…" if start else ""
-    sides = [f"{dots}{text[start : position + _CONTEXT]!r}" for text in (expected, found)]
+    sides = [f"{dots}{text[start : position + _CONTEXT]!r}" for text in (expected, actual)]
     return f"at character {position}: expected {sides[0]}, found {sides[1]}"
 
 
@@ -90,6 +90,7 @@ def probe_template(apply: Apply, codec: Codec) -> TemplateFacts:
     lead = whole[len(opening) : whole.index(_REPLY)] if whole.startswith(opening) else ""
     tail, end, separator = _closing(apply, whole, codec)
     end_id = codec.added.get(end)
+    between = whole[whole.index(_FIRST) : whole.index(_REPLY)]
     return TemplateFacts(
         end_of_turn=end,
         end_of_turn_id=end_id,
@@ -99,7 +100,7 @@ def probe_template(apply: Apply, codec: Codec) -> TemplateFacts:
         lead=lead,
         tail=tail,
         system_role=system_role,
-        marked=_holds_token(whole[whole.index(_FIRST) : whole.index(_REPLY)], codec),
+        marked=any(token.strip() and token in between for token in codec.added),
         written="\0".join(_without_words(apply(_messages(2, system))) for system in systems),
         rewrites=tuple(_rewrites(apply, systems, lead, tail)),
     )
@@ -135,15 +136,12 @@ def _check_order(text: str, words: tuple[str, ...]) -> None:
     once = all(text.count(word) == 1 for word in words)
     if not once or positions != sorted(positions):
         expected = " ".join(words)
-        found = [word for _, word in sorted((i, w) for w in words for i in _positions(text, w))]
+        starts = [(i, word) for word in words for i in range(len(text)) if text.startswith(word, i)]
+        written = [word for _, word in sorted(starts)]
         raise UsageError(
             "The chat template does not write each message once and in order, so a conversation cannot be "
-            f"continued: expected {expected!r}, found {' '.join(found)!r} in {text!r}."
+            f"continued: expected {expected!r}, found {' '.join(written)!r} in {text!r}."
         )
-
-
-def _positions(text: str, word: str) -> list[int]:
-    return [i for i in range(len(text)) if text.startswith(word, i)]
 
 
 def _closing(apply: Apply, whole: str, codec: Codec) -> tuple[str, str, str]:
@@ -165,10 +163,6 @@ def _closing(apply: Apply, whole: str, codec: Codec) -> tuple[str, str, str]:
         # The end of a text may be marked as well, but white space before that belongs to the turn.
         rest = rest[: len(rest) - len(rest.lstrip())]
     return (tail, end, rest) if end else ("", "", tail + rest)
-
-
-def _holds_token(text: str, codec: Codec) -> bool:
-    return any(token.strip() and token in text for token in codec.added)
 
 
 def _generation_prompt(apply: Apply, opening: str, codec: Codec) -> str:
@@ -196,14 +190,14 @@ def _without_words(text: str) -> str:
 def _rewrites(apply: Apply, systems: tuple[bool, ...], lead: str, tail: str) -> Iterator[Rewrite]:
     seen: set[str] = set()
     for system in systems:
-        for what, reply in _REPLIES.items():
+        for kind, reply in _REPLIES.items():
             expected = apply(_messages(1, system)) + lead + reply + tail
             text = apply(_messages(2, system, reply))
-            if what in seen or text.startswith(expected):
+            if kind in seen or text.startswith(expected):
                 continue
-            seen.add(what)
+            seen.add(kind)
             plain = reply == _REPLY
-            name = "the system message" if plain and system else what
+            name = "the system message" if plain and system else kind
             yield Rewrite(what=name, difference=difference(expected, text))
             if plain:
                 return  # the other trials would find the same again

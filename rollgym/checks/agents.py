@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from rollgym.checks.env_under_test import EnvUnderTest
 from rollgym.checks.report import RuleFailed, RuleSkipped, RuleWarning
-from rollgym.checks.rollout import Env, Start, Transition, raising, reset, short, step
+from rollgym.checks.rollout import Env, EnvUnderTest, Start, Transition, raising, reset, short, step
 from rollgym.core.agent import Agent, AgentAction, AgentSetup, Briefing, make_agent
 from rollgym.core.registry import env_info
 from rollgym.core.types import EpisodeSpec
@@ -148,9 +147,9 @@ async def _play_one(subject: EnvUnderTest, agent: Agent, name: str, env: Env, st
     return Score(start, tuple(episode))
 
 
-def rate(found: Sequence[Score]) -> float | None:
+def rate(episodes: Sequence[Score]) -> float | None:
     """The success rate; ``None`` where the environment defines no success."""
-    successes = [score.success for score in found if score.success is not None]
+    successes = [score.success for score in episodes if score.success is not None]
     return sum(successes) / len(successes) if successes else None
 
 
@@ -163,23 +162,23 @@ def random_agent(subject: EnvUnderTest) -> str:
             "a random agent cannot play it, so a lower baseline is missing. List the valid actions in "
             "info['actions'] (see facts()) or define random_action()."
         )
-    found = scores(subject, "random")
-    for score in found:
+    episodes = scores(subject, "random")
+    for score in episodes:
         if score.invalid is not None:
             raise RuleFailed(
                 f"the random action {short(score.invalid)} on {score.start} was invalid; random_action() and "
                 "info['actions'] must contain valid actions only."
             )
-    share = rate(found)
+    share = rate(episodes)
     if share is None:
-        return f"random actions were valid in {len(found)} episodes; it defines no success."
+        return f"random actions were valid in {len(episodes)} episodes; it defines no success."
     if share >= 0.5:
         verdict = RuleWarning if subject.adapted else RuleFailed
         raise verdict(
-            f"the random agent succeeded in {share:.0%} of {len(found)} episodes; below 50% was expected. A "
-            "task that random actions solve measures nothing: make it harder, or success stricter."
+            f"the random agent succeeded in {share:.0%} of {len(episodes)} episodes; below 50% was expected. "
+            "A task that random actions solve measures nothing: make it harder, or success stricter."
         )
-    return f"random actions were valid and succeeded in {share:.0%} of {len(found)} episodes."
+    return f"random actions were valid and succeeded in {share:.0%} of {len(episodes)} episodes."
 
 
 def expert(subject: EnvUnderTest) -> str:
@@ -187,34 +186,33 @@ def expert(subject: EnvUnderTest) -> str:
     entry = env_info(subject.name)
     if entry.expert is None:
         raise RuleSkipped("it is registered without an expert.")
-    found = scores(subject, "expert")
-    share = rate(found)
+    episodes = scores(subject, "expert")
+    share = rate(episodes)
     if share is None:
         raise RuleSkipped("it defines no success, so an expert cannot be measured.")
     if entry.expert_is == "expert":
-        return _require_all(found, share)
-    return _require_margin(subject, found, share)
+        return _require_all(episodes, share)
+    return _require_margin(subject, episodes, share)
 
 
-def _require_all(found: Sequence[Score], share: float) -> str:
-    for score in found:
+def _require_all(episodes: Sequence[Score], share: float) -> str:
+    for score in episodes:
         if not score.success:
             raise RuleFailed(
-                f"the expert succeeded in {share:.0%} of {len(found)} episodes, not all: {score.start} was "
-                f"lost after {score.turns} turns with return {score.total:g}. Fix the expert, or register it "
-                "with expert_is='baseline' if it need not solve every task."
+                f"the expert succeeded in {share:.0%} of {len(episodes)} episodes, not all: {score.start} "
+                f"was lost after {score.turns} turns with return {score.total:g}. Fix the expert, or "
+                "register it with expert_is='baseline' if it need not solve every task."
             )
-    turns = sum(score.turns for score in found) / len(found)
-    return f"the expert succeeded in all {len(found)} episodes, in {turns:.1f} turns on average."
+    turns = sum(score.turns for score in episodes) / len(episodes)
+    return f"the expert succeeded in all {len(episodes)} episodes, in {turns:.1f} turns on average."
 
 
-def _require_margin(subject: EnvUnderTest, found: Sequence[Score], share: float) -> str:
+def _require_margin(subject: EnvUnderTest, episodes: Sequence[Score], share: float) -> str:
     chance = (rate(scores(subject, "random")) or 0.0) if subject.random_plays else 0.0
     if share < chance + MARGIN:
         raise RuleFailed(
-            f"the baseline succeeded in {share:.0%} of {len(found)} episodes and the random agent in "
+            f"the baseline succeeded in {share:.0%} of {len(episodes)} episodes and the random agent in "
             f"{chance:.0%}; at least {MARGIN:.0%} more was expected. Fix the baseline, or the task."
         )
-    return (
-        f"the baseline succeeded in {share:.0%} of {len(found)} episodes, the random agent in {chance:.0%}."
-    )
+    count = len(episodes)
+    return f"the baseline succeeded in {share:.0%} of {count} episodes, the random agent in {chance:.0%}."

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollgym.checks.env_under_test import EnvUnderTest
+    from rollgym.checks.rollout import EnvUnderTest
 
 
 class Status(StrEnum):
@@ -101,13 +101,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON values (a dict for ``json.dumps``)."""
         results = [
-            {
-                "rule": result.rule,
-                "title": result.title,
-                "status": str(result.status),
-                "detail": result.detail,
-                "seconds": round(result.seconds, 3),
-            }
+            asdict(result) | {"status": str(result.status), "seconds": round(result.seconds, 3)}
             for result in self.results
         ]
         return {"env": self.env_id, "kwargs": self.env_kwargs, "ok": self.ok, "results": results}

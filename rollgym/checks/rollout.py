@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import string
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from rollgym.checks.report import EnvRaised, RuleFailed, RuleSkipped, RuleWarning
-from rollgym.core.errors import one_line
+from rollgym.core.env import TextInterface, text_interface
+from rollgym.core.errors import EnvError, UsageError, one_line
+from rollgym.core.registry import import_module, make
+from rollgym.core.seeding import derive_rng
 from rollgym.core.serialization import jsonable
+from rollgym.core.tasks import TaskSet
 from rollgym.core.text import shorten
 
 Env = gym.Env[Any, Any]
@@ -94,7 +100,7 @@ def raising(call: str) -> Iterator[None]:
 def raised_at(error: BaseException) -> str:
     """``file.py line 12``: the innermost line of the traceback that belongs to a file."""
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((found for found in reversed(frames) if not found.filename.startswith("<")), frames[-1])
+    frame = next((frame for frame in reversed(frames) if not frame.filename.startswith("<")), frames[-1])
     return f"{PurePath(frame.filename).name} line {frame.lineno}"
 
 
@@ -151,14 +157,14 @@ def replay(trace: Trace) -> Choose:
     return lambda observation, info: str(next(actions))
 
 
-def difference(one: Trace, other: Trace) -> str | None:
+def difference(first: Trace, second: Trace) -> str | None:
     """The first difference between two traces in words, or ``None``."""
-    for turn, (left, right) in enumerate(zip(one, other, strict=False)):
+    for turn, (left, right) in enumerate(zip(first, second, strict=False)):
         if left != right:
             where = f"at turn {turn}" if turn else "at the start"
             return f"{where}, {frame_difference(left, right)}"
-    if len(one) != len(other):
-        return f"one episode took {len(one) - 1} turns and the other {len(other) - 1}"
+    if len(first) != len(second):
+        return f"one episode took {len(first) - 1} turns and the other {len(second) - 1}"
     return None
 
 
@@ -180,3 +186,101 @@ def _around(a: Any, b: Any) -> tuple[Any, Any]:
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     cut = slice(max(0, at - 15), at + 35)
     return a[cut], b[cut]
+
+
+MAX_TURNS = 10_000
+"""A longer episode of an environment without a turn limit counts as endless."""
+
+
+class EnvUnderTest:
+    """An environment by name, and one instance that is never reset (as the random agent has)."""
+
+    def __init__(self, name: str, kwargs: Mapping[str, Any], modules: Sequence[str], quick: bool) -> None:
+        self.name = name
+        self.kwargs = dict(kwargs)
+        self.modules = tuple(modules)
+        self.quick = quick
+        self.random_plays = True
+        """False once ``random_action`` raised `UsageError`; then random text is played."""
+        self.memory: dict[str, Any] = {}
+        """Results of one rule that another uses."""
+        self._copy: Env | None = None
+
+    @property
+    def copy(self) -> Env:
+        """The copy that is never reset."""
+        if self._copy is None:
+            for module in self.modules:
+                import_module(module)
+            self._copy = self._make()
+        return self._copy
+
+    @property
+    def interface(self) -> TextInterface:
+        """The text interface of the environment."""
+        return text_interface(self.copy)
+
+    @property
+    def adapted(self) -> bool:
+        """True for an environment behind the text adapter: its author does not know rollgym's rules."""
+        return not isinstance(self.copy.unwrapped, TextInterface)
+
+    @property
+    def tasks(self) -> TaskSet | None:
+        """The task set, or ``None``."""
+        return self.interface.tasks
+
+    @property
+    def turn_limit(self) -> int | None:
+        """The turn limit of Gymnasium's TimeLimit, or ``None``."""
+        return self.copy.spec.max_episode_steps if self.copy.spec else None
+
+    @contextmanager
+    def env(self, **extra: Any) -> Iterator[Env]:
+        """A fresh instance, closed afterwards (errors in close() are checked by another rule)."""
+        env = self._make(**extra)
+        try:
+            yield env
+        finally:
+            with suppress(Exception):
+                env.close()
+
+    def starts(self, count: int, first: int = 0) -> list[Start]:
+        """Different starts: one determined by the seed alone, then numbered tasks of every split."""
+        if self.tasks is None:
+            return [Start(seed) for seed in range(first, first + count)]
+        splits = list(self.tasks.splits.items())
+        starts = [Start(first)] if first == 0 else []
+        for seed in range(first + len(starts), first + count):
+            split, size = splits[seed % len(splits)]
+            starts.append(Start(seed, {"task": seed % size, "split": split}))
+        return starts
+
+    def player(self, seed: int) -> Choose:
+        """Random valid actions from a separate generator."""
+        rng = derive_rng("check", seed)
+        return lambda observation, info: self._random_action(observation, info, rng)
+
+    def play(self, env: Env, start: Start, turns: int) -> Trace:
+        """One episode of random valid actions; the same ones whenever the environment behaves the same."""
+        return [snapshot(now) for now in transitions(env, start, self.player(start.seed), turns)]
+
+    def close(self) -> None:
+        """Close the copy."""
+        if self._copy is not None:
+            with suppress(Exception):
+                self._copy.close()
+
+    def _make(self, **extra: Any) -> Env:
+        try:
+            return make(self.name, **{**self.kwargs, **extra})
+        except EnvError as error:
+            with raising("making it"):
+                raise error.__cause__ or error from None
+
+    def _random_action(self, observation: Any, info: Mapping[str, Any], rng: np.random.Generator) -> str:
+        try:
+            return self.interface.random_action(observation, info, rng)
+        except UsageError:
+            self.random_plays = False
+            return "".join(rng.choice(list(string.ascii_lowercase), size=8))

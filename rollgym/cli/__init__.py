@@ -12,21 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.cli import (
-    bench,
-    check,
-    compare,
-    doctor,
-    envs,
-    evaluate,
-    new,
-    play,
-    replay,
-    sandbox,
-    serve,
-    trace,
-    view,
-)
+from rollgym.cli import bench, check, envs, evaluate, new, play, replay, sandbox, serve, trace, view
 from rollgym.core.errors import RollgymError, one_line, os_reason
 from rollgym.core.registry import call_plugins
 from rollgym.utils.cli_output import only_json
@@ -51,10 +37,10 @@ app.command("envs", epilog=envs.EPILOG)(envs.envs)
 app.command("agents", epilog=envs.AGENTS_EPILOG)(envs.agents)
 app.command("play", epilog=play.EPILOG)(play.play)
 app.command("eval", epilog=evaluate.EPILOG)(evaluate.evaluate)
-app.command("compare", epilog=compare.EPILOG)(compare.compare)
+app.command("compare", epilog=evaluate.COMPARE_EPILOG)(evaluate.compare)
 app.command("replay", epilog=replay.EPILOG)(replay.replay)
 app.command("check", epilog=check.EPILOG)(check.check)
-app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
+app.command("doctor", epilog=sandbox.DOCTOR_EPILOG)(sandbox.doctor)
 app.command("new", epilog=new.EPILOG)(new.new)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.command("serve", epilog=serve.EPILOG)(serve.serve)

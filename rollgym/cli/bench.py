@@ -9,23 +9,7 @@ import typer
 
 from rollgym.core.errors import UsageError
 from rollgym.io.atomic import new_folder
-from rollgym.utils.cli_options import (
-    AgentArgs,
-    AgentModules,
-    AgentName,
-    AsJson,
-    BaseUrl,
-    Concurrency,
-    EnvModules,
-    KeepFailed,
-    ModelName,
-    WeakSandbox,
-    Workers,
-    console,
-    import_modules,
-    model_options,
-    parse_pairs,
-)
+from rollgym.utils import cli_options as cli
 from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
@@ -52,7 +36,7 @@ Data = Annotated[
 
 
 @app.command("list", epilog="Example: rollgym bench list")
-def names(as_json: AsJson = False) -> None:
+def names(as_json: cli.AsJson = False) -> None:
     """List the benchmark suites of rollgym."""
     from rich.table import Table
 
@@ -67,33 +51,31 @@ def names(as_json: AsJson = False) -> None:
     for suite in suites:
         episodes = sum(entry.tasks * entry.samples for entry in suite.entries if not entry.data)
         table.add_row(suite.name, str(suite.version), str(len(suite.entries)), str(episodes), suite.summary)
-    console().print(table)
+    cli.console().print(table)
 
 
 @app.command("run", epilog="Example: rollgym bench run smoke --agent random --workers 2")
 def run(
     suite: SuiteName,
-    agent: AgentName = "random",
-    model: ModelName = None,
-    base_url: BaseUrl = None,
+    agent: cli.AgentName = "random",
+    model: cli.ModelName = None,
+    base_url: cli.BaseUrl = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Play only this entry (repeatable).", show_default="all entries")
     ] = None,
     data: Data = None,
-    workers: Workers = 0,
-    concurrency: Concurrency = 0,
+    workers: cli.Workers = 0,
+    concurrency: cli.Concurrency = 0,
     out: Annotated[
         Path | None, typer.Option(help="Results folder.", show_default="runs/<time>-<suite>-<agent>")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Play the episodes that --out lacks or that failed.")
-    ] = False,
-    keep_failed: KeepFailed = False,
-    as_json: AsJson = False,
-    env_module: EnvModules = None,
-    agent_arg: AgentArgs = None,
-    agent_module: AgentModules = None,
-    allow_weak_sandbox: WeakSandbox = False,
+    resume: cli.Resume = False,
+    keep_failed: cli.KeepFailed = False,
+    as_json: cli.AsJson = False,
+    env_module: cli.EnvModules = None,
+    agent_arg: cli.AgentArgs = None,
+    agent_module: cli.AgentModules = None,
+    allow_weak_sandbox: cli.WeakSandbox = False,
 ) -> None:
     """Play a benchmark suite.
 
@@ -102,24 +84,23 @@ def run(
     """
     from rollgym.bench.run import SuiteRun
     from rollgym.bench.suite import AgentSpec, find_suite
-    from rollgym.cli.progress import play
+    from rollgym.cli.tables import play
 
-    if resume and out is None:
-        raise UsageError("--resume needs --out DIR, the results folder to finish.")
-    import_modules(agent_module, "--agent-module")
-    who = AgentSpec(
+    cli.check_resume(resume, out)
+    cli.import_modules(agent_module, "--agent-module")
+    agent_spec = AgentSpec(
         agent=agent,
-        options=parse_pairs(agent_arg, "--agent-arg") | model_options(model, base_url),
+        options=cli.parse_pairs(agent_arg, "--agent-arg") | cli.model_options(model, base_url),
         workers=workers,
         concurrency=1 if agent == "human" else concurrency,
-        modules=import_modules(env_module),
+        modules=cli.import_modules(env_module),
         data=entry_data(data),
         weak_sandbox=allow_weak_sandbox,
     )
     loaded = find_suite(suite)
     suite_run = SuiteRun(
         loaded,
-        who,
+        agent_spec,
         out or new_folder(loaded.name, agent),
         only=only or (),
         resume=resume,
@@ -142,12 +123,9 @@ def entry_data(pairs: list[str] | None) -> dict[str, Any]:
 
 
 def _report(suite_run: SuiteRun, summary: dict[str, Any], as_json: bool) -> None:
-    from rollgym.cli.bench_tables import print_results
+    from rollgym.cli.tables import print_results
 
-    if as_json:
-        print_json(summary)
-    else:
-        print_results(console(), summary)
+    cli.print_result(summary, as_json, print_results)
     for row in summary["entries"]:
         if row["many_excluded"]:
             typer.echo(
@@ -181,37 +159,32 @@ def show(
     what: Annotated[
         str, typer.Argument(metavar="SUITE|RESULTS", help="A suite, or a results folder.", show_default=False)
     ],
-    as_json: AsJson = False,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Show the entries and golden scores of a suite, or the results in a folder."""
     from rollgym.bench.results import read_results_manifest, read_results_summary
     from rollgym.bench.suite import find_suite
-    from rollgym.cli.bench_tables import print_results, print_suite
+    from rollgym.cli.tables import print_results, print_suite
 
     if Path(what).is_dir():
         read_results_manifest(Path(what))
         summary = {**read_results_summary(Path(what)), "out": what}
-        print_json(summary) if as_json else print_results(console(), summary)
+        cli.print_result(summary, as_json, print_results)
         return
     suite = find_suite(what)
     if as_json:
         print_json({**suite.to_json(), "hash": suite.fingerprint})
         return
-    print_suite(console(), suite)
+    print_suite(cli.console(), suite)
 
 
 @app.command("compare", epilog="Example: rollgym bench compare runs/a runs/b")
-def compare(a: Results, b: Results, as_json: AsJson = False) -> None:
+def compare(a: Results, b: Results, as_json: cli.AsJson = False) -> None:
     """Compare two results of a suite task by task, with confidence intervals and p-values."""
-    from rollgym.bench.compare import compare_results
+    from rollgym.bench.results import compare_results
+    from rollgym.cli.tables import print_comparison
 
-    result = compare_results(a, b)
-    if as_json:
-        print_json(result)
-        return
-    from rollgym.cli.bench_tables import print_comparison
-
-    print_comparison(console(), result)
+    cli.print_result(compare_results(a, b), as_json, print_comparison)
 
 
 @app.command("verify", epilog="Example: rollgym bench verify runs/a --sample 50 --seed 7")
@@ -226,10 +199,10 @@ def verify(
         ),
     ] = None,
     data: Data = None,
-    workers: Workers = 0,
-    as_json: AsJson = False,
-    env_module: EnvModules = None,
-    allow_weak_sandbox: WeakSandbox = False,
+    workers: cli.Workers = 0,
+    as_json: cli.AsJson = False,
+    env_module: cli.EnvModules = None,
+    allow_weak_sandbox: cli.WeakSandbox = False,
 ) -> None:
     """Verify the results of a suite.
 
@@ -238,7 +211,7 @@ def verify(
     """
     from rollgym.bench.suite import find_suite
     from rollgym.bench.verify import verify as check
-    from rollgym.cli.bench_tables import counted
+    from rollgym.cli.tables import counted
 
     with counted("replay", sample) as advance:
         verdict = check(
@@ -246,7 +219,7 @@ def verify(
             sample=sample,
             seed=seed,
             workers=workers,
-            modules=import_modules(env_module),
+            modules=cli.import_modules(env_module),
             data=entry_data(data),
             weak_sandbox=allow_weak_sandbox,
             suite=None if suite is None else find_suite(suite),
@@ -255,7 +228,7 @@ def verify(
     if as_json:
         print_json({**verdict.to_json(), "out": str(results)})
     else:
-        screen = console()
+        screen = cli.console()
         for problem in verdict.problems:
             screen.print(f"{problem.where}: {problem.what}", style="red", markup=False, highlight=False)
         for note in verdict.notes:

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollgym.core.errors import UsageError
-from rollgym.utils.cli_options import (
-    AsJson,
-    EnvArgs,
-    EnvModules,
-    EnvName,
-    console,
-    import_modules,
-    parse_pairs,
-)
+from rollgym.utils import cli_options as cli
 from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
@@ -26,7 +18,7 @@ EPILOG = "Example: rollgym check rollgym/Sokoban-v0"
 
 
 def check(
-    env: EnvName,
+    env: cli.EnvName,
     rule: Annotated[
         list[str] | None, typer.Option(help="Check only this rule (repeatable).", show_default="all rules")
     ] = None,
@@ -36,9 +28,9 @@ def check(
     model: Annotated[
         Path | None, typer.Option(help="With ENV = tokens: a model folder in Hugging Face format.")
     ] = None,
-    as_json: AsJson = False,
-    env_arg: EnvArgs = None,
-    env_module: EnvModules = None,
+    as_json: cli.AsJson = False,
+    env_arg: cli.EnvArgs = None,
+    env_module: cli.EnvModules = None,
 ) -> None:
     """Check an environment against Gymnasium's rules and rollgym's.
 
@@ -47,15 +39,19 @@ def check(
     Exit code 0 if no rule fails, 1 if one fails, 2 for an unknown environment, rule or argument.
     """
     if env == "tokens":
-        raise typer.Exit(_check_tokens(model, as_json))
+        from rollgym.cli.tokens import check_tokens
+
+        if model is None:
+            raise UsageError("rollgym check tokens needs --model DIR, a model folder in Hugging Face format.")
+        raise typer.Exit(check_tokens(model, as_json))
     from rollgym.checks import runner
 
-    modules = import_modules(env_module)
-    screen = console(stderr=True)
+    modules = cli.import_modules(env_module)
+    screen = cli.console(stderr=True)
     with screen.status(f"checking {env}") as status:
         report = runner.check(
             env,
-            kwargs=parse_pairs(env_arg, "--env-arg"),
+            kwargs=cli.parse_pairs(env_arg, "--env-arg"),
             rules=rule or None,
             quick=quick,
             modules=modules,
@@ -66,14 +62,6 @@ def check(
     else:
         _print(report)
     raise typer.Exit(0 if report.ok else 1)
-
-
-def _check_tokens(model: Path | None, as_json: bool) -> int:
-    from rollgym.cli.tokens import check_tokens
-
-    if model is None:
-        raise UsageError("rollgym check tokens needs --model DIR, a model folder in Hugging Face format.")
-    return check_tokens(model, as_json)
 
 
 _MARKS = {
@@ -93,7 +81,7 @@ def _print(report: Report) -> None:
     table = Table("rule", "status", "detail", box=None, pad_edge=False)
     for result in report.results:
         table.add_row(f"[bold]{result.rule}[/]", _MARKS[result.status], escape(result.detail))
-    screen = console()
+    screen = cli.console()
     screen.print(table)
     failed = set(report.with_status("failed"))
     if failed:

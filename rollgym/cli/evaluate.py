@@ -1,4 +1,4 @@
-"""``rollgym eval``: evaluate an agent on an environment."""
+"""``rollgym eval`` and ``rollgym compare``: evaluate an agent, and compare two evaluations."""
 
 from __future__ import annotations
 
@@ -9,44 +9,28 @@ import typer
 
 from rollgym.core.errors import UsageError
 from rollgym.io.atomic import new_folder
-from rollgym.utils.cli_options import (
-    AgentArgs,
-    AgentModules,
-    AgentName,
-    AsJson,
-    BaseUrl,
-    Concurrency,
-    EnvArgs,
-    EnvModules,
-    EnvName,
-    KeepFailed,
-    ModelName,
-    Workers,
-    console,
-    import_modules,
-    model_options,
-    parse_pairs,
-    say_notes,
-)
-from rollgym.utils.cli_output import print_json
+from rollgym.utils import cli_options as cli
 
 if TYPE_CHECKING:
     from rollgym.evaluation.runner import Evaluation
 
 EPILOG = "Example: rollgym eval rollgym/Sokoban-v0 --agent expert --episodes 200 --seed 1 --workers 2"
+COMPARE_EPILOG = "Example: rollgym compare runs/random runs/expert"
+
+Folder = Annotated[Path, typer.Argument(help="A results folder of `rollgym eval`.", show_default=False)]
 
 
 def evaluate(
-    env: EnvName,
-    agent: AgentName = "random",
-    model: ModelName = None,
-    base_url: BaseUrl = None,
+    env: cli.EnvName,
+    agent: cli.AgentName = "random",
+    model: cli.ModelName = None,
+    base_url: cli.BaseUrl = None,
     episodes: Annotated[int, typer.Option(help="Number of episodes.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of the tasks and all randomness.")] = 0,
     split: Annotated[str, typer.Option(help="Split of the environment's task set.")] = "test",
     per_task: Annotated[int, typer.Option(help="Episodes per task, for pass@k.")] = 1,
-    workers: Workers = 0,
-    concurrency: Concurrency = 0,
+    workers: cli.Workers = 0,
+    concurrency: cli.Concurrency = 0,
     max_turns: Annotated[
         int | None,
         typer.Option(help="Turn limit per episode.", show_default="the environment's limit, else 2000"),
@@ -60,15 +44,13 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Results folder.", show_default="runs/<time>-<env>-<agent>")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Play the episodes that --out lacks or that failed.")
-    ] = False,
-    keep_failed: KeepFailed = False,
-    as_json: AsJson = False,
-    env_arg: EnvArgs = None,
-    env_module: EnvModules = None,
-    agent_arg: AgentArgs = None,
-    agent_module: AgentModules = None,
+    resume: cli.Resume = False,
+    keep_failed: cli.KeepFailed = False,
+    as_json: cli.AsJson = False,
+    env_arg: cli.EnvArgs = None,
+    env_module: cli.EnvModules = None,
+    agent_arg: cli.AgentArgs = None,
+    agent_module: cli.AgentModules = None,
 ) -> None:
     """Evaluate an agent on an environment.
 
@@ -76,13 +58,12 @@ def evaluate(
     Every episode is written when it ends. Ctrl-C keeps finished episodes; --resume plays the rest.
     The same seed plays the same tasks with the same randomness, for any number of workers.
     """
-    from rollgym.cli.progress import play
+    from rollgym.cli.tables import play
     from rollgym.core.types import Limits
     from rollgym.evaluation.runner import Evaluation, Request, check_agent, open_folder, plan
 
-    if resume and out is None:
-        raise UsageError("--resume needs --out DIR, the results folder to finish.")
-    import_modules(agent_module, "--agent-module")
+    cli.check_resume(resume, out)
+    cli.import_modules(agent_module, "--agent-module")
     try:
         limits = Limits(turns=max_turns, tokens=max_tokens, seconds=max_seconds)
     except ValueError as error:
@@ -96,13 +77,13 @@ def evaluate(
         per_task=per_task,
         workers=workers,
         concurrency=1 if agent == "human" else concurrency,
-        env_kwargs=parse_pairs(env_arg, "--env-arg"),
-        agent_options=parse_pairs(agent_arg, "--agent-arg") | model_options(model, base_url),
-        modules=import_modules(env_module),
+        env_kwargs=cli.parse_pairs(env_arg, "--env-arg"),
+        agent_options=cli.parse_pairs(agent_arg, "--agent-arg") | cli.model_options(model, base_url),
+        modules=cli.import_modules(env_module),
         limits=limits,
     )
     todo = plan(request)
-    say_notes(check_agent(request))
+    cli.say_notes(check_agent(request))
     folder = open_folder(
         todo, out or new_folder(env.removeprefix("rollgym/"), agent), resume, keep_failed=keep_failed
     )
@@ -119,10 +100,7 @@ def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> N
     from rollgym.evaluation.metrics import exclusion_note
     from rollgym.evaluation.runner import first_error
 
-    if as_json:
-        print_json(summary)
-    else:
-        print_summary(console(), summary)
+    cli.print_result(summary, as_json, print_summary)
     if note := exclusion_note(summary):
         typer.echo(f"rollgym: WARNING: {note}", err=True)
     for warning in summary["warnings"]:
@@ -140,3 +118,15 @@ def _report(evaluation: Evaluation, summary: dict[str, Any], as_json: bool) -> N
         sentence = first_error(evaluation.folder.done)
         typer.echo(f"rollgym: {summary['failed']} of {done} episodes failed: {sentence}", err=True)
         raise typer.Exit(1)
+
+
+def compare(a: Folder, b: Folder, as_json: cli.AsJson = False) -> None:
+    """Compare two evaluations task by task.
+
+    Shows the difference with its 95% confidence interval and p-value.
+    Only tasks that both played from the same seed count, so task difficulty cancels out.
+    """
+    from rollgym.cli.tables import print_comparison
+    from rollgym.evaluation.compare import compare_runs
+
+    cli.print_result(compare_runs(a, b), as_json, print_comparison)

@@ -47,16 +47,12 @@ def play(
     kwargs = parse_pairs(env_arg, "--env-arg")
     session = PlaySession(console(), make(env, **kwargs), env, kwargs)
     try:
-        session.play(_options(task, split), seed)
+        options = {"task": task, "split": split}
+        session.play({key: value for key, value in options.items() if value is not None}, seed)
     except (EOFError, KeyboardInterrupt):
         session.screen.print("\nBye.", style="dim")
     finally:
         session.env.close()
-
-
-def _options(task: int | None, split: str | None) -> dict[str, Any]:
-    options = {"task": task, "split": split}
-    return {key: value for key, value in options.items() if value is not None}
 
 
 class PlaySession:
@@ -91,7 +87,7 @@ class PlaySession:
 
         with boundary(EnvError, f"{self.env_id} raised in reset()"):
             observation, info = self.env.reset(seed=seed, options=options or None)
-        self.hints = self._expert(info)
+        self.hints = self._expert()
         total, turn, over = 0.0, 0, False
         self._show(observation, info)
         while not over:
@@ -106,8 +102,12 @@ class PlaySession:
             self._show(observation, info)
             score = f"turn {turn}   reward {reward:+g}   return {total:+g}"
             self.screen.print(score, style="dim", highlight=False)
-        self._show_end(info, total, turn)
-        return self._again()
+        word, style = ("The end.", "bold")
+        if info.get("success") is not None:
+            word, style = ("You did it!", "bold green") if info["success"] else ("Not this time.", "bold red")
+        self.screen.print(f"{word} Return {total:g} in {turn} turns.", style=style)
+        answer = self.screen.input("Another one? [y/N] ", markup=False)
+        return answer.strip().lower() in ("y", "yes", "/new")
 
     def _ask(self, observation: str, info: Mapping[str, Any]) -> str:
         """The next action, after any commands before it."""
@@ -129,7 +129,7 @@ class PlaySession:
             elif word:
                 return complete(word, info.get("actions"))
 
-    def _expert(self, info: Mapping[str, Any]) -> Player | None:
+    def _expert(self) -> Player | None:
         from rollgym.core.agent import AgentSetup, Briefing, make_agent
         from rollgym.core.errors import RollgymError
         from rollgym.core.types import EpisodeSpec
@@ -162,16 +162,6 @@ class PlaySession:
         if actions:
             words = ", ".join(actions[:12]) + (f", … ({len(actions)} in all)" if len(actions) > 12 else "")
             self.screen.print(words, style="dim", markup=False, highlight=False)
-
-    def _show_end(self, info: Mapping[str, Any], total: float, turns: int) -> None:
-        success = info.get("success")
-        word, style = ("The end.", "bold")
-        if success is not None:
-            word, style = ("You did it!", "bold green") if success else ("Not this time.", "bold red")
-        self.screen.print(f"{word} Return {total:g} in {turns} turns.", style=style)
-
-    def _again(self) -> bool:
-        return self.screen.input("Another one? [y/N] ", markup=False).strip().lower() in ("y", "yes", "/new")
 
 
 async def _first(player: Player, observation: str, info: Mapping[str, Any]) -> Any:

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollgym.core.errors import ResultsError, UsageError
-from rollgym.utils.cli_options import (
-    AsJson,
-    EnvArgs,
-    EnvModules,
-    WeakSandbox,
-    Workers,
-    console,
-    import_modules,
-    parse_pairs,
-)
+from rollgym.utils import cli_options as cli
 from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
@@ -27,8 +18,7 @@ if TYPE_CHECKING:
 EPILOG = "Example: rollgym replay runs/expert --episode test-7-0"
 
 Run = Annotated[
-    Path,
-    typer.Argument(help="A run folder of `rollgym eval`, `train` or `bench run`.", show_default=False),
+    Path, typer.Argument(help="A run folder of `rollgym eval`, `train` or `bench run`.", show_default=False)
 ]
 
 
@@ -41,11 +31,11 @@ def replay(
         int, typer.Option(help="Number of episodes to replay, sampled with --seed; 0 replays all.")
     ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
-    workers: Workers = 0,
-    as_json: AsJson = False,
-    env_arg: EnvArgs = None,
-    env_module: EnvModules = None,
-    allow_weak_sandbox: WeakSandbox = False,
+    workers: cli.Workers = 0,
+    as_json: cli.AsJson = False,
+    env_arg: cli.EnvArgs = None,
+    env_module: cli.EnvModules = None,
+    allow_weak_sandbox: cli.WeakSandbox = False,
 ) -> None:
     """Replay recorded episodes and report differences.
 
@@ -54,21 +44,23 @@ def replay(
     or defined in a module passed with --env-module: a recording alone never imports code.
     """
     from rollgym.bench.results import parts
-    from rollgym.cli.bench_tables import counted
+    from rollgym.cli.tables import counted
     from rollgym.evaluation.replay import Settings, changed_versions, choose
     from rollgym.evaluation.replay import replay as play_again
 
-    modules = import_modules(env_module)
+    modules = cli.import_modules(env_module)
     notes: list[str] = []
     results: list[tuple[str, Replayed]] = []
     selected = _selected(parts(run), episode, notes)
     if not any(episodes for _, _, episodes in selected):
-        raise _nothing(run, episode)
+        if episode is not None:
+            raise UsageError(f"{run} has no episode {episode!r}: the ids are in its episodes.jsonl.")
+        raise ResultsError(f"{run} contains no episodes yet: nothing to replay.")
     for name, manifest, recorded in ((name, m, choose(e, sample, seed)) for name, m, e in selected):
         settings = Settings(
             workers=workers,
             modules=modules,
-            env_kwargs=parse_pairs(env_arg, "--env-arg"),
+            env_kwargs=cli.parse_pairs(env_arg, "--env-arg"),
             scored=manifest.get("kind") == "train",
             weak_sandbox=allow_weak_sandbox,
         )
@@ -82,8 +74,8 @@ def _selected(
     folders: dict[str, Path], wanted: str | None, notes: list[str]
 ) -> list[tuple[str, dict[str, Any], list[Episode]]]:
     """(name, manifest, episodes) of every part of the run: the entries of a suite, or the run itself."""
-    from rollgym.bench.results import read_manifest
     from rollgym.evaluation.replay import finished_episodes
+    from rollgym.io.run_dir import read_manifest
 
     selected = []
     for name, folder in folders.items():
@@ -94,12 +86,6 @@ def _selected(
             episodes = [e for e in episodes if wanted in (e.spec.episode_id, f"{name}/{e.spec.episode_id}")]
         selected.append((name, read_manifest(folder), episodes))
     return selected
-
-
-def _nothing(run: Path, wanted: str | None) -> ResultsError | UsageError:
-    if wanted is not None:
-        return UsageError(f"{run} has no episode {wanted!r}: the ids are in its episodes.jsonl.")
-    return ResultsError(f"{run} contains no episodes yet: nothing to replay.")
 
 
 def _report(run: Path, results: list[tuple[str, Replayed]], notes: list[str], as_json: bool) -> None:
@@ -115,7 +101,7 @@ def _report(run: Path, results: list[tuple[str, Replayed]], notes: list[str], as
         }
         print_json(answer)
     else:
-        screen = console()
+        screen = cli.console()
         for name, done in different:
             label = f"{name}/{done.episode_id}" if name else done.episode_id
             screen.print(f"{label} ({done.env_id}) {done.difference}", markup=False, highlight=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollgym.core.errors import UsageError
+from rollgym.io.atomic import unused
 from rollgym.utils.cli_options import AgentArgs, console, parse_pairs
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def serve(
     )
     check_installed()
     listening(host, port).close()  # fail before the model is loaded, which may take long
-    _run(model, options, out or _default_folder(), resume, parse_pairs(agent_arg, "--agent-arg"))
+    _run(model, options, out or unused(Path("runs/served")), resume, parse_pairs(agent_arg, "--agent-arg"))
 
 
 def _key(variable: str | None) -> str | None:
@@ -90,14 +91,6 @@ def _key(variable: str | None) -> str | None:
     if not key:
         raise UsageError(f"--api-key-env: the variable {variable} is empty or not set.")
     return key
-
-
-def _default_folder() -> Path:
-    path, number = Path("runs/served"), 1
-    while path.exists():
-        number += 1
-        path = path.with_name(f"served-{number}")
-    return path
 
 
 def _run(model: Path, options: ServeOptions, out: Path, resume: bool, settings: dict[str, Any]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollgym.chat import ChatTemplate, Conversation, load_tokenizer
-from rollgym.chat.codec import MIDDLE
+from rollgym.chat.tokenizer import MIDDLE
 from rollgym.core.errors import UsageError
-from rollgym.utils.cli_options import console
-from rollgym.utils.cli_output import print_json
+from rollgym.utils.cli_options import print_result
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SYSTEM = "You play a game."
 EXCHANGES = (("The door is shut.", "Open it"), ("It opens.", "Go in"))
@@ -31,10 +33,7 @@ def check_tokens(
         report = {"ok": True, "model": str(model), **explain(template)}
     except UsageError as error:
         report = {"ok": False, "model": str(model), "problem": str(error)}
-    if as_json:
-        print_json(report)
-    else:
-        _print(report)
+    print_result(report, as_json, _print)
     return 0 if report["ok"] else 1
 
 
@@ -87,11 +86,10 @@ def _try_injection(template: ChatTemplate) -> str:
     return "text"
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print(screen: Console, report: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    screen = console()
     if not report["ok"]:
         screen.print(f"[bold red]✗[/] {escape(report['problem'])}", highlight=False, soft_wrap=True)
         return

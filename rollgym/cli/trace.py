@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollgym.core.errors import UsageError, os_reason
-from rollgym.utils.cli_options import AsJson, console
-from rollgym.utils.cli_output import print_json
+from rollgym.core.errors import UsageError
+from rollgym.utils.cli_options import AsJson, print_result
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EPILOG = "Example: rollgym trace runs/my-run --out trace.json"
 
@@ -27,7 +29,7 @@ def trace(
     Writes a Chrome/Perfetto trace (one track per engine slot and worker) and prints utilization and the
     longest waits with their causes.
     """
-    from rollgym.core.files import replacing
+    from rollgym.core.files import write_output
     from rollgym.rollout.events import read_events
     from rollgym.rollout.trace import chrome_trace, is_event, summary
 
@@ -36,24 +38,15 @@ def trace(
         raise UsageError(f"{run} has no events.jsonl: only a run that recorded events can be traced.")
     events = [event for event in read_events(file) if is_event(event)]
     target = out or file.with_name("trace.json")
-    try:
-        with replacing(target) as written:
-            written.write(json.dumps(chrome_trace(events)).encode())
-    except OSError as error:
-        raise UsageError(f"Cannot write {target}: {os_reason(error)}.") from None
-    result = summary(events) | {"trace": str(target)}
-    if as_json:
-        print_json(result)
-    else:
-        _print(result)
+    write_output(target, json.dumps(chrome_trace(events)).encode())
+    print_result(summary(events) | {"trace": str(target)}, as_json, _print)
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(screen: Console, result: dict[str, Any]) -> None:
     from rich.table import Table
 
     from rollgym.rollout.watchdog import WAITS_FOR
 
-    screen = console()
     screen.print(f"{result['episodes']} episodes in {result['seconds']:.2f} s", highlight=False)
     screen.print(
         f"engine utilization {result['engine_busy']:.1%}, environment utilization "

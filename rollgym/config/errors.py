@@ -13,36 +13,20 @@ from rollgym.config.yaml import Path, Tree, inline, line, short
 from rollgym.core.errors import nearest
 
 _EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "path_type": "a path",
-    "none_required": "null",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "set_type": "a list",
-    "frozen_set_type": "a list",
-    "dict_type": "a mapping (key: value)",
-    "mapping_type": "a mapping (key: value)",
-    "model_type": "a section (key: value)",
-    "model_attributes_type": "a section (key: value)",
-    "greater_than": "above {gt}",
-    "greater_than_equal": "{ge} or more",
-    "less_than": "below {lt}",
-    "less_than_equal": "{le} or less",
-    "multiple_of": "a multiple of {multiple_of}",
-    "finite_number": "finite",
-    "literal_error": "{expected}",
-    "enum": "{expected}",
+    "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
+    "bool_type": "true or false", "string_type": "text", "path_type": "a path", "none_required": "null",
+    "list_type": "a list", "tuple_type": "a list", "set_type": "a list", "frozen_set_type": "a list",
+    "dict_type": "a mapping (key: value)", "mapping_type": "a mapping (key: value)",
+    "model_type": "a section (key: value)", "model_attributes_type": "a section (key: value)",
+    "greater_than": "above {gt}", "greater_than_equal": "{ge} or more", "less_than": "below {lt}",
+    "less_than_equal": "{le} or less", "multiple_of": "a multiple of {multiple_of}",
+    "finite_number": "finite", "literal_error": "{expected}", "enum": "{expected}",
     "string_pattern_mismatch": "text of the form {pattern}",
     "string_too_short": "at least {min_length} characters long",
     "string_too_long": "at most {max_length} characters long",
-    "too_short": "a list of at least {min_length}",
-    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of at least {min_length}", "too_long": "a list of at most {max_length}",
     "union_tag_invalid": "{expected_tags}",
-}
+}  # fmt: skip
 _MAX_LISTED_KEYS = 12
 
 
@@ -145,17 +129,17 @@ def _other(detail: Any, path: Path, model: Model, values: Any) -> str:
 
 def unknown(key: str, here: Sequence[Model], root: Model) -> str:
     """Return the message for an unknown key, with the nearest known ones."""
-    known = list(dict.fromkeys(name for model in here for name in model.model_fields))
-    near = nearest(key, known)
+    names = list(dict.fromkeys(name for model in here for name in model.model_fields))
+    near = nearest(key, names)
     same = [entry for entry in entries(root) if entry.key.rsplit(".", 1)[-1] == key]
     elsewhere = dict.fromkeys(e.key + (f" (with {e.only_with})" if e.only_with else "") for e in same)
     suggestions = [*near, *elsewhere]
     if suggestions:
         return f"unknown setting. Did you mean {' or '.join(suggestions)}?"
-    if not known:
+    if not names:
         return "unknown setting."
-    more = ", …" if len(known) > _MAX_LISTED_KEYS else ""
-    return f"unknown setting. Settings here: {', '.join(known[:_MAX_LISTED_KEYS])}{more}."
+    more = ", …" if len(names) > _MAX_LISTED_KEYS else ""
+    return f"unknown setting. Settings here: {', '.join(names[:_MAX_LISTED_KEYS])}{more}."
 
 
 def _path(loc: Sequence[str | int], model: Model, values: Any) -> Path:

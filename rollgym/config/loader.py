@@ -46,24 +46,10 @@ except ModuleNotFoundError as error:
     raise MissingExtra("Reading a config", "train") from error
 
 __all__ = [
-    "ABSENT",
-    "Closed",
-    "Difference",
-    "Renames",
-    "Row",
-    "Settings",
-    "diff",
-    "dump",
-    "explain",
-    "find_config",
-    "fingerprint",
-    "known_configs",
-    "load",
-    "parse",
-    "renamed_settings",
-    "schema",
+    "ABSENT", "Closed", "Difference", "Renames", "Row", "Settings", "diff", "dump", "explain",
+    "find_config", "fingerprint", "known_configs", "load", "parse", "renamed_settings", "schema",
     "values_of",
-]
+]  # fmt: skip
 
 EXTENDS = "extends"
 MAX_BYTES = 1_000_000
@@ -162,7 +148,9 @@ def _diff(a: Any, b: Any, key: str) -> list[Difference]:
         both = range(max(len(a), len(b)))
         pairs = [(i, a[i] if i < len(a) else ABSENT, b[i] if i < len(b) else ABSENT) for i in both]
     else:
-        return [] if _same(a, b) else [Difference(key, a, b)]
+        # True == 1 in Python, but not in a config.
+        same = a is b or (a is not ABSENT and b is not ABSENT and json.dumps(a) == json.dumps(b))
+        return [] if same else [Difference(key, a, b)]
     prefix = f"{key}." if key else ""
     return [difference for name, x, y in pairs for difference in _diff(x, y, f"{prefix}{name}")]
 
@@ -171,23 +159,20 @@ def _sections(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
-def _same(a: Any, b: Any) -> bool:
-    # True == 1 in Python, but not in a config.
-    return a is b or (a is not ABSENT and b is not ABSENT and json.dumps(a) == json.dumps(b))
-
-
 def find_config(name: str, package: str) -> Path:
     """Return a config file by path, or by the name of one that a package ships in ``configs``."""
     path = Path(name)
     if path.is_file():
         return path
-    known = known_configs(package)
-    if name in known:
-        return known[name]
+    configs = known_configs(package)
+    if name in configs:
+        return configs[name]
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise UsageError(f"Config file not found: {name}.")
-    names = f"Configs: {', '.join(known)}." if known else "None are shipped; pass the path of a YAML file."
-    raise UnknownName("config", name, known, names)
+    names = (
+        f"Configs: {', '.join(configs)}." if configs else "None are shipped; pass the path of a YAML file."
+    )
+    raise UnknownName("config", name, configs, names)
 
 
 def known_configs(package: str) -> dict[str, Path]:

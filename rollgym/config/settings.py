@@ -308,7 +308,8 @@ def entries(
         key = f"{prefix}{name}"
         default = getattr(whole, name, PydanticUndefined) if whole is not None else default_of(field)
         sections = list(models_in(field.annotation))
-        docstring = field.description or (_first_lines(sections[0][1]) if len(sections) == 1 else "")
+        section = (sections[0][1].__doc__ or "").partition("\n\n")[0] if len(sections) == 1 else ""
+        docstring = field.description or section
         text = " ".join(docstring.replace("``", "").split())
         yield Entry(key, field.annotation, tuple(field.metadata), default, text, only_with)
         for steps, inner in sections:
@@ -318,11 +319,6 @@ def entries(
             own = default if not steps and holds(inner, default) else None
             only = ": ".join(tag) if tag else only_with
             yield from entries(inner, ".".join((key, *steps, "")), own, only, (*above, model))
-
-
-def _first_lines(model: Model) -> str:
-    """The docstring of a section up to its first empty line."""
-    return (model.__doc__ or "").partition("\n\n")[0]
 
 
 def default_of(field: Any) -> Any:

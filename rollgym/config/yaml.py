@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from rollgym.core.errors import UsageError
+from rollgym.core.text import shorten
 
 Path = tuple[str | int, ...]
 
@@ -154,9 +155,9 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def line(place: str, path: Path, sentence: str) -> str:
+def line(location: str, path: Path, sentence: str) -> str:
     """Join location, key and message of one error."""
-    return ": ".join(part for part in (place, ".".join(map(str, path)), sentence) if part)
+    return ": ".join(part for part in (location, ".".join(map(str, path)), sentence) if part)
 
 
 def report(errors: list[str]) -> UsageError:
@@ -209,7 +210,7 @@ def inline(value: Any) -> str:
 def short(value: Any, max_length: int = 60) -> str:
     """Write a value on one line, shortened for a message."""
     text = repr(value) if isinstance(value, str) else inline(value)
-    return text if len(text) <= max_length else text[: max_length - 1] + "…"
+    return shorten(text, max_length)
 
 
 def _dump(value: Any, **options: Any) -> str:
@@ -219,7 +220,7 @@ def _dump(value: Any, **options: Any) -> str:
 def _syntax(error: yaml.YAMLError, name: str) -> str:
     """Format a YAML syntax error on one line."""
     mark = getattr(error, "problem_mark", None)
-    what = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
     context = getattr(error, "context", None)
-    place = f"{name}:{mark.line + 1}" if name and mark else name
-    return line(place, (), f"invalid YAML: {what}{f' ({context})' if context else ''}")
+    location = f"{name}:{mark.line + 1}" if name and mark else name
+    return line(location, (), f"invalid YAML: {problem}{f' ({context})' if context else ''}")

@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rollgym.core.errors import AgentError, RollgymError, UnknownName, UsageError, one_line
 from rollgym.core.local_objects import get_local, importable_name, is_local, register_local
-from rollgym.core.registry import call_plugins, load_object
+from rollgym.core.registry import call_plugins_once, load_object
 from rollgym.core.types import EpisodeSpec, Usage
 
 AGENT_GROUP = "rollgym.agents"
@@ -253,7 +253,6 @@ class AgentInfo:
 
 
 _registered: dict[str, AgentInfo] = {}
-_loaded = False
 _register_builtin: Callable[[], None] | None = None
 
 
@@ -279,15 +278,13 @@ def set_builtin_agents(register_all: Callable[[], None]) -> None:
 
 def load_agents() -> None:
     """Register the agents of rollgym and of other packages, once. A broken package only gives a warning."""
-    global _loaded
-    if _loaded:
-        return
-    _loaded = True
+    global _register_builtin
     if _register_builtin is not None:
-        registered_before = dict(_registered)
-        _register_builtin()
+        registered_before, register_all = dict(_registered), _register_builtin
+        _register_builtin = None
+        register_all()
         _registered.update(registered_before)
-    call_plugins(AGENT_GROUP, "agents")
+    call_plugins_once(AGENT_GROUP, "agents")
 
 
 def list_agents() -> list[AgentInfo]:
@@ -301,24 +298,11 @@ def list_agents() -> list[AgentInfo]:
     return [_registered[name] for name in sorted(_registered)]
 
 
-class BorrowedAgent(Agent):
+class _BorrowedAgent(_AgentAdapter):
     """An agent that the caller made and keeps open: it is not closed with a run."""
 
-    def __init__(self, agent: MinimalAgent) -> None:
-        self._agent = as_agent(agent)
-        self.default_concurrency, self.notes = self._agent.default_concurrency, self._agent.notes
-
-    def player(self, briefing: Briefing) -> Player:
-        """Return a player of the caller's agent."""
-        return self._agent.player(briefing)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the settings of the caller's agent."""
-        return self._agent.describe()
-
-    def totals(self) -> dict[str, Any]:
-        """Return the counts of the caller's agent."""
-        return self._agent.totals()
+    async def close(self) -> None:
+        return
 
 
 def agent_name(agent: str | MinimalAgent | Callable[..., Any]) -> str:
@@ -356,7 +340,7 @@ def make_agent(name: str | MinimalAgent | Callable[..., Any], setup: AgentSetup,
             return build_agent(local, name, setup, options)
         if options:
             raise UsageError(f"Agent {name!r} is an instance and takes no options ({next(iter(options))!r}).")
-        return BorrowedAgent(local)
+        return _BorrowedAgent(local)
     load_agents()
     if name in _registered:
         path = _registered[name].factory
@@ -384,16 +368,14 @@ def build_agent(
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [key for key in options if key not in parameters]
     if unknown and not takes_any:
-        known = list(parameters)[1:]
-        raise UnknownName(f"option of agent {name!r}", unknown[0], known)
+        raise UnknownName(f"option of agent {name!r}", unknown[0], list(parameters)[1:])
     try:
         agent = factory(setup, **options)
     except RollgymError:
         raise
-    except TypeError as error:
-        raise UsageError(f"Agent {name!r} cannot be made: {one_line(error)}") from error
     except Exception as error:
-        raise AgentError(f"Agent {name!r} cannot be made: {one_line(error)}") from error
+        kind = UsageError if isinstance(error, TypeError) else AgentError
+        raise kind(f"Agent {name!r} cannot be made: {one_line(error)}") from error
     if not isinstance(agent, MinimalAgent):
         raise UsageError(
             f"{name!r} makes a {type(agent).__name__}, which is not an agent: it needs player(briefing) "

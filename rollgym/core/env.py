@@ -1,22 +1,7 @@
 """Text environments: the base class `TextEnv`, its space, its step result and its interface.
 
-A custom environment is a class with two methods::
-
-    class Coin(TextEnv):
-        '''Guess how a coin falls.'''
-
-        instructions = "Guess how the coin falls. Answer `heads` or `tails`."
-        reward_range = (0.0, 1.0)
-
-        def begin(self, task: Task) -> str:
-            self.side = str(self.np_random.choice(["heads", "tails"]))
-            return "The coin is in the air. Your guess?"
-
-        def respond(self, action: str) -> StepResult:
-            right = action.strip().lower() == self.side
-            return StepResult(f"It fell {self.side}.", float(right), terminated=True, success=right)
-
-The base class implements the rest of Gymnasium's contract: seeds, tasks, flags, spaces, ``info``.
+A custom environment is a class with two methods, `TextEnv.begin` and `TextEnv.respond`. The base class
+implements the rest of Gymnasium's contract: seeds, tasks, flags, spaces, ``info``.
 """
 
 from __future__ import annotations
@@ -253,13 +238,21 @@ class TextEnv(gym.Env[str, str]):
         return self.tasks.task(split, number)
 
 
-def text_interface(env: gym.Env[Any, Any]) -> TextInterface:
-    """The text environment or adapter inside any number of wrappers."""
+def find_text_interface(env: gym.Env[Any, Any]) -> TextInterface | None:
+    """The text environment or adapter inside any number of wrappers; ``None`` where there is none."""
     layer: Any = env
     while not isinstance(layer, (TextEnv, TextInterface)):
         if not isinstance(layer, gym.Wrapper):
-            raise UsageError(
-                f"{type(env.unwrapped).__name__} is not a text environment: use rollgym.make() or adapt()."
-            )
+            return None
         layer = layer.env
     return layer
+
+
+def text_interface(env: gym.Env[Any, Any]) -> TextInterface:
+    """The text environment or adapter inside any number of wrappers; raises `UsageError` if there is none."""
+    interface = find_text_interface(env)
+    if interface is None:
+        raise UsageError(
+            f"{type(env.unwrapped).__name__} is not a text environment: use rollgym.make() or adapt()."
+        )
+    return interface

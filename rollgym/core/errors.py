@@ -139,8 +139,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names closest to a misspelled one, best first; case is ignored."""
     by_key = {k.lower(): k for k in known}
     short = {k.rsplit("/", 1)[-1]: full for k, full in by_key.items()}
-    found = difflib.get_close_matches(name.lower(), [*by_key, *short], n=count * 2, cutoff=0.6)
-    names = [by_key.get(k) or short[k] for k in found]
+    keys = difflib.get_close_matches(name.lower(), [*by_key, *short], n=count * 2, cutoff=0.6)
+    names = [by_key.get(key) or short[key] for key in keys]
     return list(dict.fromkeys(names))[:count]
 
 
@@ -148,8 +148,7 @@ def one_line(error: BaseException) -> str:
     """An exception as ``Type: message`` on one line, for messages and logs."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        place = f" ({error.filename})" if error.filename else ""
-        text = f"{os_reason(error)}{place}"
+        text = os_reason(error) + (f" ({error.filename})" if error.filename else "")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

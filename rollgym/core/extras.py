@@ -14,7 +14,9 @@ MODULES = {
     "browser": ("playwright",),
     "distributed": ("ray",),
     "docker": ("docker",),
+    "serve": ("starlette", "uvicorn"),
     "train": ("torch", "transformers", "pydantic", "yaml", "safetensors", "tokenizers", "jinja2"),
+    "view": ("starlette", "uvicorn"),
     "webshop": ("rapidfuzz",),
 }
 """Modules that an extra consists of, where it is not one module of the same name."""
@@ -36,8 +38,8 @@ def install_command(extra: str) -> str:
         return f"pip install 'rollgym[{extra}]'"
     if not isinstance(source, Path):
         return f"pip install 'rollgym[{extra}] @ {source}'"
-    place = "." if source == Path.cwd() else str(source)
-    return f"pip install {'-e ' if editable else ''}'{place}[{extra}]'"
+    folder = "." if source == Path.cwd() else str(source)
+    return f"pip install {'-e ' if editable else ''}'{folder}[{extra}]'"
 
 
 def _origin() -> tuple[Path | str | None, bool]:
@@ -48,15 +50,15 @@ def _origin() -> tuple[Path | str | None, bool]:
     except PackageNotFoundError:
         return (clone, True) if _is_clone(clone) else (None, False)
     try:
-        known = json.loads(text or "{}")
-        parts = urlsplit(known["url"])
+        origin = json.loads(text or "{}")
+        parts = urlsplit(origin["url"])
     except (ValueError, KeyError, TypeError):
         return None, False
-    if vcs := known.get("vcs_info"):
-        return f"{vcs['vcs']}+{known['url']}@{vcs['commit_id']}", False
+    if vcs := origin.get("vcs_info"):
+        return f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}", False
     folder = Path(unquote(parts.path))
-    if parts.scheme == "file" and "dir_info" in known and _is_clone(folder):
-        return folder, bool(known["dir_info"].get("editable"))
+    if parts.scheme == "file" and "dir_info" in origin and _is_clone(folder):
+        return folder, bool(origin["dir_info"].get("editable"))
     return None, False
 
 

@@ -20,9 +20,9 @@ _OUTCOMES: list[tuple[type[RollgymError], Outcome]] = [
 def failure_of(error: BaseException) -> Failure:
     """Convert an exception to a `Failure`: the type that was raised first, the message, the traceback."""
     infrastructure = is_infrastructure(error)
-    known = getattr(error, "failure", None)
-    if isinstance(known, Failure):
-        return replace(known, infrastructure=True) if infrastructure else known
+    failure = getattr(error, "failure", None)
+    if isinstance(failure, Failure):
+        return replace(failure, infrastructure=True) if infrastructure else failure
     origin = error.__cause__ if isinstance(error, RollgymError) and error.__cause__ else error
     return Failure(
         type=type(origin).__name__,

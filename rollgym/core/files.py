@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from rollgym.core.errors import UsageError
+from rollgym.core.errors import UsageError, os_reason
 
 MOST_JSON = 64_000_000
 """Maximum bytes of a JSON file that is read as a whole (a manifest, a summary)."""
@@ -74,8 +74,8 @@ def open_append(path: Path, buffering: int = -1) -> IO[bytes]:
         handle = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            sentence = "it is a link, and the file it leads to must not change"
-            raise OSError(errno.ELOOP, sentence, str(path)) from None
+            reason = "it is a link, and the file it leads to must not change"
+            raise OSError(errno.ELOOP, reason, str(path)) from None
         raise
     return _regular(handle, path, "a+b", buffering=buffering)
 
@@ -96,17 +96,25 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.unlink(name)
 
 
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that the user asked for, atomically; raises `UsageError` where that fails."""
+    try:
+        with replacing(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {os_reason(error)}.") from None
+
+
 def refuse_links(folder: Path) -> None:
     """Raise `UsageError` where a link in a folder leads out of it: writing would change its target."""
     inside = folder.resolve()
-    for place, folders, names in os.walk(inside):
+    for parent, folders, names in os.walk(inside):
         for name in (*folders, *names):
-            path = Path(place, name)
+            path = Path(parent, name)
             if path.is_symlink() and not path.resolve().is_relative_to(inside):
-                shown = folder / path.relative_to(inside)
                 raise UsageError(
-                    f"{shown} is a link out of the run folder, to {os.readlink(path)}: resuming would write "
-                    "there. Replace the link by the file or folder itself."
+                    f"{folder / path.relative_to(inside)} is a link out of the run folder, to "
+                    f"{os.readlink(path)}: resuming would write there. Replace the link by its target."
                 )
 
 

@@ -52,10 +52,10 @@ def is_local(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def get_local(name: str, what: str) -> Any:
-    """The object with a local name; ``what`` describes it in an error."""
+def get_local(name: str, kind: str) -> Any:
+    """The object with a local name; ``kind`` describes it in an error."""
     if name not in _objects:
-        raise UsageError(unknown_sentence(name, what))
+        raise UsageError(unknown_sentence(name, kind))
     return _objects[name]
 
 
@@ -70,10 +70,10 @@ def origin_of(name: str) -> dict[str, str]:
     return {"defined_in": f"{source.__module__}:{source.__qualname__}"}
 
 
-def unknown_sentence(name: str, what: str) -> str:
+def unknown_sentence(name: str, kind: str) -> str:
     """The error message for the local name of another process."""
     return (
-        f"The {what} {name!r} was a Python object in another process: pass the object again from Python, or "
+        f"The {kind} {name!r} was a Python object in another process: pass the object again from Python, or "
         "put it into a module and name it module:NAME."
     )
 

@@ -33,7 +33,7 @@ from gymnasium.envs.registration import (
 )
 from gymnasium.envs.registration import registry as gym_registry
 
-from rollgym.core.env import TextInterface
+from rollgym.core.env import find_text_interface
 from rollgym.core.errors import EnvError, RollgymError, UnknownName, UsageError, one_line
 from rollgym.core.extras import require
 from rollgym.core.local_objects import importable_name, is_local, register_local, unknown_sentence
@@ -64,7 +64,8 @@ class EnvInfo:
 
 
 _infos: dict[str, EnvInfo] = {}
-_plugins_loaded = False
+_called_groups: set[str] = set()
+"""Entry-point groups whose plugins were called."""
 _retired: set[str] = set()
 """Names that were warned about: once per process is enough."""
 
@@ -100,13 +101,13 @@ def register(
     if expert_is not in ("expert", "baseline"):
         raise ValueError(f"expert_is must be 'expert' or 'baseline', not {expert_is!r}")
     arguments = dict(kwargs or {})
-    known = gym_registry.get(env_id)
+    spec = gym_registry.get(env_id)
     wanted = (entry_point, arguments, max_turns, reward_threshold)
-    if known is None or wanted != (
-        known.entry_point,
-        known.kwargs,
-        known.max_episode_steps,
-        known.reward_threshold,
+    if spec is None or wanted != (
+        spec.entry_point,
+        spec.kwargs,
+        spec.max_episode_steps,
+        spec.reward_threshold,
     ):
         gym.register(
             env_id,
@@ -146,21 +147,24 @@ def set_adapter(adapter: Adapter) -> None:
 
 def load_plugins() -> None:
     """Let installed packages register their environments, once. A package that fails is a warning."""
-    global _plugins_loaded
-    if _plugins_loaded:
-        return
-    _plugins_loaded = True
-    call_plugins(ENV_GROUP, "environments")
+    call_plugins_once(ENV_GROUP, "environments")
 
 
-def call_plugins(group: str, what: str, *arguments: Any) -> None:
+def call_plugins_once(group: str, kind: str) -> None:
+    """Call the entry points of a group the first time that this is called."""
+    if group not in _called_groups:
+        _called_groups.add(group)
+        call_plugins(group, kind)
+
+
+def call_plugins(group: str, kind: str, *arguments: Any) -> None:
     """Call the entry points of a group, each of which registers something. One that fails is a warning."""
     for plugin in entry_points(group=group):
         try:
             plugin.load()(*arguments)
         except Exception as error:
             warnings.warn(
-                f"the plugin {plugin.name!r} ({plugin.value}) could not register its {what}: "
+                f"the plugin {plugin.name!r} ({plugin.value}) could not register its {kind}: "
                 f"{one_line(error)}",
                 stacklevel=3,
             )
@@ -187,10 +191,10 @@ def import_module(name: str, flag: str = "--env-module") -> None:
         raise UsageError(f"{flag} {name}: importing it failed with {one_line(error)}.") from error
 
 
-def load_object(path: str, what: str) -> Any:
+def load_object(path: str, kind: str) -> Any:
     """Import and return the object that ``module:name`` names."""
     module, _, name = path.partition(":")
-    import_module(module, what)
+    import_module(module, kind)
     value: Any = importlib.import_module(module)
     for part in name.split("."):
         if not hasattr(value, part):
@@ -232,10 +236,10 @@ def env_id_of(env: str | Callable[..., Any]) -> str:
     name = importable_name(env)
     if name is None:
         name = register_local(env, "-v0")
-        known = gym_registry.get(name)
-        if known is None:
+        spec = gym_registry.get(name)
+        if spec is None:
             gym.register(name, env)
-        elif known.entry_point is not env:
+        elif spec.entry_point is not env:
             raise UsageError(f"The id {name} is already registered: rename the class or function.")
     return name
 
@@ -251,10 +255,10 @@ def find_spec(name: str) -> EnvSpec:
         if rest not in gym_registry:
             if "/" in rest:
                 unknown_environment(rest)
-            found = load_object(name, "environment")
+            maker = load_object(name, "environment")
             # Gymnasium's ids allow no dots and colons in a namespace, so the id leaves the module out.
             # Gymnasium finds names at the top of a module only, so a nested class is passed as an object.
-            return EnvSpec(id=f"{rest.replace('.', '-')}-v0", entry_point=found if "." in rest else name)
+            return EnvSpec(id=f"{rest.replace('.', '-')}-v0", entry_point=maker if "." in rest else name)
     if colon and rest in gym_registry:
         return gym_registry[rest]
     return _newer_version(name) or unknown_environment(name)
@@ -334,17 +338,12 @@ def make(name: str | Callable[..., Any], **kwargs: Any) -> gym.Env[str, str]:
         env = _gym_make(spec, kwargs)
     except RollgymError:
         raise
-    except gym.error.DependencyNotInstalled as error:
-        raise UsageError(f"{name} cannot be made: {one_line(error)}") from error
-    except TypeError as error:
-        if "unexpected keyword" in str(error):
-            raise UsageError(f"{name}: {' '.join(str(error).split())}.") from error
-        raise EnvError(f"{name} cannot be made: {one_line(error)}") from error
     except Exception as error:
-        raise EnvError(f"{name} cannot be made: {one_line(error)}") from error
-    if _speaks_text(env):
-        return env
-    return _adapter.adapt(env)
+        if isinstance(error, TypeError) and "unexpected keyword" in str(error):
+            raise UsageError(f"{name}: {' '.join(str(error).split())}.") from error
+        kind = UsageError if isinstance(error, gym.error.DependencyNotInstalled) else EnvError
+        raise kind(f"{name} cannot be made: {one_line(error)}") from error
+    return env if find_text_interface(env) is not None else _adapter.adapt(env)
 
 
 def _gym_make(spec: EnvSpec, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
@@ -361,10 +360,3 @@ def _gym_make(spec: EnvSpec, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
             if "gymnasium.Env" not in str(error):
                 raise
     return gym.make(dataclasses.replace(spec, entry_point=_adapter.inherit(creator)), **kwargs)
-
-
-def _speaks_text(env: gym.Env[Any, Any]) -> bool:
-    layer: Any = env
-    while isinstance(layer, gym.Wrapper) and not isinstance(layer, TextInterface):
-        layer = layer.env
-    return isinstance(layer, TextInterface)

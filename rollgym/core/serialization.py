@@ -94,11 +94,7 @@ def _plain_items(items: Iterable[tuple[Any, Any]], lenient: bool) -> dict[Any, A
 
 def encode_episode(episode: Episode) -> bytes:
     """Encode an episode as one line of JSON (without the newline)."""
-    head = {
-        "schema": SCHEMA_VERSION,
-        "return": episode.total_reward,
-        "length": episode.length,
-    }
+    head = {"schema": SCHEMA_VERSION, "return": episode.total_reward, "length": episode.length}
     try:
         body = msgspec.json.encode(episode)
     except UnicodeEncodeError:

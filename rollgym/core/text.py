@@ -1,8 +1,8 @@
-"""Text helpers for messages."""
+"""Text helpers for messages and tables."""
 
 from __future__ import annotations
 
-__all__ = ["shorten"]
+from collections.abc import Sequence
 
 
 def shorten(text: str, limit: int, *, middle: bool = False) -> str:
@@ -18,3 +18,13 @@ def shorten(text: str, limit: int, *, middle: bool = False) -> str:
         return f"{text[: limit - 1]}…"
     tail = (limit - 1) // 2
     return f"{text[: limit - 1 - tail]}…{text[-tail:]}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Format a number for a table; ``None`` is a dash."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def interval(low_high: Sequence[float] | None, digits: int = 3) -> str:
+    """Format an interval for a table; ``None`` is empty."""
+    return "" if low_high is None else f"[{low_high[0]:.{digits}f}, {low_high[1]:.{digits}f}]"

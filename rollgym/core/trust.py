@@ -56,15 +56,15 @@ def find_origin(name: str, flag: str) -> str:
         spec = _find(part) or (_find_here(part) if length == 1 else None)
         if spec is None:
             break  # the import itself reports what is missing
-        places = [spec.origin] if spec.has_location and spec.origin else []
-        for place in (*places, *(spec.submodule_search_locations or ())):
-            folder = run_folder_of(Path(place))
+        origins = [spec.origin] if spec.has_location and spec.origin else []
+        for path in (*origins, *(spec.submodule_search_locations or ())):
+            folder = run_folder_of(Path(path))
             if folder is not None:
                 raise UsageError(
-                    f"{flag} {name}: {place} is inside the run folder {folder}, and code is never imported "
+                    f"{flag} {name}: {path} is inside the run folder {folder}, and code is never imported "
                     "from run folders. Move the module out of it."
                 )
-        origin = places[0] if places else ""
+        origin = origins[0] if origins else ""
     return origin
 
 
@@ -110,11 +110,13 @@ def check_recorded_env(
                 f"The file names the environment {env_id!r}, which is code and not a registered id, so it is "
                 f"not imported. If you trust the module, pass --env-module {module}"
             )
-        if not is_registered(rest) and getattr(_attribute(module, rest), "__module__", None) != module:
-            raise UsageError(
-                f"The file names the environment {env_id!r}, but {module} defines no class or function "
-                f"{rest!r}."
-            )
+        if not is_registered(rest):
+            maker = vars(importlib.import_module(module)).get(rest)
+            if not callable(maker) or getattr(maker, "__module__", None) != module:
+                raise UsageError(
+                    f"The file names the environment {env_id!r}, but {module} defines no class or function "
+                    f"{rest!r}."
+                )
     weaker = [] if weak_sandbox else weakened(env_kwargs.get("sandbox"))
     if weaker:
         raise UsageError(
@@ -143,11 +145,6 @@ def _kernels(config: Any, depth: int = 0) -> Iterator[str]:
             yield str(value)
         elif depth < 8:
             yield from _kernels(value, depth + 1)
-
-
-def _attribute(module: str, name: str) -> object:
-    value = vars(importlib.import_module(module)).get(name)
-    return value if callable(value) else None
 
 
 def weakened(sandbox: Any) -> list[str]:

@@ -317,8 +317,7 @@ class Group:
         members = [episode.spec.member for episode in self.episodes]
         _require(len(set(members)) == len(members), f"group {self.group_id} holds a member twice")
         _require(
-            len(members) <= self.size,
-            f"group {self.group_id} takes {self.size} members, not {len(members)}",
+            len(members) <= self.size, f"group {self.group_id} takes {self.size} members, not {len(members)}"
         )
         for episode in self.episodes:
             spec = episode.spec

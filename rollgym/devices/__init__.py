@@ -20,21 +20,7 @@ from rollgym.devices.types import (
 from rollgym.devices.workload import Job, Workload
 
 __all__ = [
-    "MODEL_ROLES",
-    "ROLES",
-    "Cluster",
-    "PlanReport",
-    "Device",
-    "DeviceConfig",
-    "Job",
-    "ModelShape",
-    "Node",
-    "Placement",
-    "Plan",
-    "Role",
-    "Workload",
-    "cluster_from_nodes",
-    "find_cluster",
-    "find_model",
+    "MODEL_ROLES", "ROLES", "Cluster", "PlanReport", "Device", "DeviceConfig", "Job", "ModelShape", "Node",
+    "Placement", "Plan", "Role", "Workload", "cluster_from_nodes", "find_cluster", "find_model",
     "make_plan",
-]
+]  # fmt: skip

@@ -84,18 +84,16 @@ class Site:
         if not self.devices:
             raise UsageError("The cluster has no devices to plan for.")
         self.node_of = [device.node for device in self.devices]
-        self.limits = [self._limit(node) for node in self.node_of]
+        nodes = [cluster.nodes[node] for node in self.node_of]
+        self.limits = [int(USABLE[node.kind] * node.memory) for node in nodes]
         """Usable bytes of each device."""
-
-    def _limit(self, node: int) -> int:
-        return int(USABLE[self.cluster.nodes[node].kind] * self.cluster.nodes[node].memory)
 
     def nodes_of(self, numbers: Sequence[int]) -> dict[int, list[int]]:
         """Group device numbers by node."""
-        found: dict[int, list[int]] = {}
+        by_node: dict[int, list[int]] = {}
         for number in numbers:
-            found.setdefault(self.node_of[number], []).append(number)
-        return found
+            by_node.setdefault(self.node_of[number], []).append(number)
+        return by_node
 
     def pools(self) -> Iterator[Numbers]:
         """Yield the devices for models: all of them, then only those with more memory."""
@@ -108,15 +106,12 @@ class Site:
 
     def engines(self, pool: Sequence[int], tensor_parallel: int) -> Numbers:
         """Return the devices that form whole engines, within nodes if possible."""
-        nodes = self.nodes_of(pool).values()
-        if all(len(node) >= tensor_parallel for node in nodes):
-            chosen = [n for node in nodes for n in node[: len(node) // tensor_parallel * tensor_parallel]]
-        elif any(len(node) >= tensor_parallel for node in nodes):
-            able = [node for node in nodes if len(node) >= tensor_parallel]
-            chosen = [n for node in able for n in node[: len(node) // tensor_parallel * tensor_parallel]]
-        else:
-            chosen = list(pool)[: len(pool) // tensor_parallel * tensor_parallel]
-        return tuple(chosen)
+        whole = [node for node in self.nodes_of(pool).values() if len(node) >= tensor_parallel]
+        return tuple(
+            number
+            for node in whole or [list(pool)]
+            for number in node[: len(node) // tensor_parallel * tensor_parallel]
+        )
 
 
 def candidates_for(site: Site, job: Job, requested: DeviceConfig) -> Iterator[Candidate]:
@@ -147,8 +142,8 @@ def layout_of(train: Sequence[int], infer: Sequence[int]) -> Layout:
 
 
 def _pins(site: Site, job: Job, requested: DeviceConfig) -> dict[Role, Numbers]:
-    place = {device: number for number, device in enumerate(site.devices)}
-    found: dict[Role, Numbers] = {}
+    number_of = {device: number for number, device in enumerate(site.devices)}
+    pins: dict[Role, Numbers] = {}
     for role in ("actor_train", "actor_infer", "critic", "reference", "reward"):
         text = getattr(requested, role)
         if text is None:
@@ -156,8 +151,8 @@ def _pins(site: Site, job: Job, requested: DeviceConfig) -> dict[Role, Numbers]:
         if role not in job.models():
             raise UsageError(f"devices.{role} is {text!r}, but this run has no {role} model.")
         devices = parse_range(text, site.cluster, f"devices.{role}")
-        found[role] = tuple(place[device] for device in devices)
-    return found
+        pins[role] = tuple(number_of[device] for device in devices)
+    return pins
 
 
 def _check_layout(pins: Mapping[Role, Numbers], requested: DeviceConfig) -> None:

@@ -12,13 +12,14 @@ nodes:
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
 
 from rollgym.config.loader import Settings, load
 from rollgym.core.errors import UsageError
-from rollgym.devices.hardware import CPU_BANDWIDTH, CPU_FLOPS, HOST_SHARE, NETWORK, device_model
+from rollgym.devices.inventory import HOST_SHARE, NETWORK, cpu_node, device_model, gpus_first
 from rollgym.devices.types import Cluster, Node
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -77,17 +78,17 @@ def load_cluster(path: Path) -> Cluster:
     for at, node in enumerate(nodes):
         if seen.setdefault(node.name, at) != at:
             raise UsageError(f"{path} has two nodes called {node.name!r}: give their groups different names.")
-    return Cluster(tuple(sorted(nodes, key=lambda node: node.kind != "gpu")))
+    return Cluster(gpus_first(nodes))
 
 
 def size(text: str, key: str) -> int:
     """Parse a size such as ``80 GB`` or a rate such as ``50 GB/s``."""
-    found = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(text.strip())
     rate = key in ("bandwidth", "link", "network")
-    if found is None or (found[4] is not None) != rate:
+    if match is None or (match[4] is not None) != rate:
         raise UsageError(f"{key} {text!r} is not a size: write {'50 GB/s' if rate else '80 GB or 80 GiB'}.")
-    unit = 1024 ** list(_UNITS).index(found[2]) if found[3] else _UNITS[found[2]]
-    number = int(float(found[1]) * unit)
+    unit = 1024 ** list(_UNITS).index(match[2]) if match[3] else _UNITS[match[2]]
+    number = int(float(match[1]) * unit)
     if not number:
         raise UsageError(f"{key} must be greater than 0.")
     return number
@@ -99,16 +100,16 @@ def _named(group: NodeGroup, at: int) -> Node:
 
 
 def _gpu_node(group: NodeGroup, name: str) -> Node:
-    known = None if group.model is None else device_model(group.model)
-    memory = size(group.memory, "memory") if group.memory else known.memory if known else 0
-    link = _or(group.link, "link", known.link if known else 0.0)
+    model = None if group.model is None else device_model(group.model)
+    memory = size(group.memory, "memory") if group.memory else model.memory if model else 0
+    link = _or(group.link, "link", model.link if model else 0.0)
     return Node(
         name=name,
         devices=group.gpus,
         memory=memory,
         model=group.model or "",
-        flops=group.tflops * 1e12 if group.tflops else known.flops if known else 0.0,
-        bandwidth=_or(group.bandwidth, "bandwidth", known.bandwidth if known else 0.0),
+        flops=group.tflops * 1e12 if group.tflops else model.flops if model else 0.0,
+        bandwidth=_or(group.bandwidth, "bandwidth", model.bandwidth if model else 0.0),
         link=link,
         network=_or(group.network, "network", min(NETWORK, link or NETWORK)),
         host_memory=int(_or(group.host_memory, "host_memory", HOST_SHARE * group.gpus * memory)),
@@ -117,19 +118,12 @@ def _gpu_node(group: NodeGroup, name: str) -> Node:
 
 
 def _cpu_node(group: NodeGroup, name: str) -> Node:
-    memory, cores = size(group.host_memory or "", "host_memory"), group.cpus or 1
-    return Node(
-        name=name,
-        kind="cpu",
-        devices=1,
-        memory=memory,
-        model="cores",
-        flops=group.tflops * 1e12 if group.tflops else CPU_FLOPS * cores,
-        bandwidth=_or(group.bandwidth, "bandwidth", CPU_BANDWIDTH * cores),
-        link=CPU_BANDWIDTH / 2,
-        network=_or(group.network, "network", 1e9),
-        host_memory=memory,
-        cpus=cores,
+    node = cpu_node(name, 1, group.cpus or 1, size(group.host_memory or "", "host_memory"))
+    return replace(
+        node,
+        flops=group.tflops * 1e12 if group.tflops else node.flops,
+        bandwidth=_or(group.bandwidth, "bandwidth", node.bandwidth),
+        network=_or(group.network, "network", node.network),
     )
 
 

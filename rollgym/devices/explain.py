@@ -39,26 +39,26 @@ def alternatives(
     best: Estimate, tried: Sequence[Estimate], site: Site, job: Job, requested: DeviceConfig
 ) -> Iterator[Reason]:
     """Yield, for each rejected choice, what its best estimate lacks."""
-    layout: Key = lambda one: one.candidate.layout  # noqa: E731
-    size: Key = lambda one: one.candidate.tensor_parallel  # noqa: E731
-    same = [one for one in tried if layout(one) == layout(best)]
+    layout: Key = lambda estimate: estimate.candidate.layout  # noqa: E731
+    size: Key = lambda estimate: estimate.candidate.tensor_parallel  # noqa: E731
+    same = [estimate for estimate in tried if layout(estimate) == layout(best)]
     for value in ("colocated", "split", "overlapping"):
         if value != layout(best):
             yield Reason(
                 "layout", value, _against(best, [o for o in tried if layout(o) == value], requested, site)
             )
-    for parallel in sorted({one.candidate.tensor_parallel for one in same}):
+    for parallel in sorted({estimate.candidate.tensor_parallel for estimate in same}):
         if parallel != size(best):
-            found = [one for one in same if size(one) == parallel]
-            yield Reason("tensor_parallel", str(parallel), _against(best, found, requested, site))
+            estimates = [estimate for estimate in same if size(estimate) == parallel]
+            yield Reason("tensor_parallel", str(parallel), _against(best, estimates, requested, site))
     for sharding in SHARDINGS:
-        found = [o for o in same if o.sharding == sharding and size(o) == size(best)]
-        if sharding != best.sharding and found:
-            yield Reason("sharding", ZERO[sharding], _against(best, found, requested, site))
+        estimates = [o for o in same if o.sharding == sharding and size(o) == size(best)]
+        if sharding != best.sharding and estimates:
+            yield Reason("sharding", ZERO[sharding], _against(best, estimates, requested, site))
     for offload in OFFLOADS:
-        found = [o for o in same if o.offload == offload and size(o) == size(best)]
-        if offload != best.offload and found:
-            yield Reason("offload", offload, _against(best, found, requested, site))
+        estimates = [o for o in same if o.offload == offload and size(o) == size(best)]
+        if offload != best.offload and estimates:
+            yield Reason("offload", offload, _against(best, estimates, requested, site))
 
 
 def notes(cluster: Cluster, best: Estimate, job: Job) -> Iterator[str]:
@@ -135,28 +135,28 @@ def _offload(best: Estimate) -> str:
     return f"{OFFLOAD_TEXT[best.offload]}{extra}."
 
 
-def _against(best: Estimate, found: Sequence[Estimate], requested: DeviceConfig, site: Site) -> str:
-    if not found:
+def _against(best: Estimate, estimates: Sequence[Estimate], requested: DeviceConfig, site: Site) -> str:
+    if not estimates:
         return "not evaluated: excluded by the configuration, or impossible with these devices."
-    fitting = [one for one in found if one.shortage is None]
+    fitting = [estimate for estimate in estimates if estimate.shortage is None]
     if not fitting:
-        least = min(found, key=_missing)
+        least = min(estimates, key=_missing)
         return f"{shortage_text(least)} ({_settings(least)})."
-    other = min(fitting, key=lambda one: one.seconds)
+    other = min(fitting, key=lambda estimate: estimate.seconds)
     share = other.seconds / best.seconds - 1
     if share <= 0.02:
         return f"{time_text(other.seconds)} per step: as fast, but more complex ({_settings(other)})."
     return f"{time_text(other.seconds)} per step at best, {100 * share:.0f} % slower ({_settings(other)})."
 
 
-def _settings(one: Estimate) -> str:
-    at = one.candidate
+def _settings(estimate: Estimate) -> str:
+    at = estimate.candidate
     counts = f"{len(at.sets['actor_train'])} train, {len(at.sets['actor_infer'])} generate"
-    return f"{counts}, TP {at.tensor_parallel}, {ZERO[one.sharding]}, offload {one.offload}"
+    return f"{counts}, TP {at.tensor_parallel}, {ZERO[estimate.sharding]}, offload {estimate.offload}"
 
 
-def _missing(one: Estimate) -> int:
-    return one.shortage.missing if one.shortage is not None else 0
+def _missing(estimate: Estimate) -> int:
+    return estimate.shortage.missing if estimate.shortage is not None else 0
 
 
 def _pinned(why: str, pinned: bool) -> str:

@@ -1,27 +1,91 @@
-"""Device inventory: real devices, CPU slots, or a described cluster."""
+"""Device inventory: real devices, CPU slots or a described cluster, and the table of known devices.
+
+Memory of known devices is as reported by the driver, peak rates as published by the vendor.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rollgym.core.errors import MissingExtra, UsageError
-from rollgym.devices.hardware import (
-    CPU_BANDWIDTH,
-    CPU_FLOPS,
-    DEVICE_MODELS,
-    HOST_SHARE,
-    MIB,
-    NETWORK,
-    DeviceModel,
-    device_model,
-)
+from rollgym.core.errors import MissingExtra, UnknownName, UsageError
 from rollgym.devices.types import Cluster, Node
+
+MIB = 2**20
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceModel:
+    """A model of accelerator."""
+
+    name: str
+    memory: int
+    """Bytes as shown by ``nvidia-smi``, which can be less than the nominal size."""
+    flops: float
+    """Dense bfloat16 FLOP/s (float16 on Volta)."""
+    bandwidth: float
+    """Memory bandwidth, bytes per second."""
+    link: float
+    """Bytes per second to another device of the node, one way: half of NVLink's advertised rate."""
+    source: str
+
+
+def _gpu(name: str, mib: int, tflops: float, gbs: float, link: float, source: str) -> DeviceModel:
+    return DeviceModel(
+        name=name, memory=mib * MIB, flops=tflops * 1e12, bandwidth=gbs * GB, link=link * GB, source=source
+    )
+
+
+_SHEET = "NVIDIA data sheet"
+DEVICE_MODELS: Mapping[str, DeviceModel] = {
+    model.name: model
+    for model in (
+        _gpu("B200", 183359, 2250, 8000, 900, f"{_SHEET} of DGX B200, an eighth of it"),
+        _gpu("H200", 143771, 989, 4800, 450, f"{_SHEET} of H200 SXM"),
+        _gpu("H100", 81559, 989, 3350, 450, f"{_SHEET} of H100 SXM5"),
+        _gpu("H20", 97871, 148, 4000, 450, f"{_SHEET} of HGX H20"),
+        _gpu("A100-80", 81920, 312, 2039, 300, f"{_SHEET} of A100 80GB SXM4"),
+        _gpu("A100-40", 40960, 312, 1555, 300, f"{_SHEET} of A100 40GB SXM4"),
+        _gpu("V100-32", 32768, 125, 900, 150, f"{_SHEET} of V100 SXM2"),
+        _gpu("L40S", 46068, 362, 864, 25, f"{_SHEET} of L40S; PCIe 4"),
+        _gpu("A10", 23028, 125, 600, 25, f"{_SHEET} of A10; PCIe 4"),
+        _gpu("RTX4090", 24564, 165, 1008, 25, "NVIDIA Ada GPU architecture paper; PCIe 4"),
+    )
+}
+"""By name; `device_model` also accepts aliases such as 4090 and A100."""
+_ALSO = {
+    "4090": "RTX4090",
+    "A100": "A100-80",
+    "A100-80GB": "A100-80",
+    "A100-40GB": "A100-40",
+    "V100": "V100-32",
+}
+
+NETWORK = 50 * GB
+"""Default bytes per second between nodes for each device: one 400 Gbit/s port each."""
+HOST_SHARE = 2
+"""Default host memory, as a multiple of the memory of the node's devices (DGX H100: 3.2)."""
+CPU_FLOPS = 8e10
+"""float32 FLOP/s of one core: 2 x 8 lanes x 2 for fused multiply-add at 2.5 GHz (AVX2)."""
+CPU_BANDWIDTH = 1e10
+"""Memory bandwidth per core, bytes per second."""
+
+
+def device_model(name: str) -> DeviceModel:
+    """Return a known device by its name."""
+    model = DEVICE_MODELS.get(_ALSO.get(name.upper(), name.upper()))
+    if model is None:
+        raise UnknownName(
+            "device model", name, DEVICE_MODELS, f"Known: {', '.join(DEVICE_MODELS)}; set memory for others."
+        )
+    return model
+
 
 _CPU = re.compile(r"cpu:([0-9]{1,4})", re.ASCII)
 _GPUS = re.compile(r"(?:([0-9]{1,5})x)?([0-9]{1,3})x([A-Za-z][\w-]*|4090)", re.ASCII)
@@ -37,10 +101,10 @@ def find_cluster(words: str | None = None) -> Cluster:
     if words is None:
         return cuda_cluster() or cpu_cluster(2)
     if words == "cuda":
-        found = cuda_cluster()
-        if found is None:
+        cluster = cuda_cluster()
+        if cluster is None:
             raise UsageError("No CUDA device found (or torch without CUDA); use cpu:2 to plan for the CPU.")
-        return found
+        return cluster
     if match := _CPU.fullmatch(words):
         return cpu_cluster(int(match[1]))
     if (match := _GPUS.fullmatch(words)) and not Path(words).exists():
@@ -54,7 +118,7 @@ def cpu_cluster(slots: int) -> Cluster:
         raise UsageError(f"cpu:{slots} has no slots: at least 1 is needed.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Cluster((_cpu_node("this machine", slots, cores, memory),))
+    return Cluster((cpu_node("this machine", slots, cores, memory),))
 
 
 def cuda_cluster() -> Cluster | None:
@@ -103,17 +167,17 @@ def cluster_from_nodes(nodes: Iterable[tuple[str, float, float, float]], *, mode
     Ray reports the number of GPUs, not their model: pass it as ``model``. Without it they are logical GPUs,
     each a share of its node's CPUs and memory. Nodes without GPUs have one CPU slot.
     """
-    found: list[Node] = []
+    result: list[Node] = []
     for name, gpus, cpus, memory in nodes:
         count, cores = int(gpus), int(cpus)
         if not count:
-            found.append(_cpu_node(name, 1, cores, int(memory)))
+            result.append(cpu_node(name, 1, cores, int(memory)))
         elif model:
             node = _node(name, count, device_model(model))
-            found.append(replace(node, cpus=cores, host_memory=int(memory)))
+            result.append(replace(node, cpus=cores, host_memory=int(memory)))
         else:
-            found.append(replace(_cpu_node(name, count, cores, int(memory)), kind="gpu", model="logical"))
-    return Cluster(_gpus_first(found))
+            result.append(replace(cpu_node(name, count, cores, int(memory)), kind="gpu", model="logical"))
+    return Cluster(gpus_first(result))
 
 
 def known_model(name: str, memory: int) -> DeviceModel | None:
@@ -124,7 +188,7 @@ def known_model(name: str, memory: int) -> DeviceModel | None:
     return near[0] if near else None
 
 
-def _gpus_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
+def gpus_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Sort nodes with GPUs first: models are placed on those only, so their numbers start at 0."""
     return tuple(sorted(nodes, key=lambda node: node.kind != "gpu"))
 
@@ -146,7 +210,8 @@ def _node(name: str, gpus: int, model: DeviceModel | None) -> Node:
     )
 
 
-def _cpu_node(name: str, slots: int, cores: int, memory: int) -> Node:
+def cpu_node(name: str, slots: int, cores: int, memory: int) -> Node:
+    """Return a node whose cores and memory are divided into slots."""
     share = max(cores / slots, 0.25)
     return Node(
         name=name,

@@ -11,7 +11,6 @@ attention that stores no score matrix. All numbers are computed exactly; nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from rollgym.devices.models import ModelShape
@@ -21,7 +20,6 @@ Part = Literal["weights", "gradients", "optimizer", "activations", "kv_cache"]
 PARTS: tuple[Part, ...] = ("weights", "gradients", "optimizer", "activations", "kv_cache")
 Sharding = Literal["none", "optimizer", "gradients", "weights"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "weights")
-Bytes = Mapping[Part, int]
 
 WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes per trained parameter."""
@@ -52,10 +50,7 @@ def training_state(
 def cast_weights(shape: ModelShape, precision: Precision, *, kept: bool) -> int:
     """Return the bytes of bfloat16 copies of float32 weights.
 
-    Args:
-        shape: The model.
-        precision: The compute precision.
-        kept: Whether all copies are kept until the backward pass; else those of one layer at a time.
+    With ``kept`` all copies are kept until the backward pass; else those of one layer at a time.
     """
     if precision == "float32":
         return 0
@@ -130,12 +125,7 @@ def update_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
     work, c = job.workload, job.bytes_each
     replies = round(work.longest * work.reply_share)
     saved = saved_activations(
-        shape,
-        c,
-        work.longest,
-        replies=replies,
-        checkpointing=work.checkpointing,
-        vocabulary=vocabulary,
+        shape, c, work.longest, replies=replies, checkpointing=work.checkpointing, vocabulary=vocabulary
     )
     saved += cast_weights(shape, job.precision, kept=not work.checkpointing)
     layer = saved_by_layer(shape, c) * work.longest

@@ -1,4 +1,7 @@
-"""Sizes of a model, from its Hugging Face ``config.json`` or a preset such as ``7b``."""
+"""Sizes of a model, from its Hugging Face ``config.json`` or a preset such as ``7b``.
+
+Presets have the sizes of the published configurations that they are named after.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +51,12 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Number of parameters."""
-        moe = self.layers - self.dense_layers if self.experts else 0
-        blocks = self.layers * self._attention() + (self.layers - moe) * self._dense_mlp()
-        return blocks + moe * self._experts(self.experts) + self._ends()
+        return self._count(self.experts)
 
     @property
     def active_parameters(self) -> int:
         """Parameters used by one token."""
-        moe = self.layers - self.dense_layers if self.experts else 0
-        blocks = self.layers * self._attention() + (self.layers - moe) * self._dense_mlp()
-        return blocks + moe * self._experts(self.experts_used) + self._ends()
+        return self._count(self.experts_used)
 
     @property
     def largest_block(self) -> int:
@@ -76,11 +75,17 @@ class ModelShape:
         pairs = 2 * (self.hidden + q) + 2 * (self.hidden + kv) + (3 * (self.hidden + inner) if inner else 0)
         return self.layers * rank * pairs
 
+    def _count(self, experts: int) -> int:
+        """Parameters with this many experts per layer."""
+        moe = self.layers - self.dense_layers if self.experts else 0
+        blocks = self.layers * self._attention() + (self.layers - moe) * self._dense_mlp()
+        return blocks + moe * self._experts(experts) + self._ends()
+
     def _attention(self) -> int:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        found = 2 * self.hidden * (q + kv) + 2 * self.hidden
-        found += (q + 2 * kv) * self.qkv_bias + self.hidden * self.out_bias
-        return found + 2 * self.head_dim * self.qk_norm
+        weights = 2 * self.hidden * (q + kv) + 2 * self.hidden
+        weights += (q + 2 * kv) * self.qkv_bias + self.hidden * self.out_bias
+        return weights + 2 * self.head_dim * self.qk_norm
 
     def _dense_mlp(self) -> int:
         return 3 * self.hidden * self.inner + (2 * self.inner + self.hidden) * self.mlp_bias
@@ -95,8 +100,6 @@ class ModelShape:
 
 def find_model(words: str) -> ModelShape:
     """Find a model by a preset such as ``7b`` or ``200b-moe``, or by its folder or ``config.json``."""
-    from rollgym.devices.presets import PRESETS
-
     if words.lower() in PRESETS:
         return PRESETS[words.lower()]
     path = Path(words)
@@ -123,8 +126,8 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
             f"Unsupported model_type {family!r} in config.json; supported: {', '.join(FAMILIES)}."
         )
     try:
-        found = _dense(config, str(family), name)
-        return _with_experts(found, config, str(family)) if _experts(config) else found
+        shape = _dense(config, str(family), name)
+        return _with_experts(shape, config, str(family)) if _experts(config) else shape
     except KeyError as error:
         raise UsageError(f"The model's config.json has no {error.args[0]}.") from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
@@ -177,3 +180,51 @@ def _count(config: Mapping[str, Any], key: str) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"{key} is {value!r}")
     return value
+
+
+def _shape(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocab: int, **more: Any
+) -> ModelShape:
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "inner": inner}
+    return ModelShape(**{"name": name, "head_dim": hidden // heads, "vocab": vocab, **sizes, **more})
+
+
+def _qwen(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, inner: int, tied: bool = False
+) -> ModelShape:
+    vocab = 151_936 if tied else 152_064
+    return _shape(f"Qwen2.5-{name}", layers, hidden, heads, kv_heads, inner, vocab, tied=tied, qkv_bias=True)
+
+
+def _llama(name: str, layers: int, hidden: int, heads: int, inner: int) -> ModelShape:
+    return _shape(f"Llama-3.1-{name}", layers, hidden, heads, 8, inner, 128_256, context=131_072)
+
+
+def _qwen3_moe(name: str, layers: int, hidden: int, heads: int, inner: int, expert: int) -> ModelShape:
+    experts = {"experts": 128, "experts_used": 8, "expert_inner": expert}
+    more = {"head_dim": 128, "qk_norm": True, "context": 40_960, **experts}
+    return _shape(name, layers, hidden, heads, 4, inner, 151_936, **more)
+
+
+_MIXTRAL = _shape(
+    "Mixtral-8x7B", 32, 4096, 32, 8, 14_336, 32_000, experts=8, experts_used=2, expert_inner=14_336
+)
+_BIG = _qwen3_moe("Qwen3-235B-A22B", 94, 4096, 64, 12_288, 1536)
+
+PRESETS: Mapping[str, ModelShape] = {
+    "0.5b": _qwen("0.5B", 24, 896, 14, 2, 4864, tied=True),
+    "1.5b": _qwen("1.5B", 28, 1536, 12, 2, 8960, tied=True),
+    "3b": _qwen("3B", 36, 2048, 16, 2, 11_008, tied=True),
+    "7b": _qwen("7B", 28, 3584, 28, 4, 18_944),
+    "8b": _llama("8B", 32, 4096, 32, 14_336),
+    "14b": _qwen("14B", 48, 5120, 40, 8, 13_824),
+    "32b": _qwen("32B", 64, 5120, 40, 8, 27_648),
+    "70b": _llama("70B", 80, 8192, 64, 28_672),
+    "72b": _qwen("72B", 80, 8192, 64, 8, 29_568),
+    "405b": _llama("405B", 126, 16_384, 128, 53_248),
+    "8x7b": _MIXTRAL,
+    "30b-moe": _qwen3_moe("Qwen3-30B-A3B", 48, 2048, 32, 6144, 768),
+    # Not a published model: the layers of the next preset, but fewer.
+    "200b-moe": replace(_BIG, name="200B MoE (80 layers of Qwen3-235B-A22B)", layers=80),
+    "235b-moe": _BIG,
+}

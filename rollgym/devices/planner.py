@@ -6,11 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rollgym.devices.candidates import Candidate, Numbers, Site, candidates_for
-from rollgym.devices.cost_model import OFFLOADS, Estimate, Estimator, Offload, memory_parts
+from rollgym.devices.cost_model import (
+    OFFLOADS,
+    DeviceSpeed,
+    Estimate,
+    Estimator,
+    Offload,
+    memory_parts,
+    speed_of,
+)
 from rollgym.devices.explain import alternatives, infeasible_error, notes, reasons
 from rollgym.devices.memory import SHARDINGS, Sharding
 from rollgym.devices.report import DeviceMemory, PlanReport
-from rollgym.devices.roofline import DeviceSpeed, speed_of
 from rollgym.devices.types import Cluster, DeviceConfig, Layout, Placement, Plan, Role
 from rollgym.devices.workload import Job
 
@@ -24,12 +31,16 @@ def make_plan(cluster: Cluster, job: Job, requested: DeviceConfig | None = None)
     requested = replace(requested or DeviceConfig(), when_lost="replan")  # irrelevant for placement
     site = Site(cluster)
     tried = list(estimates(site, job, requested))
-    fitting = [one for one in tried if one.shortage is None]
+    fitting = [estimate for estimate in tried if estimate.shortage is None]
     if not fitting:
         raise infeasible_error(cluster, job, requested, tried, fits)
     best = choose(fitting)
     return PlanReport(
-        plan=_plan(site, best),
+        plan=Plan(
+            cluster=cluster,
+            layout=best.candidate.layout,
+            placements={role: _placement(site, best, role) for role in best.candidate.sets},
+        ),
         job=job,
         sharding=best.sharding,
         offload=best.offload,
@@ -46,18 +57,18 @@ def make_plan(cluster: Cluster, job: Job, requested: DeviceConfig | None = None)
 
 def fits(cluster: Cluster, job: Job, requested: DeviceConfig) -> bool:
     """Return whether a plan exists."""
-    return any(one.shortage is None for one in estimates(Site(cluster), job, requested))
+    return any(estimate.shortage is None for estimate in estimates(Site(cluster), job, requested))
 
 
 def estimates(site: Site, job: Job, requested: DeviceConfig) -> Iterator[Estimate]:
     """Yield the estimates of all candidates."""
     estimator = Estimator(job)
-    known: dict[Numbers, DeviceSpeed] = {}
+    speed_by_set: dict[Numbers, DeviceSpeed] = {}
     for candidate in candidates_for(site, job, requested):
         for numbers in candidate.sets.values():
-            if numbers not in known:
-                known[numbers] = speed_of(site, numbers)
-        speeds = {role: known[numbers] for role, numbers in candidate.sets.items()}
+            if numbers not in speed_by_set:
+                speed_by_set[numbers] = speed_of(site, numbers)
+        speeds = {role: speed_by_set[numbers] for role, numbers in candidate.sets.items()}
         for sharding in _shardings(candidate):
             for offload in _offloads(candidate, requested):
                 yield estimator.estimate(candidate, speeds, sharding, offload)
@@ -65,17 +76,18 @@ def estimates(site: Site, job: Job, requested: DeviceConfig) -> Iterator[Estimat
 
 def choose(fitting: list[Estimate]) -> Estimate:
     """Return the simplest of the fastest estimates."""
-    least = min(one.seconds for one in fitting)
-    return min((one for one in fitting if one.seconds <= TOLERANCE * least), key=_complexity)
+    least = min(estimate.seconds for estimate in fitting)
+    fast = [estimate for estimate in fitting if estimate.seconds <= TOLERANCE * least]
+    return min(fast, key=_complexity)
 
 
-def _complexity(one: Estimate) -> tuple[int, int, int, int, float]:
+def _complexity(estimate: Estimate) -> tuple[int, int, int, int, float]:
     return (
-        OFFLOADS.index(one.offload),
-        LAYOUTS.index(one.candidate.layout),
-        SHARDINGS.index(one.sharding),
-        one.candidate.tensor_parallel,
-        one.seconds,
+        OFFLOADS.index(estimate.offload),
+        LAYOUTS.index(estimate.candidate.layout),
+        SHARDINGS.index(estimate.sharding),
+        estimate.candidate.tensor_parallel,
+        estimate.seconds,
     )
 
 
@@ -93,12 +105,6 @@ def _offloads(at: Candidate, requested: DeviceConfig) -> tuple[Offload, ...]:
     if requested.offload == "all":
         return ("all",) if on_cpu else ("all", "host")
     return OFFLOADS if requested.offload == "auto" else ("optimizer",)
-
-
-def _plan(site: Site, best: Estimate) -> Plan:
-    at = best.candidate
-    placements = {role: _placement(site, best, role) for role in at.sets}
-    return Plan(cluster=site.cluster, layout=at.layout, placements=placements)
 
 
 def _placement(site: Site, best: Estimate, role: Role) -> Placement:

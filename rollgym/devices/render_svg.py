@@ -14,39 +14,33 @@ from rollgym.utils import svg
 
 WIDTH, LEFT, RIGHT, ROW = 860, 190, 150, 22
 ROLE_COLORS: dict[Role, str] = {
-    "actor_train": "#2563eb",
-    "actor_infer": "#d97706",
-    "critic": "#7c3aed",
-    "reference": "#64748b",
+    "actor_train": "#2563eb", "actor_infer": "#d97706", "critic": "#7c3aed", "reference": "#64748b",
     "reward": "#db2777",
-}
+}  # fmt: skip
 PART_COLORS: dict[Part, str] = {
-    "weights": "#2563eb",
-    "gradients": "#db2777",
-    "optimizer": "#d97706",
-    "activations": "#059669",
+    "weights": "#2563eb", "gradients": "#db2777", "optimizer": "#d97706", "activations": "#059669",
     "kv_cache": "#0891b2",
-}
+}  # fmt: skip
 MAX_ROWS, MAX_DEVICES = 12, 16
 
 
-def render_svg(found: PlanReport) -> str:
+def render_svg(report: PlanReport) -> str:
     """Return an SVG of a plan."""
-    plan = found.plan
-    title = f"{plan.layout} on {describe(plan.cluster)}: about {time_text(found.seconds)} per step"
+    plan = report.plan
+    title = f"{plan.layout} on {describe(plan.cluster)}: about {time_text(report.seconds)} per step"
     parts = [svg.text(12, 22, title, size=15)]
     y = 40.0
     for draw in (_devices, _memory, _timeline):
-        lines = list(draw(found, y))
+        lines = list(draw(report, y))
         parts += [line for line, _ in lines]
         y = max(bottom for _, bottom in lines) + 22
     return svg.document(WIDTH, y, parts, title)
 
 
-def _devices(found: PlanReport, y: float) -> Iterator[tuple[str, float]]:
-    yield from _legend(dict.fromkeys(found.plan.placements), ROLE_COLORS, y)
+def _devices(report: PlanReport, y: float) -> Iterator[tuple[str, float]]:
+    yield from _legend(dict.fromkeys(report.plan.placements), ROLE_COLORS, y)
     y += 18
-    rows = node_rows(found)
+    rows = node_rows(report)
     for name, devices in rows[:MAX_ROWS]:
         yield svg.text(12, y + 14, shorten(name, 26)), y + ROW
         for at, roles in enumerate(devices[:MAX_DEVICES]):
@@ -63,40 +57,36 @@ def _devices(found: PlanReport, y: float) -> Iterator[tuple[str, float]]:
         yield svg.text(12, y + 14, f"and {len(rows) - MAX_ROWS} other kinds of node"), y + ROW
 
 
-def _memory(found: PlanReport, y: float) -> Iterator[tuple[str, float]]:
+def _memory(report: PlanReport, y: float) -> Iterator[tuple[str, float]]:
     yield svg.text(12, y + 10, "Memory per device", size=13), y
     yield from _legend(dict.fromkeys(PARTS), PART_COLORS, y)
     y += 18
     span = WIDTH - LEFT - RIGHT
-    top = max(one.capacity for one in found.memory)
-    for one in found.memory:
-        devices = format_range(one.devices, found.plan.cluster)
-        yield svg.text(12, y + 13, shorten(f"{one.phase}, {devices}", 30)), y + ROW
-        wide = span * one.capacity / top
-        yield svg.rect(LEFT, y, wide, 16, "#f1f5f9", f"{size_text(one.capacity)} total"), y + ROW
+    top = max(memory.capacity for memory in report.memory)
+    for memory in report.memory:
+        devices = format_range(memory.devices, report.plan.cluster)
+        yield svg.text(12, y + 13, shorten(f"{memory.phase}, {devices}", 30)), y + ROW
+        wide = span * memory.capacity / top
+        yield svg.rect(LEFT, y, wide, 16, "#f1f5f9", f"{size_text(memory.capacity)} total"), y + ROW
         x = float(LEFT)
         for part in PARTS:
-            size = sum(size for _, name, size in one.parts if name == part)
+            size = sum(size for _, name, size in memory.parts if name == part)
             if size:
-                yield (
-                    svg.rect(x, y, span * size / top, 16, PART_COLORS[part], f"{part} {size_text(size)}"),
-                    y + ROW,
-                )
-                x += span * size / top
-        edge = LEFT + span * one.limit / top
+                length = span * size / top
+                yield svg.rect(x, y, length, 16, PART_COLORS[part], f"{part} {size_text(size)}"), y + ROW
+                x += length
+        edge = LEFT + span * memory.limit / top
         yield svg.line(edge, y, edge, y + 16, "#0f172a"), y + ROW
-        yield (
-            svg.text(LEFT + wide + 8, y + 13, f"{size_text(one.used)} of {size_text(one.limit)}"),
-            y + ROW,
-        )
+        used = f"{size_text(memory.used)} of {size_text(memory.limit)}"
+        yield svg.text(LEFT + wide + 8, y + 13, used), y + ROW
         y += ROW
 
 
-def _timeline(found: PlanReport, y: float) -> Iterator[tuple[str, float]]:
+def _timeline(report: PlanReport, y: float) -> Iterator[tuple[str, float]]:
     yield svg.text(12, y + 10, "Timeline of one step", size=13), y
     y += 18
-    scale = (WIDTH - LEFT - RIGHT) / found.seconds
-    for span in found.timeline:
+    scale = (WIDTH - LEFT - RIGHT) / report.seconds
+    for span in report.timeline:
         yield svg.text(12, y + 13, shorten(f"{span.lane}: {span.name}", 30)), y + ROW
         wide = max(1.0, scale * (span.end - span.start))
         fill = "#d97706" if span.name == "generate" else "#2563eb"

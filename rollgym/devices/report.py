@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rollgym.devices.cost_model import Offload, Span
@@ -76,7 +76,9 @@ class PlanReport:
 
     def used(self, device: Device, phase: str) -> int:
         """Return the bytes on a device in a phase."""
-        return sum(one.used for one in self.memory if one.phase == phase and device in one.devices)
+        return sum(
+            memory.used for memory in self.memory if memory.phase == phase and device in memory.devices
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON types; devices as ranges."""
@@ -92,40 +94,33 @@ class PlanReport:
             "placements": {role: self._placement(role) for role in self.plan.placements},
             "memory": [
                 {
-                    "phase": one.phase,
-                    "devices": format_range(one.devices, cluster),
-                    "parts": [{"role": role, "part": part, "bytes": size} for role, part, size in one.parts],
-                    "used": one.used,
-                    "limit": one.limit,
+                    "phase": use.phase,
+                    "devices": format_range(use.devices, cluster),
+                    "parts": [{"role": role, "part": part, "bytes": size} for role, part, size in use.parts],
+                    "used": use.used,
+                    "limit": use.limit,
                 }
-                for one in self.memory
+                for use in self.memory
             ],
-            "timeline": [
-                {"lane": span.lane, "name": span.name, "start": span.start, "end": span.end}
-                for span in self.timeline
-            ],
+            "timeline": [asdict(span) for span in self.timeline],
             "step_seconds": self.seconds,
             "kv_tokens": self.kv_tokens,
-            "reasons": [_words(one) for one in self.reasons],
-            "alternatives": [_words(one) for one in self.alternatives],
+            "reasons": [asdict(reason) for reason in self.reasons],
+            "alternatives": [asdict(reason) for reason in self.alternatives],
             "notes": list(self.notes),
             "tried": self.tried,
         }
 
     def _placement(self, role: Role) -> dict[str, Any]:
-        one = self.plan.placements[role]
+        placement = self.plan.placements[role]
         return {
-            "devices": format_range(one.devices, self.plan.cluster),
+            "devices": format_range(placement.devices, self.plan.cluster),
             "model": self.job.models()[role].name,
-            "tensor_parallel": one.tensor_parallel,
-            "data_parallel": one.data_parallel,
-            "sharding": one.sharding,
-            "offload": list(one.offload),
+            "tensor_parallel": placement.tensor_parallel,
+            "data_parallel": placement.data_parallel,
+            "sharding": placement.sharding,
+            "offload": list(placement.offload),
         }
-
-
-def _words(reason: Reason) -> dict[str, str]:
-    return {"about": reason.about, "choice": reason.choice, "why": reason.why}
 
 
 def size_text(size: float) -> str:
@@ -154,15 +149,10 @@ def count_text(number: float) -> str:
 
 def describe(cluster: Cluster) -> str:
     """Describe a cluster, such as ``32 nodes x 8 H100 (79.6 GiB)``."""
-    return ", ".join(_kinds(cluster))
-
-
-def _kinds(cluster: Cluster) -> Iterable[str]:
-    counts: dict[tuple[str, int, str, int], int] = {}
-    for node in cluster.nodes:
-        key = (node.kind, node.devices, node.model, node.memory)
-        counts[key] = counts.get(key, 0) + 1
-    for (kind, devices, model, memory), count in counts.items():
+    texts = []
+    kinds = Counter((node.kind, node.devices, node.model, node.memory) for node in cluster.nodes)
+    for (kind, devices, model, memory), count in kinds.items():
         nodes = f"{count} nodes x " if count > 1 else ""
         name = f"cpu slot{'s' if devices > 1 else ''}" if kind == "cpu" else model or "GPU"
-        yield f"{nodes}{devices} {name} ({size_text(memory)})"
+        texts.append(f"{nodes}{devices} {name} ({size_text(memory)})")
+    return ", ".join(texts)

@@ -84,14 +84,14 @@ class Job:
 
     def models(self) -> dict[Role, ModelShape]:
         """Return the model of each role."""
-        found: dict[Role, ModelShape | None] = {
+        models: dict[Role, ModelShape | None] = {
             "actor_train": self.actor,
             "actor_infer": self.actor,
             "critic": self.critic,
             "reference": self.reference,
             "reward": self.reward,
         }
-        return {role: model for role, model in found.items() if model is not None}
+        return {role: model for role, model in models.items() if model is not None}
 
     @property
     def bytes_each(self) -> int:

@@ -21,7 +21,13 @@ def compare_runs(a: Path, b: Path) -> dict[str, Any]:
     """A paired comparison of two results folders, as a JSON-able object."""
     manifest_a, episodes_a = _load(a)
     manifest_b, episodes_b = _load(b)
-    _same_environment(manifest_a, manifest_b)
+    if manifest_a["env"] != manifest_b["env"]:
+        names = [
+            f"{manifest['env']['id']} {manifest['env']['kwargs']}" for manifest in (manifest_a, manifest_b)
+        ]
+        raise UsageError(
+            f"The two runs played different environments ({' and '.join(names)}), so they cannot be compared."
+        )
     groups_a, groups_b = by_task(episodes_a), by_task(episodes_b)
     shared = [key for key in groups_a if key in groups_b]
     if not shared:
@@ -34,7 +40,9 @@ def compare_runs(a: Path, b: Path) -> dict[str, Any]:
         "b": {"agent": manifest_b["agent"]["name"], "out": str(b)},
         "tasks": len(shared),
         "success": _compare(groups_a, groups_b, shared, success_of),
-        "return": _compare(groups_a, groups_b, shared, _return),
+        "return": _compare(
+            groups_a, groups_b, shared, lambda episodes: sum(e.total_reward for e in episodes) / len(episodes)
+        ),
         "warnings": _warnings(manifest_a, manifest_b, groups_a, groups_b, shared),
     }
 
@@ -45,9 +53,9 @@ def _load(folder: Path) -> tuple[dict[str, Any], list[Episode]]:
         manifest = read_versioned(folder / MANIFEST)
         kind = str(manifest.get("kind", "eval"))
         if kind != "eval":
-            what, instead = _OTHERS.get(kind, (f"results of the kind {kind!r}", ""))
+            contents, instead = _OTHERS.get(kind, (f"results of the kind {kind!r}", ""))
             raise UsageError(
-                f"{folder} holds {what}, but compare takes two folders of `rollgym eval`{instead}."
+                f"{folder} holds {contents}, but compare takes two folders of `rollgym eval`{instead}."
             )
         if not all(isinstance(manifest.get(name), dict) for name in ("env", "agent")):
             raise ResultsError(f"{folder / MANIFEST} does not name an environment and an agent.")
@@ -60,14 +68,6 @@ _OTHERS = {
     "serve": ("recorded conversations", ""),
 }
 """Other kinds of folders, and what to use instead."""
-
-
-def _same_environment(a: dict[str, Any], b: dict[str, Any]) -> None:
-    if a["env"] != b["env"]:
-        raise UsageError(
-            f"The two runs played different environments ({a['env']['id']} {a['env']['kwargs']} and "
-            f"{b['env']['id']} {b['env']['kwargs']}), so they cannot be compared."
-        )
 
 
 def by_task(episodes: Sequence[Episode]) -> dict[Key, list[Episode]]:
@@ -86,18 +86,12 @@ def success_of(episodes: Sequence[Episode]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _return(episodes: Sequence[Episode]) -> float | None:
-    return sum(e.total_reward for e in episodes) / len(episodes)
-
-
 def _compare(
     a: dict[Key, list[Episode]], b: dict[Key, list[Episode]], shared: Sequence[Key], score: Any
 ) -> dict[str, Any] | None:
     pairs = [(score(a[key]), score(b[key])) for key in shared]
-    known = [(x, y) for x, y in pairs if x is not None and y is not None]
-    if not known:
-        return None
-    return asdict(paired([x for x, _ in known], [y for _, y in known]))
+    scores = [(x, y) for x, y in pairs if x is not None and y is not None]
+    return asdict(paired([x for x, _ in scores], [y for _, y in scores])) if scores else None
 
 
 def _warnings(
@@ -107,20 +101,20 @@ def _warnings(
     b: dict[Key, list[Episode]],
     shared: Sequence[Key],
 ) -> list[str]:
-    found = []
+    warnings = []
     left = len(a) + len(b) - 2 * len(shared)
     if left:
-        found.append(f"{left} tasks were played by one side only and do not count")
+        warnings.append(f"{left} tasks were played by one side only and do not count")
     if manifest_a["task_set"] != manifest_b["task_set"]:
-        found.append("the task sets differ")
+        warnings.append("the task sets differ")
     if manifest_a["limits"] != manifest_b["limits"]:
-        found.append("the limits on turns or time differ")
+        warnings.append("the limits on turns or time differ")
     if _first_texts(a, shared) != _first_texts(b, shared):
-        found.append("some tasks showed a different first observation: was the environment changed?")
+        warnings.append("some tasks showed a different first observation: was the environment changed?")
     versions = {m["versions"].get("rollgym") for m in (manifest_a, manifest_b)}
     if len(versions) > 1:
-        found.append("the runs were made by different versions of rollgym")
-    return found
+        warnings.append("the runs were made by different versions of rollgym")
+    return warnings
 
 
 def _first_texts(groups: dict[Key, list[Episode]], shared: Sequence[Key]) -> list[str]:

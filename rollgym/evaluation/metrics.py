@@ -9,7 +9,7 @@ from typing import Any
 from rollgym.core.seeding import stable_digest
 from rollgym.core.types import Episode, Outcome
 from rollgym.evaluation.run_warnings import as_json, warnings_of
-from rollgym.evaluation.stats import bootstrap_mean, pass_at_k, percentiles, wilson
+from rollgym.evaluation.stats import bootstrap_mean, pass_at_k, percentiles, success_interval
 
 EXCLUDED_EPISODES = 3
 EXCLUDED_SHARE = 0.02
@@ -69,16 +69,9 @@ def _success(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
     count = sum(map(len, values))
     if not count:
         return {"success_rate": None, "success_ci": None, "success_ci_method": None}
-    wins = int(sum(map(sum, values)))
-    if all(len(cluster) == 1 for cluster in values):
-        method, interval = "wilson", wilson(wins, count)
-    elif wins in (0, count):
-        # Resampling identical values shows no spread; each task still counts as one trial.
-        method, interval = "wilson over tasks", wilson(len(values) if wins else 0, len(values))
-    else:
-        # Episodes of one task are correlated, so Wilson's interval over all of them would be too narrow.
-        method, interval = "bootstrap over tasks", bootstrap_mean(values)
-    return {"success_rate": wins / count, "success_ci": list(interval), "success_ci_method": method}
+    method, interval = success_interval(values)
+    rate = int(sum(map(sum, values))) / count
+    return {"success_rate": rate, "success_ci": list(interval), "success_ci_method": method}
 
 
 def _successes(episodes: Sequence[Episode]) -> list[float]:
@@ -87,9 +80,9 @@ def _successes(episodes: Sequence[Episode]) -> list[float]:
 
 def _success_all(episodes: Sequence[Episode]) -> float | None:
     """The success rate over all episodes, with excluded ones as failures."""
-    known = _successes(episodes)
+    successes = _successes(episodes)
     lost = sum(episode.excluded for episode in episodes)
-    return sum(known) / (len(known) + lost) if known else None
+    return sum(successes) / (len(successes) + lost) if successes else None
 
 
 def many_excluded(excluded: int, episodes: int) -> bool:
@@ -120,8 +113,8 @@ def _returns(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
 
 
 def _pass_at_k(clusters: Sequence[Sequence[Episode]]) -> dict[str, float]:
-    known = [_successes(cluster) for cluster in clusters]
-    tries = [(len(cluster), int(sum(cluster))) for cluster in known if cluster]
+    successes = [_successes(cluster) for cluster in clusters]
+    tries = [(len(cluster), int(sum(cluster))) for cluster in successes if cluster]
     if not tries:
         return {}
     most = min(n for n, _ in tries)
@@ -135,14 +128,9 @@ def _valid_share(episodes: Sequence[Episode]) -> float | None:
 
 
 def _usage(episodes: Sequence[Episode]) -> dict[str, float]:
-    used = [turn.usage for episode in episodes for turn in episode.turns if turn.usage is not None]
-    if not used:
-        return {}
-    return {
-        "prompt_tokens": sum(usage.prompt_tokens for usage in used),
-        "completion_tokens": sum(usage.completion_tokens for usage in used),
-        "cost": sum(usage.cost for usage in used),
-    }
+    usages = [turn.usage for episode in episodes for turn in episode.turns if turn.usage is not None]
+    names = ("prompt_tokens", "completion_tokens", "cost")
+    return {name: sum(getattr(usage, name) for usage in usages) for name in names} if usages else {}
 
 
 def _errors(episodes: Sequence[Episode]) -> list[dict[str, Any]]:

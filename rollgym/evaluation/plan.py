@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -157,7 +158,7 @@ def plan(request: Request) -> Plan:
         "limits": asdict(request.limits),
         "task_set": _describe_tasks(tasks, split),
         "success_means": env.success_means,
-        "reward_range": [_finite(value) for value in env.reward_range],
+        "reward_range": [value if math.isfinite(value) else None for value in env.reward_range],
         "versions": package_versions(request.env_name),
         "command": command_line(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -176,8 +177,8 @@ def _specs(request: Request, tasks: TaskSet | None, split: str, version: str) ->
                 f"episodes with {request.per_task} per task: lower --episodes or raise --per-task."
             )
         indices = list(itertools.islice(tasks.order(split, request.seed), wanted))
-    for place, task in enumerate(indices):
-        group = f"{split or 'seed'}-{place if task is None else task}"
+    for position, task in enumerate(indices):
+        group = f"{split or 'seed'}-{position if task is None else task}"
         for member in range(request.per_task):
             yield EpisodeSpec(
                 episode_id=f"{group}-{member}",
@@ -197,13 +198,4 @@ def _specs(request: Request, tasks: TaskSet | None, split: str, version: str) ->
 def _describe_tasks(tasks: TaskSet | None, split: str) -> dict[str, Any]:
     if tasks is None:
         return {"name": None, "split": split, "size": None, "hash": None}
-    return {
-        "name": tasks.name,
-        "split": split,
-        "size": tasks.size(split),
-        "hash": tasks.fingerprint(split),
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) != float("inf") else None
+    return {"name": tasks.name, "split": split, "size": tasks.size(split), "hash": tasks.fingerprint(split)}

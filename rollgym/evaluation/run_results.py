@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rollgym.core.errors import ResultsError, UnknownName, UsageError, os_reason
+from rollgym.core.errors import ResultsError, UnknownName, os_reason
 from rollgym.core.extras import require
 from rollgym.core.files import open_inside, read_bounded
 from rollgym.core.renamed import METRICS as RENAMED
@@ -27,7 +27,7 @@ from rollgym.io.run_dir import (
     METRICS,
     SUMMARY,
     read_json,
-    read_versioned,
+    read_manifest,
 )
 
 MAX_LINE_BYTES = 64_000_000
@@ -188,11 +188,7 @@ def load_run(path: str | Path) -> RunResults:
         [1.0, 0.0]
     """
     folder = Path(path)
-    if not folder.is_dir():
-        raise UsageError(f"Run folder {folder} does not exist.")
-    if not (folder / MANIFEST).exists():
-        raise UsageError(f"{folder} is not a run folder: it has no {MANIFEST}.")
-    return RunResults(folder, read_versioned(folder / MANIFEST, folder))
+    return RunResults(folder, read_manifest(folder, folder))
 
 
 def flatten(record: Mapping[str, Any]) -> Record:

@@ -6,7 +6,7 @@ episodes. Each warning is shown on the console as soon as it is detected, and in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -35,62 +35,46 @@ class RunWarning(msgspec.Struct, frozen=True, kw_only=True):
 
 def warnings_of(episodes: Sequence[Episode]) -> list[RunWarning]:
     """Warnings about these episodes."""
-    found: list[RunWarning] = []
+    return [RunWarning(name=name, sentence=text, figure=figure) for name, figure, text in _warnings(episodes)]
+
+
+def _warnings(episodes: Sequence[Episode]) -> Iterator[tuple[str, float, str]]:
     if episodes and all(episode.outcome.failed for episode in episodes):
         scored = any(not episode.excluded for episode in episodes)
         why = "and count as failures of the agent" if scored else "so no score exists"
-        found.append(
-            RunWarning(
-                name="all_failed",
-                sentence=f"All {len(episodes)} episodes were ended by errors, {why}: see their messages.",
-                figure=1.0,
-            )
+        yield (
+            "all_failed",
+            1.0,
+            f"All {len(episodes)} episodes were ended by errors, {why}: see their messages.",
         )
     turns = [turn for episode in episodes if not episode.outcome.failed for turn in episode.turns]
     if not turns:
-        return found
+        return
     valid = sum(bool(turn.info.get("valid", True)) for turn in turns) / len(turns)
     if valid < FEW_VALID:
-        found.append(
-            RunWarning(
-                name="few_valid_actions",
-                sentence=f"Only {valid:.1%} of the actions were valid: check the agent's parser, template "
-                "and max_tokens against what the environment expects.",
-                figure=valid,
-            )
+        yield (
+            "few_valid_actions",
+            valid,
+            f"Only {valid:.1%} of the actions were valid: check the agent's parser, template and max_tokens "
+            "against what the environment expects.",
         )
     replies = [turn for turn in turns if turn.response is not None]
     if not replies:
-        return found
+        return
     empty = sum(not (turn.response or "").strip() for turn in replies) / len(replies)
     thought = sum(_only_thinks(turn.response or "") for turn in replies) / len(replies)
     cut = sum(turn.finish_reason == "length" for turn in replies) / len(replies)
     if empty > MANY:
-        found.append(
-            RunWarning(
-                name="empty_replies",
-                sentence=f"{empty:.0%} of the replies were empty: check the model's name and chat template.",
-                figure=empty,
-            )
-        )
+        text = f"{empty:.0%} of the replies were empty: check the model's name and chat template."
+        yield "empty_replies", empty, text
     if thought > MANY:
-        found.append(
-            RunWarning(
-                name="reasoning_without_content",
-                sentence=f"{thought:.0%} of the replies hold reasoning and no answer: raise max_tokens, or "
-                "turn the model's reasoning off.",
-                figure=thought,
-            )
+        text = (
+            f"{thought:.0%} of the replies hold reasoning and no answer: raise max_tokens, or turn the "
+            "model's reasoning off."
         )
+        yield "reasoning_without_content", thought, text
     if cut > MANY and valid < MANY:
-        found.append(
-            RunWarning(
-                name="cut_replies",
-                sentence=f"{cut:.0%} of the replies were cut off at max_tokens: raise it.",
-                figure=cut,
-            )
-        )
-    return found
+        yield "cut_replies", cut, f"{cut:.0%} of the replies were cut off at max_tokens: raise it."
 
 
 def long_demonstrations(lengths: Sequence[int], max_tokens: int) -> list[RunWarning]:
@@ -110,7 +94,7 @@ def long_demonstrations(lengths: Sequence[int], max_tokens: int) -> list[RunWarn
 
 def as_json(warnings: Sequence[RunWarning]) -> list[dict[str, Any]]:
     """The warnings as plain values."""
-    return [msgspec.to_builtins(one) for one in warnings]
+    return [msgspec.to_builtins(warning) for warning in warnings]
 
 
 def _only_thinks(reply: str) -> bool:

@@ -114,7 +114,7 @@ class Evaluation:
             raise
         except Exception as error:
             # Not an outcome of an episode: a full disk, for example.
-            raise RunError(f"the evaluation had to end: {one_line(error)}") from error
+            raise RunError(f"The evaluation stopped: {one_line(error)}") from error
 
     def _keep(self, episode: Episode) -> None:
         self.folder.append(episode)

@@ -23,10 +23,10 @@ def wilson(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
         raise ValueError(f"{successes} successes in {trials} trials is not a proportion")
     share = successes / trials
     scale = 1 + z * z / trials
-    centre = (share + z * z / (2 * trials)) / scale
+    center = (share + z * z / (2 * trials)) / scale
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / scale
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    high = 1.0 if successes == trials else min(1.0, centre + half)
+    low = 0.0 if successes == 0 else max(0.0, center - half)
+    high = 1.0 if successes == trials else min(1.0, center + half)
     return low, high
 
 
@@ -50,6 +50,18 @@ def bootstrap_mean(
         means[start : start + rows] = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
+
+
+def success_interval(clusters: Sequence[Sequence[float]]) -> tuple[str, tuple[float, float]]:
+    """The method and 95 % interval of a success rate; a cluster holds the successes (0 or 1) of one task."""
+    count, wins = sum(map(len, clusters)), int(sum(map(sum, clusters)))
+    if len(clusters) == count:
+        return "wilson", wilson(wins, count)
+    if wins in (0, count):
+        # Resampling identical values shows no spread; each task still counts as one trial.
+        return "wilson over tasks", wilson(len(clusters) if wins else 0, len(clusters))
+    # Episodes of one task are correlated, so Wilson's interval over all of them would be too narrow.
+    return "bootstrap over tasks", bootstrap_mean(clusters)
 
 
 def pass_at_k(tries: int, successes: int, k: int) -> float:

@@ -24,6 +24,11 @@ def new_folder(*names: str) -> Path:
     """An unused path under runs/, named by the time and these names; nothing is created."""
     words = ["".join(c if c.isalnum() else "-" for c in name).strip("-") for name in names]
     base = Path("runs") / "-".join([time.strftime("%Y%m%d-%H%M%S"), *words])
+    return unused(base)
+
+
+def unused(base: Path) -> Path:
+    """This path if nothing is there, or else the first of ``NAME-2``, ``NAME-3``, …."""
     path, number = base, 1
     while path.exists():
         number += 1
@@ -94,7 +99,7 @@ def replaced(target: Path) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
         temporary.chmod(0o755)
     try:
-        with _written(target):
+        with written(target):
             yield temporary
             flush(temporary)
             _swap(temporary, target)
@@ -134,7 +139,8 @@ def _writable(target: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _written(target: Path) -> Iterator[None]:
+def written(target: Path) -> Iterator[None]:
+    """Convert an `OSError` to a `RunError` that states the file and the reason."""
     try:
         yield
     except OSError as error:

@@ -17,12 +17,12 @@ from typing import IO, Any
 
 import msgspec
 
-from rollgym.core.errors import ResultsError, RunError, UsageError, os_reason
+from rollgym.core.errors import ResultsError, UsageError, os_reason
 from rollgym.core.files import open_append, read_bounded, refuse_links, replacing
 from rollgym.core.serialization import decode_episode, encode_episode, read_episodes
 from rollgym.core.text import shorten
 from rollgym.core.types import SCHEMA_VERSION, Episode
-from rollgym.io.atomic import removed_unless
+from rollgym.io.atomic import removed_unless, written
 
 MANIFEST, EPISODES, SUMMARY, EVENTS = "manifest.json", "episodes.jsonl", "summary.json", "events.jsonl"
 METRICS, EVALUATIONS, CONFIG = "metrics.jsonl", "evaluations.jsonl", "config.yaml"
@@ -76,13 +76,14 @@ class RunFolder:
     def create(cls, path: Path, manifest: dict[str, Any]) -> RunFolder:
         """Create a new folder, or use an empty one; a folder with results is refused."""
         # A crash between the two files leaves an empty episodes file.
-        if (path / MANIFEST).exists() or _size(path / EPISODES):
+        episodes = path / EPISODES
+        if (path / MANIFEST).exists() or (episodes.exists() and episodes.stat().st_size):
             raise UsageError(
                 f"{path} already contains results: pass --resume to finish them, or another --out."
             )
         with removed_unless(path, lambda: False):
             folder = cls._open(path)
-            with folder._closed_on_error(), _naming(path / MANIFEST):
+            with folder._closed_on_error(), written(path / MANIFEST):
                 write_json(path / MANIFEST, manifest)
         return folder
 
@@ -122,14 +123,14 @@ class RunFolder:
 
     def append(self, episode: Episode) -> None:
         """Append a finished episode; the kernel has it when this returns."""
-        with _naming(self.path / EPISODES):
+        with written(self.path / EPISODES):
             self._file.write(encode_episode(episode) + b"\n")
             self._file.flush()
         self.done.append(episode)
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
-        with _naming(self.path / SUMMARY):
+        with written(self.path / SUMMARY):
             write_json(self.path / SUMMARY, summary)
 
     def close(self) -> None:
@@ -166,22 +167,18 @@ class RunFolder:
             raise ResultsError(f"{path} contains an episode twice: it cannot be resumed.")
 
 
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Convert an `OSError` to a `RunError` that states the file and the reason."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"Cannot write {path}: {os_reason(error)}.") from error
+def read_manifest(folder: Path, inside: Path | None = None) -> dict[str, Any]:
+    """The manifest of a run folder; with ``inside``, a link that leads out of that folder is not followed."""
+    if not folder.is_dir():
+        raise UsageError(f"Run folder {folder} does not exist.")
+    if not (folder / MANIFEST).exists():
+        raise UsageError(f"{folder} is not a run folder: it has no {MANIFEST}.")
+    return read_versioned(folder / MANIFEST, inside)
 
 
-def read_run(path: Path) -> tuple[dict[str, Any], list[Episode]]:
+def read_run(folder: Path) -> tuple[dict[str, Any], list[Episode]]:
     """The manifest and the episodes of a finished or unfinished run."""
-    if not path.is_dir():
-        raise UsageError(f"Run folder {path} does not exist.")
-    if not (path / MANIFEST).exists():
-        raise UsageError(f"{path} is not a run folder: it has no {MANIFEST}.")
-    return read_versioned(path / MANIFEST), read_episodes(path / EPISODES)
+    return read_manifest(folder), read_episodes(folder / EPISODES)
 
 
 def read_versioned(path: Path, folder: Path | None = None) -> dict[str, Any]:
@@ -204,10 +201,10 @@ def refuse_change(path: Path, before: Any, now: Any, identity: tuple[str, ...]) 
     Settings that do not affect an episode may change: timeouts, retries, rates, threads, URLs (`MAY_CHANGE`).
     """
     pairs = {field: (before.get(field), now.get(field)) for field in identity}
-    for key, (then, today) in _differences(pairs):
+    for key, (old, new) in _differences(pairs):
         if key.rpartition(".")[2] not in MAY_CHANGE and key not in MAY_CHANGE:
             raise UsageError(
-                f"{path} was created with {key} = {_short(then)}, but now it is {_short(today)}: resume with "
+                f"{path} was created with {key} = {_short(old)}, but now it is {_short(new)}: resume with "
                 "the same settings, or pass another --out."
             )
 
@@ -250,10 +247,6 @@ def _failed(line: bytes) -> bool:
         return decode_episode(line).excluded
     except ResultsError:
         return False  # the next reader reports the error
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _short(value: Any) -> str:

@@ -44,19 +44,19 @@ def separable(model: Any, shapes: Mapping[str, Any]) -> bool:
     import torch
 
     every = {name: torch.empty(tuple(shape), device="meta") for name, shape in shapes.items()}
-    whole = {name: one.shape for name, one in to_checkpoint(model, every).items()}
+    whole = {name: converted.shape for name, converted in to_checkpoint(model, every).items()}
     single = {
-        name: one.shape
+        name: converted.shape
         for key, tensor in every.items()
-        for name, one in to_checkpoint(model, {key: tensor}).items()
+        for name, converted in to_checkpoint(model, {key: tensor}).items()
     }
     return whole == single
 
 
 def in_memory(tensor: Any) -> Any:
     """Return the tensor on the CPU, contiguous, with its own storage."""
-    found = tensor.detach().cpu().contiguous()
-    return found if found.untyped_storage().nbytes() == found.nbytes else found.clone()
+    copy = tensor.detach().cpu().contiguous()
+    return copy if copy.untyped_storage().nbytes() == copy.nbytes else copy.clone()
 
 
 @functools.lru_cache(4)

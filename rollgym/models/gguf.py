@@ -20,19 +20,11 @@ if TYPE_CHECKING:
     Array = NDArray[np.float32]
 
 _TENSORS = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
 _CONTROL = 3
 """The token type of control tokens."""
 _CUTS = ("gpt-2", "smollm")
@@ -66,10 +58,10 @@ class GgufFile:
 
     def need(self, name: str) -> Any:
         """Return a metadata value that is required."""
-        found = self.value(name)
-        if found is None:
+        value = self.value(name)
+        if value is None:
             raise UsageError(f"{self._path} is not a readable model: it has no {name}.")
-        return found
+        return value
 
     def config(self) -> dict[str, Any]:
         """Return the content of ``config.json``."""
@@ -112,8 +104,8 @@ class GgufFile:
                 )
             if part in ("attn_q", "attn_k"):
                 weights = _halves(weights, heads if part == "attn_q" else kv_heads)
-            place = f"model.layers.{layer[1]}." if layer else ""
-            yield f"{place}{_TENSORS[part]}.weight", weights
+            prefix = f"model.layers.{layer[1]}." if layer else ""
+            yield f"{prefix}{_TENSORS[part]}.weight", weights
 
     def save_tokenizer(self, folder: Path) -> None:
         """Write the tokenizer with its chat template."""

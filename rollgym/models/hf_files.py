@@ -41,16 +41,16 @@ class HFModelFiles:
 
     def fitting(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tensors to send, checked: wrong ones could crash a server."""
-        known = self.shapes
-        if not known:
+        shapes = self.shapes
+        if not shapes:
             return dict(tensors)
         tensors = self._renamed(tensors)
         kept = {
             name: tensor
             for name, tensor in tensors.items()
-            if name in known or not (self.tied and name == "lm_head.weight")
+            if name in shapes or not (self.tied and name == "lm_head.weight")
         }
-        _compare({name: tuple(tensor.shape) for name, tensor in kept.items()}, known)
+        _compare({name: tuple(tensor.shape) for name, tensor in kept.items()}, shapes)
         return kept
 
     def _renamed(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -66,13 +66,13 @@ class HFModelFiles:
         """Raise `UsageError` if a folder does not hold weights of this model."""
         if not path.is_dir():
             raise UsageError(f"Cannot read weights from {path}: the folder does not exist.")
-        found = shapes_in(path)
-        if not found:
+        shapes = shapes_in(path)
+        if not shapes:
             raise UsageError(f"Cannot read weights from {path}: it has no safetensors files.")
         if self.shapes:
             tied = {"lm_head.weight"} if self.tied else set()
             _compare(
-                {name: found[name] for name in found.keys() - tied},
+                {name: shapes[name] for name in shapes.keys() - tied},
                 {name: self.shapes[name] for name in self.shapes.keys() - tied},
             )
 
@@ -97,14 +97,14 @@ def _header(file: Path) -> Shapes:
     return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
 
 
-def _compare(found: Mapping[str, tuple[int, ...]], known: Mapping[str, tuple[int, ...]]) -> None:
-    if unknown := sorted(found.keys() - known.keys()):
+def _compare(shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    if unknown := sorted(shapes.keys() - expected.keys()):
         raise UsageError(f"The engine's model has no weights called {_some(unknown)}.")
-    if missing := sorted(known.keys() - found.keys()):
+    if missing := sorted(expected.keys() - shapes.keys()):
         raise UsageError(f"The new weights lack {_some(missing)}.")
-    for name, shape in found.items():
-        if shape != known[name]:
-            raise UsageError(f"The new weights' {name} has the shape {shape}, not {known[name]}.")
+    for name, shape in shapes.items():
+        if shape != expected[name]:
+            raise UsageError(f"The new weights' {name} has the shape {shape}, not {expected[name]}.")
 
 
 def _some(names: list[str]) -> str:
@@ -113,11 +113,11 @@ def _some(names: list[str]) -> str:
 
 def _json(path: Path, folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise UsageError(f"{folder} is not a model folder: it has no readable config.json.") from None
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        values = None
+    if not isinstance(values, dict):
         raise UsageError(f"{path} is not a JSON object.")
-    return found
+    return values

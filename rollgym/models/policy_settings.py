@@ -57,8 +57,8 @@ class _File(msgspec.Struct):
 def write_model_settings(folder: Path, settings: ModelSettings) -> None:
     """Write the settings into a model folder, keeping other content of the file."""
     path = folder / MODEL_SETTINGS
-    known = read_json(path) if path.is_file() else {}
-    write_json(path, {**known, "trained": msgspec.to_builtins(settings)})
+    content = read_json(path) if path.is_file() else {}
+    write_json(path, {**content, "trained": msgspec.to_builtins(settings)})
 
 
 def read_model_settings(folder: Path) -> ModelSettings | None:
@@ -79,19 +79,19 @@ def read_model_settings(folder: Path) -> ModelSettings | None:
     if len(data) > LARGEST:
         raise UsageError(f"{path} is larger than {LARGEST >> 20} MiB, so it is not a settings file. {how}")
     try:
-        found = msgspec.json.decode(data, type=_File).trained
+        settings = msgspec.json.decode(data, type=_File).trained
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
         raise UsageError(f"{path} does not hold the settings of a policy ({reason}). {how}") from None
-    if found is None:
+    if settings is None:
         return None
-    if found.version > VERSION:
+    if settings.version > VERSION:
         raise UsageError(
-            f"{path} has version {found.version}, but this rollgym reads up to {VERSION}: upgrade rollgym."
+            f"{path} has version {settings.version}, but this rollgym reads up to {VERSION}: upgrade rollgym."
         )
-    if found.agent != "lm":
-        raise UsageError(f"{path} is for the agent {found.agent!r}; 'lm' was expected. {how}")
-    return found
+    if settings.agent != "lm":
+        raise UsageError(f"{path} is for the agent {settings.agent!r}; 'lm' was expected. {how}")
+    return settings
 
 
 def settings_in_words(values: Mapping[str, Any]) -> str:

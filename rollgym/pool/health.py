@@ -11,8 +11,7 @@ from rollgym.pool.errors import LeaseLost, Reason
 from rollgym.pool.limits import WorkerLimits
 
 if TYPE_CHECKING:
-    from rollgym.pool.session import LocalSession
-    from rollgym.pool.worker_handle import WorkerHandle
+    from rollgym.pool.worker_handle import LocalSession, WorkerHandle
 
 _EXIT_GRACE = 1.0
 """Maximum seconds between the end of a connection and the report of the worker's exit."""

@@ -103,8 +103,8 @@ class HostedEnv:
         try:
             return bool(flag)
         except (TypeError, ValueError):
-            what = type(flag).__name__
-            raise EnvError(f"{self._name} returned a {what} as end flag; it must be true or false") from None
+            kind = type(flag).__name__
+            raise EnvError(f"{self._name} returned a {kind} as end flag; it must be true or false") from None
 
     def _info(self, info: Any) -> dict[str, Any]:
         if not isinstance(info, dict):
@@ -115,8 +115,8 @@ class HostedEnv:
 
 def _parts(answer: Any, count: int, where: str) -> tuple[Any, ...]:
     if not isinstance(answer, tuple) or len(answer) != count:
-        what = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
-        raise EnvError(f"{where} {what}; it must be a tuple of {count}")
+        got = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
+        raise EnvError(f"{where} {got}; it must be a tuple of {count}")
     return answer
 
 

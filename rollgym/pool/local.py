@@ -16,13 +16,11 @@ from collections.abc import Iterable
 
 from rollgym.core.errors import UsageError
 from rollgym.core.types import EpisodeSpec
-from rollgym.pool.forkserver_client import ForkServerClient
 from rollgym.pool.health import WorkerFailure, exit_failure, find_failure
 from rollgym.pool.limits import WorkerLimits
 from rollgym.pool.protocol import Gone, Hello, Started
-from rollgym.pool.session import LocalSession
 from rollgym.pool.stats import PoolStats, WorkerStats
-from rollgym.pool.worker_handle import WorkerHandle
+from rollgym.pool.worker_handle import ForkServerClient, LocalSession, WorkerHandle
 
 _GRACE = 2.0
 """Seconds for a worker to exit without being killed."""

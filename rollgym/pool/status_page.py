@@ -61,11 +61,11 @@ class StatusPage:
 
     def enter(self, slot: int, lease: int, mb: float = 0.0) -> None:
         """Record that a call for the lease begins. Leases count from 1; 0 means no call."""
-        cells, place = self._cells, _FIRST + _EACH * slot
+        cells, cell = self._cells, _FIRST + _EACH * slot
         # The lease last: a reader never sees it with the time of an older call.
-        cells[place + 1] = time.monotonic_ns()
-        cells[place + 2] = int(mb)
-        cells[place] = lease
+        cells[cell + 1] = time.monotonic_ns()
+        cells[cell + 2] = int(mb)
+        cells[cell] = lease
 
     def leave(self, slot: int) -> None:
         """Record that the call has ended."""
@@ -85,13 +85,13 @@ class StatusPage:
     def running(self) -> list[Running]:
         """Return the calls that are running, or were running when the worker died."""
         cells, now = self._cells, time.monotonic_ns()
-        found = []
+        calls = []
         for slot in range(cells[_USED]):
-            place = _FIRST + _EACH * slot
-            lease = cells[place]
+            cell = _FIRST + _EACH * slot
+            lease = cells[cell]
             if lease:
-                found.append(Running(slot, lease, (now - cells[place + 1]) / 1e9, cells[place + 2]))
-        return found
+                calls.append(Running(slot, lease, (now - cells[cell + 1]) / 1e9, cells[cell + 2]))
+        return calls
 
     def close(self) -> None:
         """Unmap the page."""

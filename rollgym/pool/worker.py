@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +23,6 @@ from rollgym.core.failures import failure_of
 from rollgym.core.registry import import_module, load_plugins
 from rollgym.core.types import Failure
 from rollgym.pool import linux
-from rollgym.pool.heartbeat import Heartbeat
 from rollgym.pool.hosted_env import HostedEnv, IdleEnvs, kind_of
 from rollgym.pool.protocol import (
     MAX_MESSAGE,
@@ -42,8 +42,64 @@ from rollgym.pool.protocol import (
     frame,
     take,
 )
-from rollgym.pool.status_page import StatusPage
+from rollgym.pool.status_page import Running, StatusPage
 from rollgym.pool.threads import EnvSlot, EnvThread, EnvThreads, Thread, die, thread_for
+
+_EVERY = 0.5
+_WARN_FRACTION = 0.8
+"""Fraction of its time limit after which a call is reported."""
+
+
+class Heartbeat(threading.Thread):
+    """Thread that records heartbeats as long as the interpreter runs."""
+
+    def __init__(self, status: StatusPage) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._status = status
+        self._every = _EVERY
+        self._env_threads: EnvThreads | None = None
+        self._limits = (0.0, 0.0)
+        self._reported: set[int] = set()
+
+    def watch(self, env_threads: EnvThreads, hello: Hello) -> None:
+        """Report slow calls of these threads from now on."""
+        self._limits = hello.reset_seconds, hello.step_seconds
+        self._every = min(_EVERY, *(limit / 10 for limit in self._limits))
+        self._env_threads = env_threads
+
+    def run(self) -> None:
+        """Record heartbeats until the process exits."""
+        while True:
+            self._status.beat()
+            if self._env_threads is not None:
+                self._check_calls(self._env_threads)
+            time.sleep(self._every)
+
+    def _check_calls(self, env_threads: EnvThreads) -> None:
+        running = self._status.running()
+        self._reported &= {call.lease for call in running}
+        for call in running:
+            if call.seconds > _WARN_FRACTION * min(self._limits) and call.lease not in self._reported:
+                for env_thread in env_threads.all():
+                    if env_thread.slot == call.slot:
+                        self._report_slow_call(env_thread, call)
+
+    def _report_slow_call(self, env_thread: EnvThread, call: Running) -> None:
+        if env_thread.call is None:
+            return
+        env_slot, request = env_thread.call
+        begins = isinstance(request, Begin)
+        if call.seconds < _WARN_FRACTION * self._limits[0 if begins else 1]:
+            return
+        self._reported.add(call.lease)
+        method = "reset()" if begins else "close()" if request is None else "step()"
+        frame = sys._current_frames().get(env_thread.ident)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        episode = env_slot.episode
+        text = f"rollgym: {method} of episode {episode} has been running for {call.seconds:.1f} s:\n{stack}"
+        with contextlib.suppress(OSError):  # an environment may have closed stderr
+            os.write(2, text.encode("utf-8", "replace"))
+
 
 _MAX_HOLD = 0.001
 """Seconds for which an answer may be held back to be sent together with others."""

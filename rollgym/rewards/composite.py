@@ -75,7 +75,10 @@ class CompositeScorer:
         try:
             _, late = await asyncio.wait(late, timeout=self.timeout, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            await _stop(late)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=STOP_SECONDS)
         # In the given order, so that of two failures always the same one is reported.
         for task in tasks.values():
             if task not in late and (error := task.exception()) is not None:
@@ -115,14 +118,9 @@ class CompositeScorer:
         return Score(math.fsum(parts.values()), all(verdicts) if verdicts else None, parts, "; ".join(notes))
 
     def _detail(self, name: str, score: Score) -> dict[str, Any]:
-        detail: dict[str, Any] = {"score": score.reward, "weight": self.weights[name]}
-        if score.parts:
-            detail["parts"] = score.parts
-        if score.note:
-            detail["note"] = score.note
-        if score.success is not None:
-            detail["success"] = score.success
-        return detail
+        optional = {"parts": score.parts or None, "note": score.note or None, "success": score.success}
+        given = {key: value for key, value in optional.items() if value is not None}
+        return {"score": score.reward, "weight": self.weights[name], **given}
 
 
 async def score_episode(scorer: Scorer, episode: Episode) -> Episode:
@@ -167,13 +165,6 @@ async def _ask(name: str, scorer: Scorer, episode: Episode) -> Score:
     except Exception as error:
         raise name_error(name, error) from error
     return score
-
-
-async def _stop(tasks: set[asyncio.Task[Score]]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=STOP_SECONDS)
 
 
 def _replaced(turn: Turn) -> Turn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -20,7 +19,7 @@ from rollgym.pool.local import LocalPool
 from rollgym.pool.protocol import MAX_MESSAGE
 from rollgym.rewards.function_ref import function_name, reward_target
 from rollgym.rewards.reward_env import ENV_ID, LOCAL_ENV_ID
-from rollgym.rewards.scoring import Score, read_score
+from rollgym.rewards.scoring import Score, check_timeout, read_score
 
 _IMPORT_SECONDS = 120.0
 _SILENT_SECONDS = 30.0
@@ -59,8 +58,6 @@ class FunctionScorer:
         target = reward_target(target)
         check_target(target)
         local = is_local(target)
-        if not 0 < timeout < math.inf:
-            raise UsageError(f"The timeout of a reward must be positive and finite, not {timeout}.")
         if pool is not None and (workers is not None or memory_mb is not None):
             raise UsageError("pool excludes workers and memory_mb: a given pool has its own.")
         if local and (workers, memory_mb, pool) != (None, None, None):
@@ -70,7 +67,7 @@ class FunctionScorer:
             )
         self.target = target
         self.name = name or function_name(target)
-        self.timeout = timeout
+        self.timeout = check_timeout(timeout)
         self._env_id = LOCAL_ENV_ID if local else ENV_ID
         self._given = InlinePool() if local else pool
         # Its processes start with the first call.
@@ -146,8 +143,8 @@ def check_target(target: object) -> None:
         )
     try:
         find_origin(module, f"The reward function {target}:")
-        found = find_spec(module) is not None
+        exists = find_spec(module) is not None
     except (ImportError, ValueError):
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         raise UsageError(f"The reward function {target}: module {module!r} was not found on the Python path.")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -13,21 +14,62 @@ from rollgym.core.errors import RewardError, UsageError
 from rollgym.core.seeding import derive_rng
 from rollgym.core.serialization import encode_episode
 from rollgym.core.types import Episode
-from rollgym.rewards.auth import Headers, check_url
-from rollgym.rewards.scoring import Score, read_score
-from rollgym.utils.http_client import (
-    HttpClient,
-    ResponseTooLarge,
-    TransportError,
-    short,
-)
+from rollgym.rewards.scoring import Score, check_timeout, read_score
+from rollgym.utils.credentials import check_service_url, hide_secrets, read_secret
+from rollgym.utils.http_client import HttpClient, ResponseTooLarge, TransportError, short
 from rollgym.utils.retry import RetryableError, RetryPolicy
 from rollgym.utils.urls import is_loopback
 
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_RESERVED = {"accept-encoding", "connection", "content-length", "content-type", "host", "transfer-encoding"}
 MAX_RESPONSE_BYTES = 1 << 20
 FIRST_WAIT = 0.25
 MAX_WAIT = 10.0
 """Back-off in seconds: before the first retry, and at most."""
+
+
+class Headers:
+    """Headers with values from environment variables, which are not shown in a repr or a file."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        for header in variables:
+            if not _HEADER.fullmatch(header) or header.lower() in _RESERVED:
+                raise UsageError(f"header_env cannot set the header {header!r}.")
+        self._values = {
+            header: read_secret(
+                variable, f"header_env[{header!r}]", f"value of the header {header!r}", spaces=True
+            )
+            for header, variable in variables.items()
+        }
+
+    def __repr__(self) -> str:
+        return f"Headers({', '.join(self._values)})"
+
+    def __reduce__(self) -> str:
+        raise TypeError("secrets must not be copied or written to a file")
+
+    def values(self) -> dict[str, str]:
+        """Return the headers to send."""
+        return dict(self._values)
+
+    def hide(self, text: str) -> str:
+        """Return the text with every secret replaced, also without a scheme before it (``Bearer``)."""
+        secrets = {part for value in self._values.values() for part in (value, value.rpartition(" ")[2])}
+        return hide_secrets(text, secrets, "[secret]")
+
+
+def check_url(url: object, allow_plain_http: bool) -> str:
+    """Return the URL if it is allowed; otherwise raise a `UsageError`, which does not repeat it."""
+    expected = "A reward's url must be an address such as https://rewards.example/score"
+    url = check_service_url(url, expected, "header_env")
+    if urlsplit(url).scheme == "http" and not allow_plain_http and not is_loopback(url):
+        raise UsageError(
+            f"{expected}: plain http would send episodes and headers unencrypted over the network. "
+            "Use https, or set allow_plain_http=True on a trusted network."
+        )
+    return url
 
 
 class HttpScorer:
@@ -57,15 +99,13 @@ class HttpScorer:
         allow_plain_http: bool = False,
         name: str = "http",
     ) -> None:
-        if not 0 < timeout < math.inf:
-            raise UsageError(f"The timeout of a reward must be positive and finite, not {timeout}.")
         if retries < 0 or concurrency < 1:
             raise UsageError(
                 f"An http reward needs retries >= 0 and concurrency >= 1, not {retries} and {concurrency}."
             )
         self.url = check_url(url, allow_plain_http)
         self.name = name
-        self.timeout = timeout
+        self.timeout = check_timeout(timeout)
         self._headers = Headers(header_env or {})
         self._slots = asyncio.Semaphore(concurrency)
         self.http = HttpClient(

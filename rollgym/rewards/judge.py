@@ -13,8 +13,24 @@ from rollgym.core.errors import RewardError, UsageError
 from rollgym.core.seeding import derive_seed
 from rollgym.core.types import Episode
 from rollgym.engines.base import BorrowedEngine, Engine, GenerateRequest, Generation, Sampling
-from rollgym.rewards.scoring import Score
-from rollgym.rewards.transcript import transcript
+from rollgym.rewards.scoring import Score, check_timeout
+
+
+def transcript(episode: Episode, longest: int | None = None) -> str:
+    """Return the transcript of an episode; above ``longest`` characters the middle is left out."""
+    lines = [f"Instructions:\n{episode.instructions.strip()}"] if episode.instructions.strip() else []
+    for number, turn in enumerate(episode.turns, 1):
+        reply = turn.action if turn.response is None else turn.response
+        lines.append(f"Observation {number}:\n{turn.observation}")
+        lines.append(f"Reply {number}:\n{reply}")
+    lines.append(f"At the end:\n{episode.final_observation}")
+    text = "\n\n".join(lines)
+    if longest is None or len(text) <= longest:
+        return text
+    head = longest // 2
+    tail = longest - head
+    return f"{text[:head]}\n[{len(text) - longest} characters left out]\n{text[len(text) - tail :]}"
+
 
 MARK = "{transcript}"
 TEMPLATE = f"""An agent had a task. What it was told, saw and did stands between the two lines of dashes.
@@ -67,10 +83,8 @@ class JudgeScorer:
             template=template, pattern=pattern, lowest=lowest, highest=highest, max_tokens=max_tokens,
             temperature=temperature, longest=longest,
         )  # fmt: skip
-        if not 0 < timeout < math.inf:
-            raise UsageError(f"The timeout of a reward must be positive and finite, not {timeout}.")
         self.name = name
-        self.timeout = timeout
+        self.timeout = check_timeout(timeout)
         self.template = template
         self._pattern = _compiled(pattern)
         self._range = float(lowest), float(highest)
@@ -95,10 +109,10 @@ class JudgeScorer:
         conversation.observe(self.template.replace(MARK, transcript(episode, self._longest)))
         try:
             async with asyncio.timeout(self.timeout):
-                made = await self._generate(engine, conversation, episode)
+                generation = await self._generate(engine, conversation, episode)
         except TimeoutError:
             raise RewardError(f"the judge gave no score within {self.timeout:g} s") from None
-        return self._read(conversation.reply(made.token_ids))
+        return self._read(conversation.reply(generation.token_ids))
 
     async def close(self) -> None:
         """Close the engine if the scorer made it."""
@@ -122,10 +136,10 @@ class JudgeScorer:
                 seed=derive_seed("judge", self.name, spec.env_seed, spec.sampling_seed),
             ),
         )
-        made = await engine.generate(request)
-        if made.finish_reason == "aborted":
+        generation = await engine.generate(request)
+        if generation.finish_reason == "aborted":
             raise RewardError("the judge's reply was aborted")
-        return made
+        return generation
 
     def _read(self, reply: str) -> Score:
         numbers = [match.group(1 if match.re.groups else 0) for match in self._pattern.finditer(reply)]

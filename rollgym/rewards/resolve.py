@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from rollgym.core.errors import RollgymError, UsageError, one_line
-from rollgym.rewards.auth import Headers, check_url
 from rollgym.rewards.settings import RewardSettings, check_names, make_scorer
 from rollgym.utils.urls import is_loopback
 
@@ -75,6 +74,8 @@ def _resolve_function(reward: RewardSettings) -> None:
 
 
 def _resolve_service(reward: RewardSettings) -> None:
+    from rollgym.rewards.http import Headers, check_url
+
     url = check_url(reward.url, bool(reward.allow_plain_http))
     Headers(reward.header_env or {})  # reads the variables
     check_reachable(url, "the reward service")

@@ -33,8 +33,8 @@ def find_function(target: str) -> Callable[[Episode], Any]:
             f"{target} is not callable (type {type(function).__name__}): name a function that takes an "
             "Episode, as module:function."
         )
-    scored: Callable[[Episode], Any] = function
-    return scored
+    result: Callable[[Episode], Any] = function
+    return result
 
 
 class RewardFunctionEnv(TextEnv):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollgym.core.errors import RewardError
+from rollgym.core.errors import RewardError, UsageError
 from rollgym.core.serialization import clean_text
 from rollgym.core.types import Episode
 
@@ -52,25 +52,32 @@ def read_score(answer: Any, *, strict: bool = True) -> Score:
     fields = dict(answer) if isinstance(answer, Mapping) else {"reward": answer}
     if "reward" not in fields:
         raise RewardError("'reward' is missing")
-    known = {name: fields.pop(name) for name in ("reward", "success", "parts", "note") if name in fields}
+    values = {name: fields.pop(name) for name in ("reward", "success", "parts", "note") if name in fields}
     if strict and fields:
         unknown = ", ".join(sorted(map(repr, fields)))
         raise RewardError(f"unknown keys {unknown}: use reward, success, parts and note")
     try:
-        return Score(**known)
+        return Score(**values)
     except (TypeError, ValueError) as error:
         raise RewardError(f"invalid score: {error}") from None
 
 
-def _number(what: str, value: Any) -> float:
+def check_timeout(seconds: float) -> float:
+    """Return the timeout of a reward; raise a `UsageError` unless it is positive and finite."""
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"The timeout of a reward must be positive and finite, not {seconds}.")
+    return seconds
+
+
+def _number(name: str, value: Any) -> float:
     if not isinstance(value, Real | np.bool_):
-        raise TypeError(f"the {what} must be a number, not {_shown(value)}")
+        raise TypeError(f"the {name} must be a number, not {_shown(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"the {what} must be finite, not {number}")
+        raise ValueError(f"the {name} must be finite, not {number}")
     return number
 
 

@@ -14,7 +14,7 @@ from rollgym.engines.base import Engine
 from rollgym.models.zoo import model_folder
 from rollgym.rewards.composite import ENVIRONMENT, CompositeScorer
 from rollgym.rewards.function_ref import function_name, reward_target
-from rollgym.rewards.scoring import Scorer
+from rollgym.rewards.scoring import Scorer, check_timeout
 
 Kind = Literal["function", "http", "judge"]
 
@@ -94,8 +94,7 @@ class RewardSettings:
             raise UsageError(f"kind={self.kind} requires {needed}.")
         if not math.isfinite(self.weight):
             raise UsageError(f"The weight of a reward must be finite, not {self.weight}.")
-        if not 0 < self.timeout < math.inf:
-            raise UsageError(f"The timeout of a reward must be positive and finite, not {self.timeout}.")
+        check_timeout(self.timeout)
         if self.name == ENVIRONMENT:
             raise UsageError(f"{ENVIRONMENT!r} is the name of the environment's reward: choose another name.")
 
@@ -130,10 +129,10 @@ def make_scorer(
 
     A judge without a ``model`` uses ``engine``, which stays open and whose ``tokenizer`` must be given too.
     """
-    listed = [settings] if isinstance(settings, RewardSettings) else list(settings)
-    check_names(listed)
-    made = {reward.called: (_make(reward, engine, tokenizer), reward.weight) for reward in listed}
-    return CompositeScorer(made, keep_environment=keep_environment)
+    rewards = [settings] if isinstance(settings, RewardSettings) else list(settings)
+    check_names(rewards)
+    scorers = {reward.called: (_make(reward, engine, tokenizer), reward.weight) for reward in rewards}
+    return CompositeScorer(scorers, keep_environment=keep_environment)
 
 
 def _make(reward: RewardSettings, engine: Engine | None, tokenizer: Tokenizer | None) -> Scorer:

@@ -30,9 +30,9 @@ class Cgroup:
     def make(cls, limits: Limits) -> Cgroup | None:
         """Create a child cgroup; ``None`` if that is not permitted."""
         name = f"rollgym-{os.getpid()}-{next(_numbers)}"
-        for places in _places():
-            _forget_the_dead(places.values())
-            group = cls({kind: place / name for kind, place in places.items()})
+        for parents in _places():
+            _forget_the_dead(parents.values())
+            group = cls({kind: parent / name for kind, parent in parents.items()})
             try:
                 for folder in group._folders.values():
                     folder.mkdir()
@@ -80,15 +80,11 @@ class Cgroup:
                     folder.rmdir()
                 if not folder.exists():
                     break
-                _kill_all(folder)
+                with contextlib.suppress(OSError):
+                    for pid in (folder / "cgroup.procs").read_text().split():
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(int(pid), signal.SIGKILL)
                 time.sleep(0.005)
-
-
-def _kill_all(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        for pid in (folder / "cgroup.procs").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
 
 
 def _set(file: Path, value: int) -> None:
@@ -107,13 +103,13 @@ def _places() -> list[dict[str, Path]]:
     except OSError:
         return []
     mounts = _mounts()
-    places = []
+    parents = []
     if {"memory", "pids"} <= own.keys() & mounts.keys():
-        places.append({kind: mounts[kind] / own[kind].lstrip("/") for kind in ("memory", "pids")})
+        parents.append({kind: mounts[kind] / own[kind].lstrip("/") for kind in ("memory", "pids")})
     if "" in own and "" in mounts:
         mine = mounts[""] / own[""].lstrip("/")
-        places += [{"unified": place} for place in dict.fromkeys((mine, mine.parent)) if _controls(place)]
-    return places
+        parents += [{"unified": folder} for folder in dict.fromkeys((mine, mine.parent)) if _controls(folder)]
+    return parents
 
 
 def _controls(folder: Path) -> bool:
@@ -124,20 +120,20 @@ def _controls(folder: Path) -> bool:
 
 def _mounts() -> dict[str, Path]:
     """Return mount points by v1 controller; v2 under the empty name."""
-    found: dict[str, Path] = {}
+    mounts: dict[str, Path] = {}
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, folder, kind, options, *_ = line.split()
         if kind == "cgroup2":
-            found[""] = Path(folder)
+            mounts[""] = Path(folder)
         elif kind == "cgroup":
-            found |= {option: Path(folder) for option in options.split(",") if option in ("memory", "pids")}
-    return found
+            mounts |= {option: Path(folder) for option in options.split(",") if option in ("memory", "pids")}
+    return mounts
 
 
-def _forget_the_dead(places: Iterable[Path]) -> None:
+def _forget_the_dead(parents: Iterable[Path]) -> None:
     """Remove cgroups left by killed processes."""
-    for place in places:
-        for folder in place.glob("rollgym-*"):
+    for parent in parents:
+        for folder in parent.glob("rollgym-*"):
             owner = folder.name.split("-")[1]
             if not Path("/proc", owner).exists():
                 with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ GRACE_SECONDS = 15.0
 """Seconds beyond its limit after which an execution's worker counts as dead."""
 START_SECONDS = 30.0
 PARTS = ("protocol", "worker_confinement", "worker_limits", "worker_files", "worker_child", "worker_watch")
-SOURCES = (*PARTS, "worker_session", "worker")
+SOURCES = (*PARTS, "worker")
 """Source files of the worker in dependency order."""
 PYTHON_FLAGS = ("-s", "-S", "-c")
 """Not ``-I``: it ignores PYTHONHASHSEED, which makes set order differ between sandboxes."""
@@ -118,10 +118,10 @@ def wire_limits(limits: Limits) -> dict[str, Any]:
 
 def hello(channel: Channel) -> None:
     """Wait for the interpreter inside. Nothing untrusted runs before `start`."""
-    said = bytearray(len(protocol.HELLO))
-    channel.read_into(memoryview(said), time.monotonic() + START_SECONDS)
-    if said != protocol.HELLO:
-        raise WorkerLost(f"Unexpected first bytes from the sandbox: {bytes(said)!r}.")
+    first_bytes = bytearray(len(protocol.HELLO))
+    channel.read_into(memoryview(first_bytes), time.monotonic() + START_SECONDS)
+    if first_bytes != protocol.HELLO:
+        raise WorkerLost(f"Unexpected first bytes from the sandbox: {bytes(first_bytes)!r}.")
 
 
 def start(channel: Channel, config: dict[str, Any]) -> dict[str, Any]:

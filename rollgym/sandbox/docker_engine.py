@@ -85,8 +85,8 @@ def explain(error: Exception) -> str:
 def find_image(api: Any, name: str) -> dict[str, Any]:
     """Inspect an image; images are never pulled."""
     try:
-        found: dict[str, Any] = api.inspect_image(name)
-        return found
+        image: dict[str, Any] = api.inspect_image(name)
+        return image
     except library().errors.ImageNotFound:
         how = BUILD if name == DEFAULT_IMAGE else f"docker pull {name}, or take no image and {BUILD}"
         raise UsageError(f"The Docker engine has no image {name}. Fix: {how}.") from None
@@ -94,11 +94,11 @@ def find_image(api: Any, name: str) -> dict[str, Any]:
 
 def check_runtime(info: dict[str, Any], runtime: str | None) -> None:
     """Raise if the engine lacks the runtime."""
-    known = sorted(info.get("Runtimes") or {})
-    if runtime is not None and runtime not in known:
+    runtimes = sorted(info.get("Runtimes") or {})
+    if runtime is not None and runtime not in runtimes:
         raise UsageError(
-            f"The Docker engine has no runtime {runtime!r}; it has {', '.join(known)}. For gVisor: install "
-            "runsc, name it under runtimes in the engine's daemon.json, and restart the engine."
+            f"The Docker engine has no runtime {runtime!r}; it has {', '.join(runtimes)}. For gVisor: "
+            "install runsc, name it under runtimes in the engine's daemon.json, and restart the engine."
         )
 
 
@@ -136,13 +136,13 @@ def labels() -> dict[str, str]:
 def reap(api: Any) -> list[str]:
     """Remove containers whose owner on this machine has exited; return their ids."""
     gone = []
-    for found in api.containers(all=True, filters={"label": f"{HOST_LABEL}={host_id()}"}):
-        owner = found["Labels"].get(OWNER_LABEL, "")
+    for container in api.containers(all=True, filters={"label": f"{HOST_LABEL}={host_id()}"}):
+        owner = container["Labels"].get(OWNER_LABEL, "")
         pid = owner.partition(" ")[0]
         dead = not pid.isdigit() or owner_id(int(pid)) != owner
-        if dead or found["Id"] in _unremoved:
-            remove(api, found["Id"])
-            gone.append(found["Id"])
+        if dead or container["Id"] in _unremoved:
+            remove(api, container["Id"])
+            gone.append(container["Id"])
     return gone
 
 

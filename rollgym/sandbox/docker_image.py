@@ -58,11 +58,11 @@ def build_image(tag: str = docker_engine.DEFAULT_IMAGE, python: str | None = Non
         file.seek(0)
         changes = [f"LABEL {docker_engine.LABEL}.python={built}", 'CMD ["python3"]']
         try:
-            said = api.import_image_from_data(file, repository, version, changes)
+            answer = api.import_image_from_data(file, repository, version, changes)
         except docker_engine.failures() as error:
             raise RunError(f"The engine did not accept the image: {docker_engine.explain(error)}") from None
-        if '"error"' in said:
-            raise RunError(f"The engine did not accept the image: {said.strip()}")
+        if '"error"' in answer:
+            raise RunError(f"The engine did not accept the image: {answer.strip()}")
     return Built(tag=tag, python=built, files=count, megabytes=size / 1e6)
 
 
@@ -123,11 +123,11 @@ def _library(folders: list[str], cache: str) -> Iterable[str]:
 def _shared_libraries(programs: Iterable[str]) -> set[str]:
     """Return the shared libraries of these files and the dynamic linker."""
     done = subprocess.run(["ldd", *sorted(programs)], capture_output=True, text=True, check=False)
-    found = set(re.findall(r"(?:=> |^\s+)(/\S+) \(0x", done.stdout, re.MULTILINE))
+    paths = set(re.findall(r"(?:=> |^\s+)(/\S+) \(0x", done.stdout, re.MULTILINE))
     if missing := sorted(set(re.findall(r"lib(?:c|m|pthread|python)\S* => not found", done.stdout))):
         raise RunError(f"ldd does not find what Python needs: {', '.join(missing)}")
     cache = "/etc/ld.so.cache"
-    return found | ({cache} if os.path.isfile(cache) else set())
+    return paths | ({cache} if os.path.isfile(cache) else set())
 
 
 class _Writer:
@@ -148,8 +148,8 @@ class _Writer:
 
     def file(self, path: str) -> None:
         # Folders (/lib) and files (libx.so.1) may be links here; inside they are regular.
-        place = os.path.realpath(os.path.dirname(path))
-        name = os.path.join(place, os.path.basename(path)).lstrip("/")
+        folder = os.path.realpath(os.path.dirname(path))
+        name = os.path.join(folder, os.path.basename(path)).lstrip("/")
         if name in self._seen:
             return
         self.folder(os.path.dirname(name))

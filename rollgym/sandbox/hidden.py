@@ -40,13 +40,13 @@ def hidden(roots: Iterable[str], *, packages: bool, needed: Iterable[str] = ()) 
     """
     real_roots = {os.path.realpath(root) for root in roots}
     keep = {os.path.realpath(path) for path in needed}
-    found = set(own_paths())
+    candidates = set(own_paths())
     for root in real_roots:
-        found |= {os.path.join(root, name) for name in OTHERS}
+        candidates |= {os.path.join(root, name) for name in OTHERS}
     for folder in _package_folders(tuple(sorted(real_roots))):
         whole = not packages and not any(below(path, folder) for path in (*keep, *real_roots))
-        found |= {folder} if whole else set(_ours_in(folder))
-    split = {part for path in found for part in _around(os.path.realpath(path), keep)}
+        candidates |= {folder} if whole else set(_ours_in(folder))
+    split = {part for path in candidates for part in _around(os.path.realpath(path), keep)}
     seen = {path for path in split if os.path.lexists(path) and any(below(path, root) for root in real_roots)}
     return tuple(sorted(path for path in seen if not any(below(path, o) for o in seen if o != path)))
 
@@ -54,7 +54,7 @@ def hidden(roots: Iterable[str], *, packages: bool, needed: Iterable[str] = ()) 
 @lru_cache(1)
 def own_paths() -> frozenset[str]:
     """Return the paths of the running rollgym: package and metadata, or the source tree."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for folder in map(os.path.abspath, sys.modules["rollgym"].__path__):
         while not os.path.exists(folder):  # inside a zip file
             folder = os.path.dirname(folder)
@@ -63,10 +63,10 @@ def own_paths() -> frozenset[str]:
             parent = os.path.dirname(real)
             source = any(os.path.exists(os.path.join(parent, mark)) for mark in SOURCE_MARKS)
             whole = source and not parent.endswith("-packages")
-            found |= {parent} if whole else {real, *_ours_in(parent)}
+            paths |= {parent} if whole else {real, *_ours_in(parent)}
     if sys.pycache_prefix:
-        found.add(sys.pycache_prefix)
-    return frozenset(found)
+        paths.add(sys.pycache_prefix)
+    return frozenset(paths)
 
 
 def _ours_in(folder: str) -> Iterator[str]:
@@ -80,23 +80,23 @@ def _ours_in(folder: str) -> Iterator[str]:
 @lru_cache(8)
 def _package_folders(roots: tuple[str, ...]) -> tuple[str, ...]:
     """Return the package folders below these roots, for any Python."""
-    found = {os.path.realpath(path) for path in (*sys.path, *site.getsitepackages()) if path}
-    found.add(os.path.realpath(site.getusersitepackages()))
+    folders = {os.path.realpath(path) for path in (*sys.path, *site.getsitepackages()) if path}
+    folders.add(os.path.realpath(site.getusersitepackages()))
     for root in roots:
         for pattern in SITES:
-            found |= {os.path.realpath(path) for path in glob.glob(f"{root}/{pattern}/*-packages")}
+            folders |= {os.path.realpath(path) for path in glob.glob(f"{root}/{pattern}/*-packages")}
     library = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     # The zip file and the folder of compiled modules that the standard library has on the path.
-    mine = {path for path in found if any(below(path, folder) for folder in library)}
+    mine = {path for path in folders if any(below(path, folder) for folder in library)}
     packages = {path for path in mine if path.rpartition("/")[2].endswith("-packages")}
-    return tuple(sorted(path for path in (found - mine) | packages if os.path.isdir(path)))
+    return tuple(sorted(path for path in (folders - mine) | packages if os.path.isdir(path)))
 
 
 def _around(path: str, keep: set[str]) -> Iterator[str]:
     """Return the path, or all its other content if it contains something needed."""
     if path in keep:
         return
-    if not any(below(one, path) for one in keep):
+    if not any(below(needed, path) for needed in keep):
         yield path
         return
     try:
@@ -109,11 +109,11 @@ def _around(path: str, keep: set[str]) -> Iterator[str]:
 
 def inside(paths: Iterable[str], mounts: Iterable[str]) -> tuple[str, ...]:
     """Map real paths to the names under which mounted folders show them."""
-    found = set()
+    names = set()
     for mount in mounts:
         real = os.path.realpath(mount)
-        found |= {mount + path[len(real) :] for path in paths if below(path, real)}
-    return tuple(sorted(found))
+        names |= {mount + path[len(real) :] for path in paths if below(path, real)}
+    return tuple(sorted(names))
 
 
 def split(roots: Iterable[str], out: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -127,9 +127,9 @@ def split(roots: Iterable[str], out: Iterable[str]) -> tuple[list[str], list[str
     waiting = sorted({os.path.realpath(root) for root in roots})
     while waiting:
         path = waiting.pop()
-        if any(below(path, one) for one in closed):
+        if any(below(path, hidden_path) for hidden_path in closed):
             continue
-        if not any(below(one, path) for one in closed):
+        if not any(below(hidden_path, path) for hidden_path in closed):
             read.append(path)
             continue
         listed.append(path)

@@ -51,7 +51,7 @@ def spare_uid() -> int | None:
     if os.getuid():
         return None
     uid = random.SystemRandom().randrange(1 << 24, 1 << 30)
-    return uid if _mapped(uid) else NOBODY
+    return uid if any(first <= uid < first + size for first, size in _map()) else NOBODY
 
 
 @lru_cache(1)
@@ -61,10 +61,6 @@ def _map() -> tuple[tuple[int, int], ...]:
     except OSError:
         return ()
     return tuple((int(first), int(size)) for first, _, size in (line.split() for line in lines))
-
-
-def _mapped(uid: int) -> bool:
-    return any(first <= uid < first + size for first, size in _map())
 
 
 def find_python(preload: tuple[str, ...] = ()) -> Interpreter:

@@ -10,11 +10,10 @@ from rollgym.sandbox import client, seccomp
 from rollgym.sandbox.cgroup import Cgroup
 from rollgym.sandbox.client import ENVIRONMENT, WorkerSandbox
 from rollgym.sandbox.hidden import split
-from rollgym.sandbox.interpreter import NOBODY, Interpreter, find_python, spare_uid
-from rollgym.sandbox.launch import boot
+from rollgym.sandbox.interpreter import NOBODY, find_python, spare_uid
+from rollgym.sandbox.launch import PipesWithFolder, boot, make_folder
 from rollgym.sandbox.namespaces import NO_CGROUP
 from rollgym.sandbox.types import Level, SandboxSettings
-from rollgym.sandbox.workdir import PipesWithFolder, make_folder
 from rollgym.sandbox.worker_confinement import landlock_abi
 
 LEAST_ABI = 3
@@ -38,8 +37,8 @@ def open_landlock(settings: SandboxSettings) -> WorkerSandbox:
     """Start a Landlock sandbox; `RunError` gives the reason if it cannot."""
     abi = landlock_abi()
     if abi < LEAST_ABI:
-        found = f"version {abi} is too old" if abi else "this kernel has none, or it is disabled"
-        raise RunError(f"Landlock of version {LEAST_ABI} or later (Linux 6.2) is needed; {found}")
+        problem = f"version {abi} is too old" if abi else "this kernel has none, or it is disabled"
+        raise RunError(f"Landlock of version {LEAST_ABI} or later (Linux 6.2) is needed; {problem}")
     python = find_python(settings.preload)
     uid = spare_uid()
     cgroup = Cgroup.make(settings.limits)
@@ -47,7 +46,7 @@ def open_landlock(settings: SandboxSettings) -> WorkerSandbox:
     no_signals = abi < SIGNALS_ABI and uid is None
     profile = seccomp.Profile(shared_host=True, no_signals=no_signals, no_shared_memory=cgroup is None)
     folder = make_folder(uid)
-    roots = _readable(python)
+    roots = [path for path in (*SYSTEM, *python.folders) if os.path.exists(path)]
     out = python.hidden(roots, settings.preload)
     opened, listed = split(roots, out)
     channel = PipesWithFolder(
@@ -78,7 +77,3 @@ def open_landlock(settings: SandboxSettings) -> WorkerSandbox:
         limits=settings.limits,
         python=python.why,
     )
-
-
-def _readable(python: Interpreter) -> list[str]:
-    return [path for path in (*SYSTEM, *python.folders) if os.path.exists(path)]

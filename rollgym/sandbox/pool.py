@@ -114,26 +114,26 @@ class SandboxPool:
             if not self._free.wait_for(lambda: self._closed or self._idle or self._room(), timeout):
                 raise TimeoutError(f"All {self.size} sandboxes of the pool are taken.")
             self._check()
-            found = self._pick(unused)
-            if found is None:
+            entry = self._pick(unused)
+            if entry is None:
                 spent = self._idle.pop(0)[0] if not self._room() else None
                 self._replaced += spent is not None
                 self._opening += 1
             else:
-                self._hand_out(*found)
-        if found is None:
+                self._hand_out(*entry)
+        if entry is None:
             if spent is not None:
                 spent.close()
-            found = self._open(), 0
+            entry = self._open(), 0
             with self._free:
                 self._opening -= 1
-                self._hand_out(*found)
+                self._hand_out(*entry)
         self._fill()
-        return found[0]
+        return entry[0]
 
     def _pick(self, unused: bool) -> tuple[Sandbox, int] | None:
         """Take an idle sandbox, preferably a used one, so that unused ones remain."""
-        rank = sorted(range(len(self._idle)), key=lambda place: bool(self._idle[place][1]))
+        rank = sorted(range(len(self._idle)), key=lambda index: bool(self._idle[index][1]))
         if not rank or (unused and self._idle[rank[0]][1]):
             return None
         return self._idle.pop(rank[0] if unused else rank[-1])

@@ -58,8 +58,8 @@ def program(profile: Profile | None = None, machine: str | None = None) -> bytes
     profile = profile or Profile()
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
-        known = " or ".join(ARCHITECTURES)
-        raise UsageError(f"No seccomp filter for {machine}; supported: {known}.")
+        machines = " or ".join(ARCHITECTURES)
+        raise UsageError(f"No seccomp filter for {machine}; supported: {machines}.")
     column, audit = ARCHITECTURES[machine]
     steps: list[Instruction] = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     if machine == "x86_64":
@@ -69,21 +69,17 @@ def program(profile: Profile | None = None, machine: str | None = None) -> bytes
     steps += [_refuse(errno.ENOSYS)]
     # First those that the kernel cannot remember as allowed, because their arguments count.
     for name, checks in _checks(profile).items():
-        steps += _when(CHECKED[name][column], checks)
+        # Every path of these instructions returns.
+        steps += [(EQUAL, 0, len(checks), CHECKED[name][column]), *checks]
     refused = dict(NUMBERS)
     if profile.shared_host:
         refused |= SHARED
     if profile.no_signals:
         refused |= SIGNALS
-    found = [number for numbers in refused.values() if (number := numbers[column]) is not None]
-    for at in range(0, len(found), FARTHEST):
-        steps += [*_any_of(found[at : at + FARTHEST]), _refuse()]
+    denied = [number for numbers in refused.values() if (number := numbers[column]) is not None]
+    for at in range(0, len(denied), FARTHEST):
+        steps += [*_any_of(denied[at : at + FARTHEST]), _refuse()]
     return b"".join(struct.pack("HBBI", *step) for step in [*steps, (RETURN, 0, 0, ALLOW)])
-
-
-def _when(number: int, steps: list[Instruction]) -> list[Instruction]:
-    """Instructions for one system call; every path must return."""
-    return [(EQUAL, 0, len(steps), number), *steps]
 
 
 def _refuse(why: int = errno.EPERM) -> Instruction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
 from rollgym.sandbox.factory import open_sandbox
 from rollgym.sandbox.pool import PoolCounts, SandboxPool
@@ -29,18 +29,18 @@ _shared: dict[tuple[SandboxSettings, Opener], _Shared] = {}
 def join(settings: SandboxSettings, opener: Opener = open_sandbox) -> SandboxPool:
     """Return the shared pool for these settings. Pair each call with `leave`."""
     with _lock:
-        found = _shared.get((settings, opener))
-        if found is None:
+        shared = _shared.get((settings, opener))
+        if shared is None:
             pool = SandboxPool(settings, size=None, ahead=AHEAD, opener=opener)
-            found = _shared[settings, opener] = _Shared(pool)
-        found.users += 1
-        return found.pool
+            shared = _shared[settings, opener] = _Shared(pool)
+        shared.users += 1
+        return shared.pool
 
 
 def leave(pool: SandboxPool) -> None:
     """Release a shared pool; the last release closes its sandboxes."""
     with _lock:
-        key = next((key for key, found in _shared.items() if found.pool is pool), None)
+        key = next((key for key, shared in _shared.items() if shared.pool is pool), None)
         if key is None:
             return
         _shared[key].users -= 1
@@ -53,11 +53,5 @@ def leave(pool: SandboxPool) -> None:
 def counts() -> PoolCounts:
     """Return statistics of all pools of this process."""
     with _lock:
-        found = [one.pool.counts for one in _shared.values()]
-    return PoolCounts(
-        idle=sum(one.idle for one in found),
-        busy=sum(one.busy for one in found),
-        started=sum(one.started for one in found),
-        reused=sum(one.reused for one in found),
-        replaced=sum(one.replaced for one in found),
-    )
+        counted = [asdict(shared.pool.counts) for shared in _shared.values()]
+    return PoolCounts(**{field.name: sum(c[field.name] for c in counted) for field in fields(PoolCounts)})

@@ -17,8 +17,7 @@ import traceback
 import types
 from typing import Any, NoReturn
 
-from rollgym.sandbox import worker_confinement as worker_walls
-from rollgym.sandbox import worker_files, worker_limits
+from rollgym.sandbox import worker_confinement, worker_files, worker_limits
 
 PIPE = 1 << 16
 
@@ -26,11 +25,11 @@ PIPE = 1 << 16
 def raise_walls(config: dict[str, Any], folder: str) -> None:
     """Confine one process, where the worker is not confined because it reads /proc."""
     if config["confinement"] == "child":
-        worker_walls.restrict(config["read"], [folder, *config["write"]])
+        worker_confinement.restrict(config["read"], [folder, *config["write"]])
         if config["rules"] is not None:
-            worker_walls.enforce(config["rules"])
+            worker_confinement.enforce(config["rules"])
             os.close(config["rules"])
-        worker_walls.install_filter(bytes.fromhex(config["filter"]))
+        worker_confinement.install_filter(bytes.fromhex(config["filter"]))
 
 
 def prepare(config: dict[str, Any], folder: str, out: int, err: int, keep: tuple[int, ...] = ()) -> None:
@@ -47,8 +46,8 @@ def prepare(config: dict[str, Any], folder: str, out: int, err: int, keep: tuple
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
         os.chdir(folder)
         if not config["init"]:
-            worker_walls.prctl(worker_walls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        worker_walls.prctl(worker_walls.PR_SET_DUMPABLE, 1)
+            worker_confinement.prctl(worker_confinement.PR_SET_PDEATHSIG, signal.SIGKILL)
+        worker_confinement.prctl(worker_confinement.PR_SET_DUMPABLE, 1)
         _offer_to_the_kernel()
         raise_walls(config, folder)
     except BaseException:
@@ -214,7 +213,7 @@ def _show(config: dict[str, Any], whether: int) -> None:
     """Set whether other executions may inspect this process through /proc."""
     # Only in a PID namespace: elsewhere /proc is hidden, and the worker must read its files.
     if config["init"]:
-        worker_walls.prctl(worker_walls.PR_SET_DUMPABLE, whether)
+        worker_confinement.prctl(worker_confinement.PR_SET_DUMPABLE, whether)
 
 
 def _exactly(stream: Any, size: int) -> bytes:

@@ -81,7 +81,7 @@ def make_rules(read: Iterable[str], write: Iterable[str], listed: Iterable[str] 
     abi = landlock_abi()
     if abi < 1:
         raise OSError("Landlock is not available")
-    rights = (1 << RIGHTS[max(known for known in RIGHTS if known <= abi)]) - 1
+    rights = (1 << RIGHTS[max(version for version in RIGHTS if version <= abi)]) - 1
     # Network rights since ABI 4, scoped abstract sockets and signals since ABI 6.
     fields = struct.pack("QQQ", rights, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
     ruleset = _syscall(LANDLOCK_CREATE, fields, ctypes.c_size_t(len(fields)), ctypes.c_uint32(0))

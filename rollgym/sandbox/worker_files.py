@@ -23,7 +23,8 @@ def open_beneath(root: str, name: str, flags: int, make: bool = False) -> int:
     try:
         for folder in folders:
             if make:
-                _make(folder, here)
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, 0o755, dir_fd=here)
             below = os.open(folder, FOLDER, dir_fd=here)
             os.close(here)
             here = below
@@ -34,11 +35,6 @@ def open_beneath(root: str, name: str, flags: int, make: bool = False) -> int:
         os.close(file)
         raise FileNotFoundError(f"{name} is not a regular file")
     return file
-
-
-def _make(folder: str, here: int) -> None:
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o755, dir_fd=here)
 
 
 def write(root: str, name: str, content: bytes | bytearray | memoryview) -> None:
@@ -170,19 +166,19 @@ def unlinked(folder: str, each: int) -> int | None:
                     return None
             except OSError:
                 continue
-    known = {inode for _, inode in blocks}
-    return sum(blocks.values()) * 512 + each * len(mapped - known)
+    opened = {inode for _, inode in blocks}
+    return sum(blocks.values()) * 512 + each * len(mapped - opened)
 
 
 def _open_files(task: str) -> dict[tuple[int, int], int]:
     """Return open unnamed regular files: device, inode and blocks."""
-    found = {}
+    files = {}
     for name in os.listdir(f"{task}/fd"):
         with contextlib.suppress(FileNotFoundError):
             state = os.stat(f"{task}/fd/{name}")
             if stat.S_ISREG(state.st_mode) and not state.st_nlink:
-                found[state.st_dev, state.st_ino] = state.st_blocks
-    return found
+                files[state.st_dev, state.st_ino] = state.st_blocks
+    return files
 
 
 def _mapped_files(task: str, folder: str) -> Iterator[int]:

@@ -72,13 +72,13 @@ def family() -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     """Return all descendants of a process."""
-    found: list[int] = []
+    pids: list[int] = []
     ask = [pid]
     while ask:
         children = _children(ask.pop())
-        found += children
+        pids += children
         ask += children
-    return found
+    return pids
 
 
 def _children(pid: int) -> list[int]:
@@ -177,20 +177,22 @@ def memory(pids: Collection[int], enough: int) -> int:
 
 
 def _held(pid: int, file: str, names: tuple[bytes, ...]) -> int:
-    found = _fields(f"/proc/{pid}/{file}", names)
-    if found is None:  # Its first thread exited, so /proc shows nothing.
-        found = next(
+    total = _fields(f"/proc/{pid}/{file}", names)
+    if total is None:  # Its first thread exited, so /proc shows nothing.
+        total = next(
             (size for task in threads(pid) if (size := _fields(f"{task}/{file}", names)) is not None), 0
         )
-    return found
+    return total
 
 
 def _fields(path: str, names: tuple[bytes, ...]) -> int | None:
     """Return the sum of these fields in bytes; ``None`` if missing."""
     text = _slurp(path)
-    places = [(text.find(b"\n" + name), len(name) + 1) for name in names]
-    found = [int(text[at + size : at + size + 32].split(None, 1)[0]) << 10 for at, size in places if at >= 0]
-    return sum(found) if found else None
+    positions = [(text.find(b"\n" + name), len(name) + 1) for name in names]
+    sizes = [
+        int(text[at + size : at + size + 32].split(None, 1)[0]) << 10 for at, size in positions if at >= 0
+    ]
+    return sum(sizes) if sizes else None
 
 
 def address_space(pid: int | str = "self") -> int:
@@ -225,7 +227,7 @@ def limit(limits: dict[str, Any], base: dict[str, int], hard: bool = True) -> No
     _set(resource.RLIMIT_CPU, limits["cpu"], False)
 
 
-def _set(what: int, value: int, hard: bool) -> None:
-    top = resource.getrlimit(what)[1]
+def _set(kind: int, value: int, hard: bool) -> None:
+    top = resource.getrlimit(kind)[1]
     value = value if top == resource.RLIM_INFINITY else min(value, top)
-    resource.setrlimit(what, (value, value if hard else top))
+    resource.setrlimit(kind, (value, value if hard else top))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import hmac
+import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -19,10 +20,9 @@ from starlette.routing import Route
 from rollgym.core.errors import RollgymError, RunError
 from rollgym.core.types import Episode
 from rollgym.engines.base import BadRequest
-from rollgym.serve import responses
 from rollgym.serve.options import ServeOptions
-from rollgym.serve.requests import ApiError, EndBody, OpenBody, RewardBody, read, read_chat
-from rollgym.serve.session import ServeContext, Session
+from rollgym.serve.requests import ApiError, ChatRequest, EndBody, OpenBody, RewardBody, read, read_chat
+from rollgym.serve.session import Reply, ServeContext, Session
 from rollgym.serve.sessions import Sessions
 from rollgym.utils.http_server import cross_site
 
@@ -86,9 +86,9 @@ class Endpoint:
         if reply.ignored:
             headers[IGNORED_HEADER] = ", ".join(reply.ignored)
         if body.stream:
-            events = responses.stream(body, reply, completion_id)
+            events = completion_stream(body, reply, completion_id)
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        return JSONResponse(responses.completion(body, reply, completion_id), headers=headers)
+        return JSONResponse(completion(body, reply, completion_id), headers=headers)
 
     async def begin(self, request: Request) -> Response:
         """Open a session."""
@@ -128,7 +128,7 @@ class Endpoint:
         return self._sessions.get(request.path_params["session"])
 
     def _card(self) -> dict[str, Any]:
-        return responses.model_card(self.options.model, self._started, self._context.engine.context_length)
+        return model_card(self.options.model, self._started, self._context.engine.context_length)
 
     def _check_model(self, name: str) -> None:
         if name != self.options.model:
@@ -169,13 +169,13 @@ class Endpoint:
                 return Response(status_code=CLIENT_CLOSED)
             except ApiError as error:
                 wait = {"retry-after": "1"} if error.status == 429 else {}
-                return JSONResponse(responses.api_error(error), error.status, headers=wait)
+                return JSONResponse(api_error_body(error), error.status, headers=wait)
             except RollgymError as error:
                 status = 503 if isinstance(error, RunError) and not isinstance(error, BadRequest) else 400
-                return JSONResponse(responses.error(status, str(error)), status)
+                return JSONResponse(error_body(status, str(error)), status)
             except Exception:
                 _log.exception("%s %s failed", request.method, request.url.path)
-                return JSONResponse(responses.error(500, "Internal server error: see the server's log."), 500)
+                return JSONResponse(error_body(500, "Internal server error: see the server's log."), 500)
 
         return answer
 
@@ -217,7 +217,7 @@ def make_app(context: ServeContext, sessions: Sessions) -> Starlette:
 async def _no_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = f"No route for {request.method} {request.url.path}."
-    return JSONResponse(responses.error(status, message), status)
+    return JSONResponse(error_body(status, message), status)
 
 
 def _status(session: Session) -> dict[str, Any]:
@@ -243,3 +243,88 @@ async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_CHUNK = 24
+"""Characters per chunk of a stream."""
+
+
+def error_body(
+    status: int, message: str, *, code: str | None = None, param: str | None = None
+) -> dict[str, Any]:
+    """Return the body of an error response."""
+    kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def api_error_body(raised: ApiError) -> dict[str, Any]:
+    """Return the body of an `ApiError`."""
+    return error_body(raised.status, str(raised), code=raised.code, param=raised.param)
+
+
+def model_card(name: str, started: float, context: int) -> dict[str, Any]:
+    """Return an entry of the model list."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(started),
+        "owned_by": "rollgym",
+        "max_model_len": context,
+    }
+
+
+def completion(request: ChatRequest, reply: Reply, name: str) -> dict[str, Any]:
+    """Return a whole chat completion."""
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": reply.text, "refusal": None},
+        "logprobs": _logprobs(request, reply),
+        "finish_reason": reply.finish_reason,
+    }
+    return _head("chat.completion", request, name) | {"choices": [choice], "usage": _usage(reply)}
+
+
+def completion_stream(request: ChatRequest, reply: Reply, name: str) -> Iterator[str]:
+    """Yield a reply as server-sent events. It was sampled as a whole; only the transport differs."""
+    head = _head("chat.completion.chunk", request, name)
+
+    def event(delta: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return _event(head | {"choices": [choice]})
+
+    yield event({"role": "assistant", "content": ""}, logprobs=_logprobs(request, reply))
+    for start in range(0, len(reply.text), _CHUNK):
+        yield event({"content": reply.text[start : start + _CHUNK]})
+    yield event({}, reply.finish_reason)
+    if request.usage:
+        yield _event(head | {"choices": [], "usage": _usage(reply)})
+    yield "data: [DONE]\n\n"
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def _head(kind: str, request: ChatRequest, name: str) -> dict[str, Any]:
+    return {"id": name, "object": kind, "created": int(time.time()), "model": request.model}
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    read, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _logprobs(request: ChatRequest, reply: Reply) -> dict[str, Any] | None:
+    if not request.logprobs:
+        return None
+    content = [
+        {
+            "token": text,
+            "logprob": logprob,
+            "bytes": list(text.encode("utf-8", "replace")),
+            "top_logprobs": [],
+        }
+        for text, logprob in reply.tokens
+    ]
+    return {"content": content, "refusal": None}

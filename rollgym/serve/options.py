@@ -53,15 +53,13 @@ class ServeOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise UsageError(f"The port must be from 0 to 65535, not {self.port}.")
-        for name in ("max_sessions", "max_requests", "max_body", "max_connections"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UsageError(f"max_tokens must be at least 1, not {self.max_tokens}.")
-        if not (0 < self.idle_seconds < math.inf):
-            raise UsageError(f"The idle time must be positive and finite, not {self.idle_seconds}.")
-        if not (0 < self.request_seconds < math.inf):
-            raise UsageError(f"request_seconds must be positive and finite, not {self.request_seconds}.")
+        for name in ("max_sessions", "max_requests", "max_body", "max_connections", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, not {value}.")
+        for name, value in (("The idle time", self.idle_seconds), ("request_seconds", self.request_seconds)):
+            if not 0 < value < math.inf:
+                raise UsageError(f"{name} must be positive and finite, not {value}.")
         if self.temperature is not None and not 0 <= self.temperature < math.inf:
             raise UsageError(f"The temperature must be at least 0, not {self.temperature}.")
         if self.fixed_sampling and not self.temperature:

@@ -21,6 +21,9 @@ MAX_PRIVATE = 1000
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PRIVATE = re.compile("[\U000f0000-\U000ffffd]")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_UNSUPPORTED = (
+    "tools", "functions", "logit_bias", "top_logprobs", "frequency_penalty", "presence_penalty"
+)  # fmt: skip
 _GAP = "\n\n"
 
 
@@ -194,19 +197,10 @@ def _check(holds: bool, message: str, param: str) -> None:
 def _reject_unsupported(request: _Body) -> None:
     _check(request.n in (None, 1), f"n must be 1, not {request.n}: send one request per reply.", "n")
     form = request.response_format
-    if isinstance(form, dict) and form.get("type") == "text":
-        form = None
-    unsupported = {
-        "tools": request.tools,
-        "functions": request.functions,
-        "response_format": form,
-        "logit_bias": request.logit_bias,
-        "top_logprobs": request.top_logprobs,
-        "frequency_penalty": request.frequency_penalty,
-        "presence_penalty": request.presence_penalty,
-    }
-    for name, value in unsupported.items():
-        _check(not value, f"{name} is not supported: leave it out.", name)
+    plain_text = isinstance(form, dict) and form.get("type") == "text"
+    _check(not form or plain_text, "response_format is not supported: leave it out.", "response_format")
+    for name in _UNSUPPORTED:
+        _check(not getattr(request, name), f"{name} is not supported: leave it out.", name)
 
 
 def _check_sampling(sampling: dict[str, Any]) -> None:

@@ -7,11 +7,10 @@ import platform
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rollgym.chat import ChatTemplate, Tokenizer
-from rollgym.core.errors import MissingExtra
+from rollgym.core.extras import require
 from rollgym.core.types import SCHEMA_VERSION, Episode, EpisodeSpec, Outcome
 from rollgym.core.version import __version__
 from rollgym.engines.base import Engine
@@ -66,22 +65,18 @@ class RecordingServer:
         self._cleanups: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._web: uvicorn.Server | None = None
-        self._address = ""
+        self.url = ""
+        """The server's address, once it has started."""
         self.closed = False
-
-    @property
-    def url(self) -> str:
-        """The server's address."""
-        return self._address
 
     @property
     def base_url(self) -> str:
         """The value of OPENAI_BASE_URL for clients."""
-        return f"{self._address}/v1"
+        return f"{self.url}/v1"
 
     def session_url(self, session: Session) -> str:
         """Return the address of a session's routes; with ``/v1``, the base_url of its client."""
-        return f"{self._address}/session/{session.name}"
+        return f"{self.url}/session/{session.name}"
 
     async def start(self) -> None:
         """Start listening; raise a `UsageError` where that is not possible."""
@@ -101,7 +96,7 @@ class RecordingServer:
             listener.close()
             raise
         host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
-        self._address = f"http://{host}:{listener.getsockname()[1]}"
+        self.url = f"http://{host}:{listener.getsockname()[1]}"
         self._tasks = [
             asyncio.create_task(self._web.serve(sockets=[listener])),
             asyncio.create_task(self._watch()),
@@ -205,5 +200,4 @@ def manifest(model: str, options: ServeOptions) -> dict[str, Any]:
 
 def check_installed() -> None:
     """Raise `MissingExtra` where starlette or uvicorn is missing."""
-    if find_spec("uvicorn") is None or find_spec("starlette") is None:
-        raise MissingExtra("The recording endpoint", "serve")
+    require("The recording endpoint", "serve")

@@ -8,22 +8,103 @@ a second conversation in the same session start a new row.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollgym.chat import BranchingConversation, ChatTemplate
+from rollgym.chat.tokenizer import Codec
 from rollgym.core.errors import AgentError
 from rollgym.core.seeding import derive_seed
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn, Usage
 from rollgym.engines.base import Engine, GenerateRequest, Generation, Sampling
 from rollgym.serve.options import ServeOptions
 from rollgym.serve.requests import ApiError, ChatRequest
-from rollgym.serve.stop_strings import find_stop, generate_until_stop
+
+PIECE = 32
+"""Tokens that are sampled between two checks for a stop string."""
+
+
+async def generate_until_stop(
+    engine: Engine, request: GenerateRequest, stops: Sequence[str], codec: Codec
+) -> Generation:
+    """Sample a reply; one with a stop string ends with the token that completes it."""
+    if not stops:
+        return _whole(await engine.generate(request))
+    pieces: list[Generation] = []
+    ids: tuple[int, ...] = ()
+    left = request.sampling.max_tokens
+    while True:
+        size = min(PIECE, left)
+        piece_request = dataclasses.replace(
+            request,
+            prompt_ids=request.prompt_ids + ids,
+            sampling=dataclasses.replace(request.sampling, max_tokens=size),
+        )
+        pieces.append(_whole(await engine.generate(piece_request)))
+        ids += pieces[-1].token_ids
+        left -= len(pieces[-1].token_ids)
+        if find_stop(codec.decode(ids, special=False), stops) is not None:
+            return _cut(_joined(pieces), _tokens_to_stop(ids, stops, codec))
+        if pieces[-1].finish_reason == "stop" or left < 1 or len(pieces[-1].token_ids) < size:
+            return _joined(pieces)
+
+
+def find_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Return the position of the first stop string."""
+    return min((text.index(stop) for stop in stops if stop in text), default=None)
+
+
+def _whole(generation: Generation) -> Generation:
+    if generation.finish_reason == "aborted":
+        raise AgentError("The reply was aborted.")
+    return generation
+
+
+def _joined(pieces: Sequence[Generation]) -> Generation:
+    spans: list[tuple[int, int]] = []
+    for version, count in (span for piece in pieces for span in piece.version_spans):
+        if spans and spans[-1][0] == version:
+            spans[-1] = (version, spans[-1][1] + count)
+        else:
+            spans.append((version, count))
+    return Generation(
+        token_ids=tuple(number for piece in pieces for number in piece.token_ids),
+        logprobs=tuple(value for piece in pieces for value in piece.logprobs),
+        finish_reason=pieces[-1].finish_reason,
+        version_spans=tuple(spans),
+        queue_seconds=sum(piece.queue_seconds for piece in pieces),
+        generate_seconds=sum(piece.generate_seconds for piece in pieces),
+    )
+
+
+def _tokens_to_stop(ids: Sequence[int], stops: Sequence[str], codec: Codec) -> int:
+    """Return the number of tokens up to the one that completes a stop string."""
+    for count in range(max(1, len(ids) - PIECE), len(ids)):
+        if find_stop(codec.decode(ids[:count], special=False), stops) is not None:
+            return count
+    return len(ids)
+
+
+def _cut(generation: Generation, count: int) -> Generation:
+    spans, left = [], count
+    for version, length in generation.version_spans:
+        if left > 0:
+            spans.append((version, min(length, left)))
+            left -= length
+    return dataclasses.replace(
+        generation,
+        token_ids=generation.token_ids[:count],
+        logprobs=generation.logprobs[:count],
+        finish_reason="stop",
+        version_spans=tuple(spans),
+    )
+
 
 _log = logging.getLogger(__name__)
 MAX_CONVERSATIONS = 64
@@ -98,16 +179,12 @@ class Session:
         self.last_active = time.monotonic()
         self.conversations: OrderedDict[bytes, BranchingConversation] = OrderedDict()
         self._context = context
-        self._last: bytes | None = None
+        self.last: bytes | None = None
+        """Digest of the conversation after the latest reply."""
         self._numbers = itertools.count()
         self._started = time.time()
         self._clock = time.perf_counter()
         self._replied = 0.0
-
-    @property
-    def last(self) -> bytes | None:
-        """Digest of the conversation after the latest reply."""
-        return self._last
 
     @property
     def idle_seconds(self) -> float:
@@ -148,27 +225,38 @@ class Session:
         )
         prompt, added = conversation.prompt_ids, conversation.added_ids
         sampling, ignored = self._sampling(request, conversation, number)
-        made = await generate_until_stop(
+        generation = await generate_until_stop(
             context.engine,
             GenerateRequest(request_id=name, prompt_ids=prompt, sampling=sampling, session=self.name),
             request.stops,
             context.template.codec,
         )
         self.check_open()
-        whole = conversation.reply(made.token_ids)
+        whole = conversation.reply(generation.token_ids)
         text = whole[: find_stop(whole, request.stops)]
-        continues = past is not None and past == self._last and not conversation.new_row
-        turn = self._turn(request, made, added if continues else prompt, whole, text)
-        usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(made.token_ids))
-        turn = replace(turn, new_row=bool(self.turns) and not continues, usage=usage)
+        continues = past is not None and past == self.last and not conversation.new_row
+        usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(generation.token_ids))
+        turn = Turn(
+            observation=request.text,
+            action=text,
+            response=whole if whole != text else None,
+            prompt_ids=added if continues else prompt,
+            action_ids=generation.token_ids,
+            logprobs=generation.logprobs,
+            new_row=bool(self.turns) and not continues,
+            policy_version=generation.version,
+            version_spans=generation.version_spans,
+            finish_reason=generation.finish_reason,
+            seconds=Seconds(queue=generation.queue_seconds, generate=generation.generate_seconds),
+            usage=usage,
+        )
         self._keep(request.key_after(text), conversation, turn, request.system)
-        codec = context.template.codec
-        tokens = zip((codec.decode([token_id]) for token_id in made.token_ids), made.logprobs, strict=True)
+        texts = (context.template.codec.decode([token_id]) for token_id in generation.token_ids)
         return Reply(
             session=self.name,
             text=text,
-            finish_reason=made.finish_reason,
-            tokens=tuple(tokens) if request.logprobs else (),
+            finish_reason=generation.finish_reason,
+            tokens=tuple(zip(texts, generation.logprobs, strict=True)) if request.logprobs else (),
             usage=usage,
             ignored=ignored,
         )
@@ -205,22 +293,6 @@ class Session:
         )
         return sampling, ignored
 
-    def _turn(
-        self, request: ChatRequest, made: Generation, added: tuple[int, ...], whole: str, text: str
-    ) -> Turn:
-        return Turn(
-            observation=request.text,
-            action=text,
-            response=whole if whole != text else None,
-            prompt_ids=added,
-            action_ids=made.token_ids,
-            logprobs=made.logprobs,
-            policy_version=made.version,
-            version_spans=made.version_spans,
-            finish_reason=made.finish_reason,
-            seconds=Seconds(queue=made.queue_seconds, generate=made.generate_seconds),
-        )
-
     def _keep(self, key: bytes, conversation: BranchingConversation, turn: Turn, system: str) -> None:
         if not self.turns:
             self.instructions = system
@@ -230,7 +302,7 @@ class Session:
         self.conversations.move_to_end(key)
         while len(self.conversations) > MAX_CONVERSATIONS:
             self.conversations.popitem(last=False)
-        self._last = key
+        self.last = key
         self._replied = time.perf_counter()
 
     def _pass_time(self) -> None:
@@ -248,16 +320,14 @@ class Session:
         limits = self.spec.limits
         if limits.turns is not None and len(self.turns) >= limits.turns:
             self.limit = Outcome.TURN_LIMIT
-        if limits.tokens is not None and self._tokens() >= limits.tokens:
+        tokens = sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in self.turns)
+        if limits.tokens is not None and tokens >= limits.tokens:
             self.limit = Outcome.TOKEN_LIMIT
         if self.limit is not None:
             self.changed.set()
             raise ApiError(
                 400, f"Session {self.name} has reached its {self.limit}.", code=str(self.limit.value)
             )
-
-    def _tokens(self) -> int:
-        return sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in self.turns)
 
     def reward(self, reward: float, success: bool | None) -> None:
         """Add a reward to the latest turn, and set whether the task succeeded."""
@@ -295,9 +365,7 @@ class Session:
         turns = list(self.turns)
         if turns:
             turns[-1] = replace(
-                turns[-1],
-                terminated=outcome is Outcome.TERMINATED,
-                truncated=outcome is Outcome.TRUNCATED,
+                turns[-1], terminated=outcome is Outcome.TERMINATED, truncated=outcome is Outcome.TRUNCATED
             )
         return Episode(
             spec=self.spec,

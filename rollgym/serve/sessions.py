@@ -72,7 +72,7 @@ class Sessions:
         return session
 
     def check_not_ended(self, name: str) -> None:
-        """Refuse what is body of a session that is over."""
+        """Raise an `ApiError` for the name of a session that has ended."""
         if name in self.ended:
             raise ApiError(410, f"Session {name} has ended: open another one.", code="session_ended")
 

@@ -27,19 +27,17 @@ def run_to_end(
         asyncio.get_running_loop()
     except RuntimeError:
         with stoppable() as request:
+
+            async def with_signals() -> T:
+                with request.handled_by(stop):
+                    return await main()
+
             try:
-                return asyncio.run(_with_signals(main, request, stop)), request
+                return asyncio.run(with_signals()), request
             except Interrupted as error:
                 error.exit_code = request.exit_code or error.exit_code
                 raise
     return _in_thread(main, stop), StopRequest()
-
-
-async def _with_signals(
-    main: Callable[[], Coroutine[Any, Any, T]], request: StopRequest, stop: Callable[[], object]
-) -> T:
-    with request.handled_by(stop):
-        return await main()
 
 
 def _in_thread(main: Callable[[], Coroutine[Any, Any, T]], stop: Callable[[], object]) -> T:

@@ -4,40 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rollgym.core.errors import MissingExtra, UsageError
+from rollgym.core.text import number as number  # used by commands of other packages
+from rollgym.utils.cli_output import print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-__all__ = [
-    "AgentArgs",
-    "AgentModules",
-    "AgentName",
-    "AsJson",
-    "BaseUrl",
-    "Concurrency",
-    "EnvArgs",
-    "EnvModules",
-    "EnvName",
-    "KeepFailed",
-    "ModelName",
-    "WeakSandbox",
-    "Workers",
-    "console",
-    "import_modules",
-    "interval",
-    "model_options",
-    "needs_extra",
-    "number",
-    "parse_pairs",
-    "say_notes",
-]
 
 
 def complete_env(incomplete: str) -> list[str]:
@@ -54,6 +33,10 @@ def complete_agent(incomplete: str) -> list[str]:
     return [info.name for info in list_agents() if info.name.startswith(incomplete)]
 
 
+def _repeatable(flag: str, metavar: str, text: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=f"{text} (repeatable).")
+
+
 EnvName = Annotated[
     str,
     typer.Argument(
@@ -66,34 +49,20 @@ EnvName = Annotated[
 AgentName = Annotated[
     str,
     typer.Option(
-        "--agent",
-        help="Agent: a name from `rollgym agents`, or module:name.",
-        autocompletion=complete_agent,
+        "--agent", help="Agent: a name from `rollgym agents`, or module:name.", autocompletion=complete_agent
     ),
 ]
 EnvModules = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env-module", metavar="MODULE", help="Import a module that registers environments (repeatable)."
-    ),
+    list[str] | None, _repeatable("--env-module", "MODULE", "Import a module that registers environments")
 ]
 EnvArgs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env-arg", metavar="KEY=VALUE", help="Argument for the environment, as JSON or text (repeatable)."
-    ),
+    list[str] | None, _repeatable("--env-arg", "KEY=VALUE", "Argument for the environment, as JSON or text")
 ]
 AgentModules = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--agent-module", metavar="MODULE", help="Import a module that registers agents (repeatable)."
-    ),
+    list[str] | None, _repeatable("--agent-module", "MODULE", "Import a module that registers agents")
 ]
 AgentArgs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--agent-arg", metavar="KEY=VALUE", help="Option for the agent, as JSON or text (repeatable)."
-    ),
+    list[str] | None, _repeatable("--agent-arg", "KEY=VALUE", "Option for the agent, as JSON or text")
 ]
 WeakSandbox = Annotated[
     bool,
@@ -110,6 +79,7 @@ ModelName = Annotated[
 BaseUrl = Annotated[
     str | None, typer.Option("--base-url", help="For the chat agent: URL of the endpoint, up to /v1.")
 ]
+Resume = Annotated[bool, typer.Option("--resume", help="Play the episodes that --out lacks or that failed.")]
 Workers = Annotated[int, typer.Option("--workers", help="Worker processes; 0 plays in this process.")]
 Concurrency = Annotated[
     int,
@@ -149,6 +119,12 @@ def model_options(model: str | None, base_url: str | None) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def check_resume(resume: bool, out: Path | None) -> None:
+    """Raise `UsageError` for --resume without --out."""
+    if resume and out is None:
+        raise UsageError("--resume needs --out DIR, the results folder to finish.")
+
+
 def import_modules(modules: Iterable[str] | None, flag: str = "--env-module") -> tuple[str, ...]:
     """Import the modules that the user named, and return their names for the worker processes."""
     from rollgym.core.registry import import_module
@@ -176,11 +152,9 @@ def say_notes(notes: Iterable[str]) -> None:
         typer.echo(f"rollgym: note: {line}", err=True)
 
 
-def interval(low_high: list[float] | tuple[float, float] | None, digits: int = 3) -> str:
-    """Format an interval for a table."""
-    return "" if low_high is None else f"[{low_high[0]:.{digits}f}, {low_high[1]:.{digits}f}]"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """Format a number for a table; ``None`` is a dash."""
-    return "–" if value is None else f"{value:.{digits}f}"
+def print_result(value: Any, as_json: bool, render: Callable[[Console, Any], None]) -> None:
+    """Print a result as JSON to stdout, or let ``render`` print it to a console."""
+    if as_json:
+        print_json(value)
+    else:
+        render(console(), value)

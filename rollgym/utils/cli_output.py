@@ -25,27 +25,22 @@ def only_json() -> Iterator[None]:
     stream = sys.stdout
     stream.flush()
     try:
-        kept = os.dup(1)
+        copy = os.dup(1)
         os.dup2(2, 1)
     except OSError:  # stdout or stderr is closed
-        with redirect_stdout(sys.stderr):
-            _real = (stream, -1)
-            try:
-                yield
-            finally:
-                _real = None
-        return
-    _real = (stream, kept)
+        copy = -1
+    _real = (stream, copy)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
         _real = None
-        _flush_c()  # output buffered by the C library must not follow the JSON
-        with suppress(BrokenPipeError, ValueError):
-            sys.stderr.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        if copy >= 0:
+            _flush_c()  # output buffered by the C library must not follow the JSON
+            with suppress(BrokenPipeError, ValueError):
+                sys.stderr.flush()
+            os.dup2(copy, 1)
+            os.close(copy)
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:
@@ -54,12 +49,12 @@ def print_json(value: Any, *, indent: int | None = None) -> None:
     if _real is None:
         print(text)
         return
-    stream, kept = _real
-    if kept < 0:
+    stream, copy = _real
+    if copy < 0:
         print(text, file=stream, flush=True)
         return
     _flush_c()
-    os.dup2(kept, 1)
+    os.dup2(copy, 1)
     try:
         print(text, file=stream, flush=True)
     finally:

@@ -99,6 +99,14 @@ def in_blocking_call() -> Iterator[None]:
         _blocking -= 1
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGKILL``; ``signal 99`` for an unknown one."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def end_now(number: int) -> None:
     """End the process at once, as the signal would have."""
     if sys.stderr is not None and sys.stderr.isatty():

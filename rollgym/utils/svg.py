@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-__all__ = ["COLORS", "TEXT_COLOR", "document", "line", "rect", "text"]
-
 COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#475569")
 TEXT_COLOR = "#334155"
 

@@ -1,8 +1,8 @@
 """The report page and the live page of a run: `rollgym view`.
 
     reader.py          reads a run folder line by line; bad lines are skipped and counted
-    stats.py           rates and means with intervals; overview.py: the first page
-    episode_detail.py  one episode; tokens.py, advantages.py: its tokens and their advantages
+    overview.py        the first page: rates and means with intervals, curves, failures
+    episode_detail.py  one episode: its turns, its tokens and their advantages
     timeline.py        the scheduler's events as lanes
     page.py            the HTML document; export.py: a single file; live.py: a server on loopback
     static/            script and style, embedded in the page

@@ -2,16 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
+from rollgym.core.files import read_bounded
 from rollgym.core.types import Episode, Turn
-from rollgym.view.advantages import AdvantageSource, advantage_source
-from rollgym.view.bounds import bounded, bounded_text
+from rollgym.view.page import bounded, bounded_text
 from rollgym.view.reader import RunView
-from rollgym.view.tokens import TokenTexts
+
+FOLDERS = ("final", "model")
+FILE = "tokenizer.json"
+MOST_BYTES = 200_000_000
+LONGEST = 1_000
+"""Maximum characters of a token."""
+
+
+class TokenTexts:
+    """Decodes token ids; empty without a tokenizer or the package ``tokenizers``."""
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        self._decode = _decoder(folder, manifest)
+        self._known: dict[int, str] = {}
+
+    def of(self, ids: Iterable[int]) -> dict[str, str]:
+        """Return the text of each id; unknown ids are omitted."""
+        if self._decode is None:
+            return {}
+        texts = {}
+        for token_id in sorted(set(ids)):
+            if token_id not in self._known:
+                self._known[token_id] = self._decode(token_id)
+            if self._known[token_id]:
+                texts[str(token_id)] = self._known[token_id]
+        return texts
+
+
+def _decoder(folder: Path, manifest: Mapping[str, Any]) -> Callable[[int], str] | None:
+    files: list[tuple[Path, Path | None]] = [(folder / name / FILE, folder) for name in FOLDERS]
+    agent = manifest.get("agent")
+    options = agent.get("options") if isinstance(agent, dict) else None
+    if isinstance(options, dict) and isinstance(options.get("model"), str):
+        files.append((Path(options["model"]) / FILE, None))
+    source = next(((file, where) for file, where in files if file.is_file()), None)
+    if source is None:
+        return None
+    try:
+        from tokenizers import Tokenizer
+
+        content = read_bounded(source[0], MOST_BYTES, source[1])
+        decodes = b'"Regex"' not in msgspec.json.encode(msgspec.json.decode(content).get("decoder"))
+        tokenizer = Tokenizer.from_str(content.decode())
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # no package, or a broken file (a panic is not an Exception): show ids
+        return None
+
+    def decode(token_id: int) -> str:
+        try:
+            if not decodes:  # an untrusted regular expression may run forever
+                return str(tokenizer.id_to_token(token_id) or "")[:LONGEST]
+            text = str(tokenizer.decode([token_id], skip_special_tokens=False))
+            # A partial character has no text: show its vocabulary entry. The same for pieces
+            # that a decoder strips to nothing.
+            text = text if text and "\ufffd" not in text else str(tokenizer.id_to_token(token_id) or "")
+            return text[:LONGEST]
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # an id out of range, a decoder that panics
+            return ""
+
+    return decode
+
+
+GROUP, NAME = "rollgym.view", "advantages"
+
+
+class AdvantageSource(Protocol):
+    """Computes the advantages of recorded episodes."""
+
+    why: str
+    """Why nothing can be computed; empty if it can."""
+    estimator: str
+
+    @property
+    def groups_stand_alone(self) -> bool:
+        """Whether a group's advantages depend on nothing outside it."""
+
+    def of_step(self, episodes: Sequence[Episode]) -> dict[str, list[float]]:
+        """Advantages by episode id for all episodes of a step, or for a group that stands alone."""
+
+
+class Unavailable:
+    """The source where the trainer is not installed."""
+
+    why = "not recorded, and the trainer that computes advantages is not installed"
+    estimator = ""
+    groups_stand_alone = False
+
+    def of_step(self, episodes: Sequence[Episode]) -> dict[str, list[float]]:
+        """Return no advantages."""
+        return {}
+
+
+def advantage_source(folder: Path) -> AdvantageSource:
+    """Return the registered source for a run folder."""
+    for entry in entry_points(group=GROUP, name=NAME):
+        try:
+            source: AdvantageSource = entry.load()(folder)
+        except ImportError:
+            continue
+        return source
+    return Unavailable()
+
 
 NAMES = ("advantages", "ratios")
 """Per-token values that an episode line may hold."""
@@ -29,14 +135,14 @@ class EpisodeDetails:
     def body(self, n: int) -> dict[str, Any]:
         """The episode in row ``n``."""
         episode, extra = self._run.episode(n)
-        found = episode_detail(episode, extra.step)
+        detail = episode_detail(episode, extra.step)
         count = sum(len(turn.action_ids) for turn in episode.turns)
         if count:
             kept = {name: extra.tokens[name] for name in NAMES if len(extra.tokens.get(name, ())) == count}
             values, source = self._values(episode, extra.step, kept)
-            ids = [one for turn in episode.turns for one in (*turn.prompt_ids, *turn.action_ids)]
-            found |= {"values": values, "source": source, "texts": self._texts.of(ids)}
-        return {"n": n, **found}
+            ids = [token_id for turn in episode.turns for token_id in (*turn.prompt_ids, *turn.action_ids)]
+            detail |= {"values": values, "source": source, "texts": self._texts.of(ids)}
+        return {"n": n, **detail}
 
     def _values(
         self, episode: Episode, step: int | None, kept: Mapping[str, list[float | None]]
@@ -92,7 +198,7 @@ def episode_detail(episode: Episode, step: int | None) -> dict[str, Any]:
 def _turn(turn: Turn) -> dict[str, Any]:
     """Return a turn without empty fields."""
     seconds = turn.seconds
-    found = {
+    optional = {
         "response": turn.response,
         "prompt_ids": turn.prompt_ids,
         "action_ids": turn.action_ids,
@@ -109,5 +215,9 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "action": bounded(turn.action),
         "reward": turn.reward,
         "seconds": [round(part, 5) for part in (seconds.queue, seconds.generate, seconds.step)],
-        **{name: bounded_text(value) for name, value in found.items() if value not in (None, (), False, {})},
+        **{
+            name: bounded_text(value)
+            for name, value in optional.items()
+            if value not in (None, (), False, {})
+        },
     }

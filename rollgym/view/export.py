@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollgym.core.errors import UsageError, os_reason
-from rollgym.core.files import replacing
+from rollgym.core.errors import UsageError
+from rollgym.core.files import write_output
 from rollgym.view.episode_detail import EpisodeDetails
 from rollgym.view.overview import overview
 from rollgym.view.page import blocks, pack, page
@@ -42,7 +42,7 @@ def export(folder: Path, to: Path, *, episodes: int = EPISODES) -> Exported:
     timeline = Timeline(run.events).read(final=True)
     first = overview(run, notes)
     document = page(f"{first['name']} – rollgym", _parts(run, first, timeline, chosen))
-    _write(to, document)
+    write_output(to, document)
     return Exported(to, len(document), len(chosen), len(run.rows), tuple(first["notes"]))
 
 
@@ -88,11 +88,3 @@ def left_out(shown: int, total: int) -> str:
         f"This file holds {shown:,} of {total:,} episodes: whole groups, evenly over the run. The numbers "
         "above include all episodes. --episodes embeds more; `rollgym view --live` shows all."
     )
-
-
-def _write(to: Path, document: bytes) -> None:
-    try:
-        with replacing(to) as file:
-            file.write(document)
-    except OSError as error:
-        raise UsageError(f"Cannot write {to}: {os_reason(error)}.") from None

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollgym.core.errors import MissingExtra, ResultsError
+from rollgym.core.errors import ResultsError
+from rollgym.core.extras import require
 from rollgym.utils.http_server import web_server
 from rollgym.view.episode_detail import EpisodeDetails
 from rollgym.view.overview import overview
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 HOST = "127.0.0.1"
-PORT = 8321
 MOST_ROWS = 2_000
 """Maximum rows per response; the page requests the rest."""
 
@@ -56,8 +56,8 @@ class Following:
     def rows(self, first: int) -> dict[str, Any]:
         """Return rows of the list starting at ``first``."""
         with self._lock:
-            some = self.run.rows[first : first + MOST_ROWS]
-            return {"columns": COLUMNS, "epoch": self.run.epoch, "rows": [row.values() for row in some]}
+            rows = [row.values() for row in self.run.rows[first : first + MOST_ROWS]]
+            return {"columns": COLUMNS, "epoch": self.run.epoch, "rows": rows}
 
     def body(self, n: int) -> dict[str, Any] | None:
         """Return an episode, or ``None`` if its line no longer exists."""
@@ -77,7 +77,7 @@ class Following:
 
 def make_app(folder: Path) -> Starlette:
     """Build the ASGI application."""
-    _check_installed()
+    require("The live page", "view")
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware
@@ -90,10 +90,10 @@ def make_app(folder: Path) -> Starlette:
 
     def answer(make: Callable[[Request], dict[str, Any] | None]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            found = await run_in_threadpool(make, request)
-            if found is None:
+            body = await run_in_threadpool(make, request)
+            if body is None:
                 return _closed(Response("Episode not found.\n", 404, media_type="text/plain"))
-            return _closed(Response(encode(found), media_type="application/json"))
+            return _closed(Response(encode(body), media_type="application/json"))
 
         return handle
 
@@ -101,8 +101,8 @@ def make_app(folder: Path) -> Starlette:
         return _closed(Response(page(f"{name} – rollgym, live", [], live=True), media_type="text/html"))
 
     def asked(request: Request) -> int:
-        given = request.query_params.get("from", "0")
-        return int(given) if given.isascii() and given.isdecimal() and len(given) < 12 else 0
+        first_row = request.query_params.get("from", "0")
+        return int(first_row) if first_row.isascii() and first_row.isdecimal() and len(first_row) < 12 else 0
 
     routes = [
         Route("/", first),
@@ -132,10 +132,3 @@ def _closed(response: Response) -> Response:
         }
     )
     return response
-
-
-def _check_installed() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("uvicorn") is None or find_spec("starlette") is None:
-        raise MissingExtra("The live page", "view")

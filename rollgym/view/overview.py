@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollgym.core.serialization import clean_text
-from rollgym.view.bounds import bounded, bounded_text
+from rollgym.core.types import Outcome
+from rollgym.evaluation.stats import bootstrap_mean, percentiles, success_interval
+from rollgym.view.page import bounded, bounded_text
 from rollgym.view.reader import Row, RunView
-from rollgym.view.stats import describe, failures, outcomes
 
 LARGEST = 1e15
 """Largest plotted magnitude; larger numbers are invalid and break the arithmetic of curves."""
@@ -47,7 +49,7 @@ def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
         "name": run.folder.resolve().name,
         "command": _text(manifest.get("command")),
         "created": _text(manifest.get("created")),
-        "state": _state(run, summary),
+        "state": _state(summary),
         "about": _about(manifest),
         "headline": _trained(run) if training else _evaluated(run),
         "totals": describe(run.rows),
@@ -73,12 +75,12 @@ def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
 
 def curves(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the charts of a training run."""
-    found = []
+    charts = []
     for name, title, unit in CURVES:
         points = thin([(_number(line.get("step")), _value(line, name)) for line in metrics])
         if points:
-            found.append({"name": name, "title": title, "unit": unit, "points": points})
-    return found
+            charts.append({"name": name, "title": title, "unit": unit, "points": points})
+    return charts
 
 
 def time_split(metrics: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -97,9 +99,9 @@ def time_split(metrics: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 def thin(points: Sequence[tuple[float | None, float | None]], most: int = POINTS) -> list[list[float]]:
     """Average neighboring points down to a maximum count; non-numbers are omitted."""
-    known = [(x, y) for x, y in points if x is not None and y is not None]
-    every = max(1, math.ceil(len(known) / most))
-    parts = [known[i : i + every] for i in range(0, len(known), every)]
+    numbers = [(x, y) for x, y in points if x is not None and y is not None]
+    every = max(1, math.ceil(len(numbers) / most))
+    parts = [numbers[i : i + every] for i in range(0, len(numbers), every)]
     return [[part[-1][0] if every > 1 else part[0][0], sum(y for _, y in part) / len(part)] for part in parts]
 
 
@@ -109,13 +111,13 @@ def _trained(run: RunView) -> dict[str, Any]:
     for line in map(_evaluation, run.evaluations):
         if line["success"] is not None:
             by_env.setdefault(line["env"], []).append(line)
-    found = [
+    trained = [
         {"env": env, "first": lines[0], "taught": _taught(lines), "last": lines[-1]}
         for env, lines in by_env.items()
     ]
     steps = [_number(line.get("step")) for line in run.metrics]
     return {
-        "trained": found[:MOST_ENVIRONMENTS],
+        "trained": trained[:MOST_ENVIRONMENTS],
         "steps": max((s for s in steps if s is not None), default=0),
     }
 
@@ -158,18 +160,18 @@ def _suite(manifest: dict[str, Any], summary: dict[str, Any] | None) -> dict[str
     if manifest.get("kind") != "bench":
         return None
     suite, entries = _object(manifest.get("suite")), (summary or {}).get("entries")
-    rows = [_object(one) for one in entries[:MOST_ENVIRONMENTS]] if isinstance(entries, list) else []
+    rows = [_object(entry) for entry in entries[:MOST_ENVIRONMENTS]] if isinstance(entries, list) else []
     return {
         "name": f"{_text(suite.get('name'))} {_text(suite.get('version'))}".strip(),
         "success": _interval((summary or {}).get("success"), (summary or {}).get("success_ci")),
         "entries": [
             {
-                "name": _text(one.get("name")),
-                "success": _interval(one.get("success"), one.get("success_ci")),
-                "score": _interval(one.get("score"), one.get("score_ci")),
-                "golden": bounded(_object(one.get("golden"))) or None,
+                "name": _text(entry.get("name")),
+                "success": _interval(entry.get("success"), entry.get("success_ci")),
+                "score": _interval(entry.get("score"), entry.get("score_ci")),
+                "golden": bounded(_object(entry.get("golden"))) or None,
             }
-            for one in rows
+            for entry in rows
         ],
     }
 
@@ -178,8 +180,8 @@ def _about(manifest: dict[str, Any]) -> dict[str, str]:
     """Return agent, environment and settings for the header."""
     env, agent = _object(manifest.get("env")), _object(manifest.get("agent"))
     envs = manifest.get("envs") if isinstance(manifest.get("envs"), list) else [env]
-    names = [_text(_object(one).get("id")) for one in (envs or [])[:MOST_ENVIRONMENTS]]
-    found = {
+    names = [_text(_object(item).get("id")) for item in (envs or [])[:MOST_ENVIRONMENTS]]
+    values = {
         "configuration": _text(manifest.get("name")),
         "environment": ", ".join(name for name in names if name),
         "agent": _text(agent.get("name")),
@@ -187,10 +189,10 @@ def _about(manifest: dict[str, Any]) -> dict[str, str]:
         "seed": _text(manifest.get("seed")),
         "plan": _text(manifest.get("plan")),
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in values.items() if text}
 
 
-def _state(run: RunView, summary: dict[str, Any] | None) -> str:
+def _state(summary: dict[str, Any] | None) -> str:
     if summary is None:
         return "no summary yet: the run is in progress or was interrupted"
     ended = _text(summary.get("ended"))
@@ -202,8 +204,10 @@ def _state(run: RunView, summary: dict[str, Any] | None) -> str:
 def _warnings(holder: dict[str, Any] | None) -> list[str]:
     """Return the warning messages of a summary or an evaluation."""
     listed = (holder or {}).get("warnings")
-    found = [_text(_object(one).get("sentence")) for one in listed] if isinstance(listed, list) else []
-    return [f"Warning: {sentence}" for sentence in found if sentence]
+    sentences = (
+        [_text(_object(warning).get("sentence")) for warning in listed] if isinstance(listed, list) else []
+    )
+    return [f"Warning: {sentence}" for sentence in sentences if sentence]
 
 
 def _notes(run: RunView, summary: dict[str, Any] | None) -> list[str]:
@@ -242,8 +246,8 @@ def _number(value: Any) -> float | None:
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    found = {_text(key): _number(value) for key, value in list(_object(values).items())[:MOST_PARTS]}
-    return {key: value for key, value in found.items() if value is not None}
+    numbers = {_text(key): _number(value) for key, value in list(_object(values).items())[:MOST_PARTS]}
+    return {key: value for key, value in numbers.items() if value is not None}
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -257,3 +261,83 @@ def _text(value: Any) -> str:
     except (ValueError, RecursionError):  # a number of too many digits, a list of too many levels
         return "…"
     return clean_text(bounded_text(text))
+
+
+FAILED = frozenset(kind.value for kind in Outcome if kind.failed)
+_HUGE = 1e200
+_EXACT = 2_000
+"""Maximum tasks for a bootstrap interval; above it the interval is narrow and slow to compute."""
+
+
+def describe(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return statistics of episodes. Infrastructure failures are counted but not scored."""
+    # Errors that the agent may have caused count as no success in the row.
+    scored = [row for row in rows if row.outcome not in FAILED or row.success is not None]
+    clusters = _clusters(scored)
+    valid = [row.valid for row in scored if row.valid is not None]
+    return {
+        "episodes": len(rows),
+        "tasks": len(clusters),
+        "failed": sum(row.outcome in FAILED for row in rows),
+        "excluded": len(rows) - len(scored),
+        "success": success(clusters),
+        "return": _mean(clusters),
+        "length": percentiles([float(row.turns) for row in scored]),
+        "seconds": percentiles([row.seconds for row in scored if abs(row.seconds) < _HUGE]),
+        "tokens": sum(row.tokens for row in rows),
+        "valid": sum(valid) / len(valid) if valid else None,
+        "outcomes": outcomes(rows),
+    }
+
+
+def outcomes(rows: Iterable[Row]) -> dict[str, int]:
+    """Count episodes by outcome, in the order of `Outcome`."""
+    counts = Counter(row.outcome for row in rows)
+    return {kind.value: counts[kind.value] for kind in Outcome if counts[kind.value]}
+
+
+def success(clusters: Sequence[Sequence[Row]]) -> dict[str, Any] | None:
+    """Return the success rate; ``None`` if no environment defines success."""
+    values = [[float(row.success) for row in cluster if row.success is not None] for cluster in clusters]
+    values = [cluster for cluster in values if cluster]
+    count, wins = sum(map(len, values)), int(sum(map(sum, values)))
+    if not count:
+        return None
+    if 0 < wins < count and len(values) < count and len(values) > 10 * _EXACT:
+        return {"value": wins / count, "of": count}
+    _, (low, high) = success_interval(values)
+    return {"value": wins / count, "low": low, "high": high, "of": count}
+
+
+def failures(rows: Sequence[Row], most: int = 50) -> list[dict[str, Any]]:
+    """Return errors by frequency, each with an example episode."""
+    by_error: dict[tuple[str, str, str], list[int]] = {}
+    for row in rows:
+        if row.outcome in FAILED:
+            by_error.setdefault((row.outcome, row.error, row.env), []).append(row.n)
+    ranked = sorted(by_error.items(), key=lambda item: -len(item[1]))[:most]
+    return [
+        {"outcome": outcome, "message": message, "env": env, "count": len(numbers), "episode": numbers[0]}
+        for (outcome, message, env), numbers in ranked
+    ]
+
+
+def _mean(clusters: Sequence[Sequence[Row]]) -> dict[str, Any] | None:
+    # Sums near the float maximum would overflow.
+    values = [[row.total for row in cluster if abs(row.total) < _HUGE] for cluster in clusters]
+    values = [cluster for cluster in values if cluster]
+    count = sum(map(len, values))
+    if not count:
+        return None
+    mean = sum(map(sum, values)) / count
+    if len(values) > _EXACT:
+        return {"value": mean, "of": count}
+    low, high = bootstrap_mean(values)
+    return {"value": mean, "low": low, "high": high, "of": count}
+
+
+def _clusters(rows: Iterable[Row]) -> list[list[Row]]:
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.entry, row.env, row.group or row.id), []).append(row)
+    return list(groups.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -17,7 +17,36 @@ from typing import Any
 import msgspec
 
 from rollgym.core.serialization import clean_text, jsonable
-from rollgym.view.bounds import bounded
+
+TEXT = 200_000
+"""Maximum characters of a text; the page states how many are omitted."""
+ITEMS = 2_000
+"""Maximum entries of a list or object in an ``info``."""
+DEPTH = 40
+"""Maximum nesting depth of lists and objects."""
+
+
+def bounded(value: Any, depth: int = 0) -> Any:
+    """Return the value with long texts and lists cut and nesting limited."""
+    if isinstance(value, str):
+        return bounded_text(value)
+    if isinstance(value, (dict, list, tuple)) and depth >= DEPTH:
+        return "… nested too deeply"
+    if isinstance(value, dict):
+        kept = {str(key)[:TEXT]: bounded(value[key], depth + 1) for key in list(value)[:ITEMS]}
+        return kept | ({"…": f"{len(value) - ITEMS} more"} if len(value) > ITEMS else {})
+    if isinstance(value, (list, tuple)):
+        rest = [f"… {len(value) - ITEMS} more"] if len(value) > ITEMS else []
+        return [bounded(item, depth + 1) for item in value[:ITEMS]] + rest
+    return value
+
+
+def bounded_text(value: Any) -> Any:
+    """Return a text cut to the limit; any other value unchanged."""
+    if not isinstance(value, str) or len(value) <= TEXT:
+        return value
+    return f"{value[:TEXT]}\n… {len(value) - TEXT:,} more characters are in the run's folder only."
+
 
 STYLE = "view.css"
 SCRIPTS = (
@@ -68,7 +97,7 @@ def page(title: str, data: Iterable[tuple[str, bytes]], *, live: bool = False) -
 
 def pack(value: Any) -> bytes:
     """Encode a value as compressed JSON in base64."""
-    return base64.b64encode(gzip.compress(encode(value), 6, mtime=0))
+    return _compressed(encode(value))
 
 
 def encode(value: Any) -> bytes:
@@ -85,14 +114,14 @@ def blocks(bodies: Iterable[Any], size: int) -> Iterable[tuple[int, bytes]]:
     for body in bodies:
         held.append(encode(body))
         if sum(map(len, held)) >= size:
-            yield len(held), _packed(held)
+            yield len(held), _compressed(b"[" + b",".join(held) + b"]")
             held = []
     if held:
-        yield len(held), _packed(held)
+        yield len(held), _compressed(b"[" + b",".join(held) + b"]")
 
 
-def _packed(encoded: Sequence[bytes]) -> bytes:
-    return base64.b64encode(gzip.compress(b"[" + b",".join(encoded) + b"]", 6, mtime=0))
+def _compressed(content: bytes) -> bytes:
+    return base64.b64encode(gzip.compress(content, 6, mtime=0))
 
 
 def _static(name: str) -> str:

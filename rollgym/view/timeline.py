@@ -9,7 +9,7 @@ from typing import Any
 from rollgym.rollout.events import Event
 from rollgym.rollout.trace import chrome_trace, is_event, summary
 from rollgym.rollout.watchdog import WAITS_FOR
-from rollgym.view.tail import Tail
+from rollgym.view.reader import Tail
 
 MOST_EVENTS = 200_000
 FINE = 4_000
@@ -44,26 +44,26 @@ def lanes(events: Sequence[Event]) -> dict[str, Any]:
     """Return lanes with spans ``[start, seconds, state, episode, turn, count]`` and wait reasons."""
     rows = chrome_trace(events)["traceEvents"]
     names = {(r["pid"], r["tid"]): r["args"]["name"] for r in rows if r["name"] == "thread_name"}
-    found: dict[tuple[int, int], list[list[Any]]] = {key: [] for key in _first(sorted(names))}
+    spans_by_lane: dict[tuple[int, int], list[list[Any]]] = {key: [] for key in _first(sorted(names))}
     for row in rows:
-        if row["ph"] == "X" and (row["pid"], row["tid"]) in found:
+        if row["ph"] == "X" and (row["pid"], row["tid"]) in spans_by_lane:
             start, seconds = row["ts"] / 1e6, row["dur"] / 1e6
             span = [start, seconds, row["cat"], row["args"]["episode"], row["args"]["turn"], 1]
-            found[(row["pid"], row["tid"])].append(span)
-    told = summary(events)
-    for wait in told["longest_waits"]:
+            spans_by_lane[(row["pid"], row["tid"])].append(span)
+    totals = summary(events)
+    for wait in totals["longest_waits"]:
         wait["for"] = WAITS_FOR.get(wait["state"], wait["state"])
     begin = min((event["t"] for event in events), default=0.0)
-    many = sum(map(len, found.values())) > MOST_SPANS
-    shortest = told["seconds"] / FINE if many else 0.0
+    many = sum(map(len, spans_by_lane.values())) > MOST_SPANS
+    shortest = totals["seconds"] / FINE if many else 0.0
     return {
-        **told,
+        **totals,
         "begin": begin,
         "lanes": [
             {"role": key[0], "name": names[key], "spans": _joined(spans, shortest)}
-            for key, spans in found.items()
+            for key, spans in spans_by_lane.items()
         ],
-        "lanes_left_out": len(names) - len(found),
+        "lanes_left_out": len(names) - len(spans_by_lane),
         "marks": _marks(events),
     }
 

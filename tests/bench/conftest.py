@@ -98,9 +98,8 @@ def forge(results: Path) -> Callable[[], None]:
     """Make every number and hash follow from the episodes again, as a careful forger would."""
 
     def work() -> None:
-        from rollgym.bench.markdown import markdown
         from rollgym.bench.results import read_results_manifest, recorded_suite
-        from rollgym.bench.summary import suite_summary
+        from rollgym.bench.summary import markdown, suite_summary
         from rollgym.evaluation.metrics import summarize
         from rollgym.io.run_dir import read_run, write_json
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollgym.bench.compare import compare_results
+from rollgym.bench.results import compare_results
 from rollgym.core.errors import UsageError
 
 from .conftest import SUITE, play
@@ -79,7 +79,7 @@ def test_show_and_list(rollgym_command: Command, played: Path) -> None:
 
 
 def test_limits_that_ended_episodes_are_mentioned(played: Path) -> None:
-    from rollgym.bench.markdown import remarks
+    from rollgym.bench.summary import remarks
 
     summary = json.loads((played / "summary.json").read_text())
     assert remarks(summary) == []

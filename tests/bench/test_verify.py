@@ -224,9 +224,9 @@ def test_half_written_and_corrupt_results_are_distinguished(results: Path) -> No
     with pytest.raises(ResultsError, match=r"schema 2, but this rollgym reads up to 1"):
         verify(results)
     (results / "manifest.json").unlink()
-    with pytest.raises(UsageError, match=r"is not a results folder"):
+    with pytest.raises(UsageError, match=r"is not a run folder"):
         verify(results)
-    with pytest.raises(UsageError, match=r"Results folder .* does not exist"):
+    with pytest.raises(UsageError, match=r"Run folder .* does not exist"):
         verify(results / "nowhere")
 
 

@@ -7,7 +7,7 @@ from recorded_conversation import RecordedConversation as Conversation
 from talkers import FAMILIES, family, make
 
 from rollgym.chat import ChatTemplate
-from rollgym.chat.codec import MIDDLE
+from rollgym.chat.tokenizer import MIDDLE
 
 EVERY = sorted(FAMILIES)
 OBSERVATIONS = ["The door is shut.", "Nothing happens.\nYou may answer Up.", "", "It opens.  \n # . #"]

@@ -10,7 +10,7 @@ from spelt import Spelt
 from talkers import FAMILIES, family
 
 from rollgym.chat import ChatTemplate
-from rollgym.chat.codec import MIDDLE
+from rollgym.chat.tokenizer import MIDDLE
 
 NAMES = sorted(FAMILIES)
 TEMPLATES = {name: ChatTemplate(family(name)) for name in NAMES} | {"spelt": ChatTemplate(Spelt())}

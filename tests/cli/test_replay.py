@@ -255,9 +255,7 @@ def test_half_written_empty_corrupt_and_newer_runs(rollgym_command: Command, run
     assert "upgrade rollgym" in rollgym_command("replay", run).err
     (run / "manifest.json").unlink()
     assert rollgym_command("replay", run).code == 2
-    assert (
-        f"Results folder {run / 'nowhere'} does not exist" in rollgym_command("replay", run / "nowhere").err
-    )
+    assert f"Run folder {run / 'nowhere'} does not exist" in rollgym_command("replay", run / "nowhere").err
 
 
 def test_an_unknown_environment_is_reported_at_once(rollgym_command: Command, run: Path) -> None:

@@ -5,8 +5,13 @@ from pathlib import Path
 import pytest
 
 from rollgym.core.errors import UsageError
-from rollgym.devices.hardware import DEVICE_MODELS, device_model
-from rollgym.devices.inventory import cluster_from_nodes, find_cluster, known_model
+from rollgym.devices.inventory import (
+    DEVICE_MODELS,
+    cluster_from_nodes,
+    device_model,
+    find_cluster,
+    known_model,
+)
 
 
 def write(folder: Path, text: str) -> str:

@@ -14,8 +14,7 @@ from rollgym.devices.memory import (
     scoring_weights,
     training_state,
 )
-from rollgym.devices.models import read_config
-from rollgym.devices.presets import PRESETS
+from rollgym.devices.models import PRESETS, read_config
 from rollgym.devices.workload import Job
 
 TOKENS, REPLIES = 64, 32

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from rollgym.core.errors import UsageError
-from rollgym.devices.models import ModelShape, find_model, read_config
-from rollgym.devices.presets import PRESETS
+from rollgym.devices.models import PRESETS, ModelShape, find_model, read_config
 
 SMALL = {
     "vocab_size": 100,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rollgym.core.errors import UsageError
 from rollgym.devices.cost_model import OFFLOADS
 from rollgym.devices.inventory import cpu_cluster, gpu_cluster
+from rollgym.devices.models import PRESETS
 from rollgym.devices.planner import fits, make_plan
-from rollgym.devices.presets import PRESETS
 from rollgym.devices.ranges import parse_range
 from rollgym.devices.report import PlanReport
 from rollgym.devices.types import Cluster, DeviceConfig, Node

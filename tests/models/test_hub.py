@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollgym.core.errors import UsageError
-from rollgym.models.hub import hub_folder, is_hub_id
-from rollgym.models.zoo import check_model, model_folder
+from rollgym.models.zoo import check_model, hub_folder, is_hub_id, model_folder
 
 constants = pytest.importorskip("huggingface_hub.constants")
 

@@ -8,10 +8,10 @@ import pytest
 from rollgym.core.errors import UsageError
 from rollgym.pool import status_page as status
 from rollgym.pool.base import LeaseLost
+from rollgym.pool.forkserver import LogRelay
 from rollgym.pool.health import exit_failure
 from rollgym.pool.hosted_env import IdleEnvs
 from rollgym.pool.limits import WorkerLimits
-from rollgym.pool.log_relay import LogRelay
 
 
 @dataclass

@@ -12,8 +12,7 @@ from virtual import run
 
 from rollgym.core.errors import RewardError, UsageError
 from rollgym.rewards import Score, score_episode
-from rollgym.rewards.judge import TEMPLATE, JudgeScorer
-from rollgym.rewards.transcript import transcript
+from rollgym.rewards.judge import TEMPLATE, JudgeScorer, transcript
 from rollgym.testing import ScriptedEngine
 
 

@@ -28,8 +28,7 @@ from rollgym.sandbox import docker_engine
 from rollgym.sandbox.client import WorkerSandbox, wire_limits
 from rollgym.sandbox.docker import open_docker
 from rollgym.sandbox.docker_image import build_image, write_tar
-from rollgym.sandbox.doctor import examine
-from rollgym.sandbox.factory import open_sandbox
+from rollgym.sandbox.factory import examine, open_sandbox
 from rollgym.sandbox.types import Ended, Level, Limits, SandboxSettings
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))

@@ -16,8 +16,7 @@ from rollgym.cli import main
 from rollgym.core.errors import MissingExtra, UsageError, WorkerLost
 from rollgym.core.extras import install_command
 from rollgym.sandbox import docker_engine
-from rollgym.sandbox.docker import host_config
-from rollgym.sandbox.docker_channel import Attached
+from rollgym.sandbox.docker import Attached, host_config
 from rollgym.sandbox.docker_image import write_tar
 from rollgym.sandbox.factory import open_sandbox
 from rollgym.sandbox.types import Limits, SandboxSettings

@@ -8,7 +8,7 @@ import pytest
 
 from rollgym.core.errors import RunError
 from rollgym.sandbox import factory as opening
-from rollgym.sandbox.doctor import doctor, examine
+from rollgym.sandbox.factory import doctor, examine
 from rollgym.sandbox.types import Level, SandboxSettings
 
 
@@ -41,7 +41,7 @@ def test_what_fails_has_a_reason_and_a_fix(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_code_that_does_not_run_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollgym.sandbox.doctor.PROBE", "1 / 0")
+    monkeypatch.setattr("rollgym.sandbox.factory.PROBE", "1 / 0")
     finding = examine("none")
     assert not finding.works
     assert "ZeroDivisionError" in finding.reason

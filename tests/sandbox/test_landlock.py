@@ -111,7 +111,7 @@ def test_where_signals_are_not_kept_inside_all_are_refused(
 
 
 def _folder(monkeypatch: pytest.MonkeyPatch) -> str:
-    from rollgym.sandbox.workdir import make_folder
+    from rollgym.sandbox.launch import make_folder
 
     return make_folder(None)
 

@@ -10,8 +10,8 @@ import pytest
 
 from rollgym.core.errors import UsageError, WorkerLost
 from rollgym.sandbox.client import WorkerSandbox
+from rollgym.sandbox.factory import open_plain
 from rollgym.sandbox.types import Ended, Level, Limits, SandboxSettings
-from rollgym.sandbox.unsandboxed import open_plain
 from rollgym.sandbox.worker_limits import alive, descendants
 
 

@@ -110,7 +110,7 @@ def test_mistakes_are_one_sentence_each(
 def test_a_missing_extra_is_named(
     rollgym_command: Command, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollgym.serve.server.find_spec", lambda name: None)
+    monkeypatch.setattr("rollgym.core.extras.find_spec", lambda name: None)
     ran = rollgym_command("serve", model, "--port", 0)
     assert (ran.code, install_command("serve") in ran.err) == (2, True)
 

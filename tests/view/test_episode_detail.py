@@ -8,8 +8,8 @@ import pytest
 from made_runs import line_of, make_episode
 
 from rollgym.view import RunView
-from rollgym.view.bounds import TEXT
 from rollgym.view.episode_detail import EpisodeDetails
+from rollgym.view.page import TEXT
 
 MakeRun = Callable[..., Path]
 TOKENS = {

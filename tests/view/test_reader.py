@@ -11,7 +11,7 @@ from made_runs import failed_episode, line_of, make_episode
 from rollgym.core.errors import ResultsError, UsageError
 from rollgym.view import RunView
 from rollgym.view.overview import overview
-from rollgym.view.tail import Tail
+from rollgym.view.reader import Tail
 
 MakeRun = Callable[..., Path]
 

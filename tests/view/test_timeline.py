@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollgym.view.tail import Tail
+from rollgym.view.reader import Tail
 from rollgym.view.timeline import MOST_LANES, Timeline, lanes
 
 
