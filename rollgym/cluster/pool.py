@@ -24,7 +24,7 @@ from rollgym.cluster.wait import alive_nodes, print_status, wait_for_resources
 from rollgym.core.errors import RollgymError, UsageError, WorkerLost
 from rollgym.core.serialization import clean_text
 from rollgym.core.types import EpisodeSpec
-from rollgym.pool.base import LeaseLost, Reset, Step
+from rollgym.pool.base import EnvSession, LeaseLost, Reset, Step
 from rollgym.pool.limits import WorkerLimits
 from rollgym.pool.protocol import Act, Begin, End, encode
 from rollgym.pool.stats import PoolStats, WorkerStats
@@ -257,7 +257,7 @@ class RayPool:
         )
 
 
-class RaySession:
+class RaySession(EnvSession):
     """A lease in an env actor. `reset` creates the environment or reuses an idle one."""
 
     def __init__(self, pool: RayPool, handle: EnvActorHandle, lease: int, spec: EpisodeSpec) -> None:

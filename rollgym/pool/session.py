@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rollgym.core.errors import RollgymError, UsageError
 from rollgym.core.serialization import clean_text
 from rollgym.core.types import EpisodeSpec
-from rollgym.pool.base import LeaseLost, Reset, Step
+from rollgym.pool.base import EnvSession, LeaseLost, Reset, Step
 from rollgym.pool.protocol import Act, Begin, End, encode
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Op = Literal["reset", "step", "close"]
 
 
-class LocalSession:
+class LocalSession(EnvSession):
     """One lease in a worker process. The environment is made (or taken from the idle ones) by `reset`."""
 
     __slots__ = (
