@@ -300,11 +300,8 @@ def learner_options(config: TrainConfig) -> LearnerOptions:
     """Arguments of a learner besides its settings and its loss, wherever it runs."""
     steps = config.stop.steps * config.learner.epochs * config.learner.mini_batches
     return LearnerOptions(
-        aggregation=config.loss.aggregation,
-        aggregation_constant=config.loss.aggregation_constant,
         temperature=config.agent.temperature,
         total_steps=max(steps, 1),
-        kl_target=config.loss.kl_target,
         seed=derive_seed("learner", config.seed),
         gap_limit=gap_limit(config),
     )

@@ -39,7 +39,7 @@ async def wait_for_resources(
         report: Receives the messages.
         timeout: Seconds after which `PlacementError` is raised.
     """
-    future = asyncio.ensure_future(_awaited(result))
+    future = asyncio.ensure_future(result)
     began = time.monotonic()
     try:
         while True:
@@ -54,10 +54,6 @@ async def wait_for_resources(
             report(message)
     finally:
         future.cancel()
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
 
 
 def missing_resources(needs: Mapping[str, float] | Sequence[Mapping[str, float]], subject: str) -> str:

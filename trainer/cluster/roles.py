@@ -130,5 +130,5 @@ def _reference(config: TrainConfig, model: Path, placed: PlacedPlan) -> RayLearn
 
 
 def _critic(config: TrainConfig, model: Path, placed: PlacedPlan) -> RayLearner:
-    options = replace(learner_options(config), value_only=True, kl_target=None)
-    return _open_role("critic", model, config.learner, config.loss, options, config, placed)
+    options, loss = replace(learner_options(config), value_only=True), replace(config.loss, kl_target=None)
+    return _open_role("critic", model, config.learner, loss, options, config, placed)

@@ -96,7 +96,7 @@ class Learner:
         """Optimizer steps so far."""
         self._options = options
         self._offloaded: list[str] = []
-        self._adaptive_kl = None if options.kl_target is None else AdaptiveKL(loss.kl_coef, options.kl_target)
+        self._adaptive_kl = None if loss.kl_target is None else AdaptiveKL(loss.kl_coef, loss.kl_target)
         self._rank, self._world = rank, world
         self._group: ProcessGroup | None = None
         name = config.device
@@ -249,8 +249,6 @@ class Learner:
         self.config, self.loss = imitation_config(self.config, rate), imitation_loss()
         self._options = replace(
             self._options,
-            aggregation="token-mean",
-            aggregation_constant=None,
             total_steps=max(steps, 1),
             gap_limit=None,  # demonstrations are not sampled by an engine
         )
@@ -455,19 +453,18 @@ class Learner:
     def _accumulate(self, batch: Batch, episodes: Sequence[int]) -> list[dict[str, Metric]]:
         """Accumulate the gradient of episodes over micro-batches; returns metrics by micro-batch or rank."""
         self.strategy.zero_grad()
-        options = self._options
-        weights = batch_weights(batch, episodes, options.aggregation, options.aggregation_constant)
+        weights = batch_weights(batch, episodes, self.loss)
         rows = rows_with_gradient(batch, batch.sequences_of(episodes), self.loss)
         by_episode = self.loss.ratio_level == "episode"
         chosen = list(self._micro_batches(batch, rows, by_episode=by_episode))
         metrics = []
         for number, part in enumerate(chosen, start=1):
             with self.strategy.microbatch(last=number == len(chosen)):
-                losses, found = self._losses(
+                losses, part_metrics = self._losses(
                     batch, part or shortest_row(batch), weights if part else np.zeros(batch.num_tokens)
                 )
                 self.strategy.backward(losses)
-            metrics.append(found)
+            metrics.append(part_metrics)
         return metrics if self._group is None else _gather_metrics(self._group, merge(metrics))
 
     def _losses(
@@ -533,7 +530,7 @@ def _gather_metrics(group: ProcessGroup, metrics: dict[str, Metric]) -> list[dic
     return [
         {
             name: Metric(kind, torch.tensor(total).double(), torch.tensor(count).double())
-            for name, (kind, total, count) in one.items()
+            for name, (kind, total, count) in rank_metrics.items()
         }
-        for one in group.gather(plain)
+        for rank_metrics in group.gather(plain)
     ]

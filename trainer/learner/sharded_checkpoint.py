@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rollgym.core.errors import ResultsError, RunError, one_line
-from rollgym.io.run_dir import read_json, write_json
-from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
+from rollgym.io.run_dir import read_json
 
 MANIFEST = "shards.json"
 WHOLE_WEIGHTS, WHOLE_OPTIMIZER = "learner.safetensors", "optimizer.pt"
@@ -56,53 +55,6 @@ class Checkpoint(Protocol):
 
     def read(self, name: str, key: str, start: int, stop: int) -> Tensor | None:
         """Return a range of a weight or a moment; ``None`` to keep the current values."""
-
-
-class ShardedState(Protocol):
-    """The state of one rank: the part of a `ParallelStrategy` that is saved in shards."""
-
-    name: str
-    group: ProcessGroup | None
-
-    def shapes(self) -> Shapes:
-        """Return the shapes of all trained parameters by name."""
-
-    def fragments(self) -> list[Fragment]:
-        """Return what this rank saves; the ranks together hold everything once."""
-
-    def parameter_steps(self) -> Mapping[str, int]:
-        """Return the optimizer steps that each parameter has seen."""
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore weights and optimizer states."""
-
-
-def save_shards(state: ShardedState, path: Path, steps: int) -> None:
-    """Write this rank's shard into a folder that all ranks see; rank 0 writes the manifest last."""
-    group = state.group
-    rank, world = (0, 1) if group is None else (group.rank, group.world)
-    if rank == 0:
-        remove_manifest(path)
-    if group is not None:
-        group.barrier()
-    with all_or_none(group):
-        part = _write_part(path, rank, world, state.fragments())
-    parts = [part] if group is None else group.gather(part)
-    counts = state.parameter_steps()
-    parameters = {n: {"shape": list(shape), "steps": counts[n]} for n, shape in state.shapes().items()}
-    with all_or_none(group):
-        if rank == 0:
-            head = {"format": 1, "strategy": state.name, "world": len(parts), "steps": steps}
-            write_json(path / MANIFEST, {**head, "parameters": parameters, "parts": parts})
-
-
-def load_shards(state: ShardedState, path: Path) -> int:
-    """Restore a checkpoint of any strategy and number of ranks; returns its number of optimizer steps."""
-    with ExitStack() as stack:
-        with all_or_none(state.group):
-            checkpoint = stack.enter_context(open_checkpoint(path, state.shapes()))
-        state.restore(checkpoint)
-        return checkpoint.steps
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -160,7 +112,7 @@ def fill(fragments: Sequence[Fragment], checkpoint: Checkpoint) -> None:
                 tensor.copy_(values)
 
 
-def _write_part(path: Path, rank: int, world: int, fragments: Sequence[Fragment]) -> dict[str, Any]:
+def write_part(path: Path, rank: int, world: int, fragments: Sequence[Fragment]) -> dict[str, Any]:
     """Write one rank's file atomically; returns its entry in the manifest."""
     from safetensors.torch import save_file
 

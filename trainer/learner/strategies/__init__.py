@@ -5,7 +5,7 @@
     zero1    optimizer states sharded; zero2: gradients too; zero3: weights too (DeepSpeed)
     fsdp2    weights, gradients and optimizer states sharded
 
-A further strategy is a class with the methods of `ParallelStrategy` and one registration:
+A further strategy is a subclass of `ParallelStrategy` and one registration:
 
     register_strategy("mine", MyStrategy)
 

@@ -1,16 +1,17 @@
-"""The `ParallelStrategy` protocol, and `TorchStrategy`, the base of the built-in strategies."""
+"""`ParallelStrategy`: the interface of all strategies, and what they share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from rollgym.io.run_dir import write_json
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig
 from rollgym.trainer.learner.modules import Outputs, PolicyModule, TrainedModules
@@ -18,13 +19,15 @@ from rollgym.trainer.learner.offload import move, optimizer_state
 from rollgym.trainer.learner.optim import clip_and_step, make_adamw
 from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
 from rollgym.trainer.learner.sharded_checkpoint import (
+    MANIFEST,
     Checkpoint,
     Fragment,
     adam_fragments,
     fill,
     init_moments,
-    load_shards,
-    save_shards,
+    open_checkpoint,
+    remove_manifest,
+    write_part,
 )
 
 
@@ -42,70 +45,11 @@ class StrategyContext:
     """Keep on the CPU whatever the strategy can keep there."""
 
 
-class ParallelStrategy(Protocol):
+class ParallelStrategy:
     """Holds weights, gradients and optimizer states of one rank, and computes with them.
 
-    All ranks call the same methods in the same order. `TorchStrategy` implements all of them for one process;
-    a strategy that derives from it overrides what differs.
-    """
-
-    def wrap(self, modules: TrainedModules) -> None:
-        """Wrap the policy and a separate critic, and make the optimizer. Called once, first."""
-
-    def wrap_frozen(self, module: PolicyModule) -> PolicyModule:
-        """Return a policy that is not trained as this strategy holds it: whole on every rank, or sharded."""
-
-    def forward(self, rows: Sequence[TokenSequence], outputs: Outputs) -> tuple[Tensor, ...]:
-        """Run the policy module."""
-
-    def forward_critic(self, rows: Sequence[TokenSequence]) -> Tensor:
-        """Run the separate critic."""
-
-    def microbatch(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Return the context of a micro-batch's forward and backward pass; gradients sync in the last."""
-
-    def backward(self, losses: Sequence[Tensor]) -> None:
-        """Add the gradient, summed over all ranks, of the policy's loss and of a critic's."""
-
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
-
-    def step(self, lr_scale: float) -> float:
-        """Clip the gradients and take an optimizer step; returns the policy's norm before clipping."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's parameter groups; ``base`` is the learning rate that ``lr_scale`` applies to."""
-
-    def shape(self, parameter: nn.Parameter) -> Sequence[int]:
-        """Return the shape of a whole parameter."""
-
-    def gather(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Return whole parameters, which only need to be right on rank 0."""
-
-    def save(self, path: Path, steps: int) -> None:
-        """Write weights, optimizer states and the number of optimizer steps."""
-
-    def load(self, path: Path) -> int:
-        """Restore a checkpoint of any strategy; returns its number of optimizer steps."""
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore weights and optimizer states."""
-
-    def tensors(self, part: str) -> list[Tensor]:
-        """Return this rank's tensors of ``optimizer`` or ``weights``."""
-
-    def offload(self, part: str) -> int:
-        """Move a part to host memory; returns bytes."""
-
-    def reload(self, part: str) -> int:
-        """Move a part back to the device; returns bytes."""
-
-
-class TorchStrategy:
-    """One torch AdamW over all parameters, with everything whole in this process.
-
-    Implements `ParallelStrategy`: the base of all built-in strategies.
+    This class keeps everything whole in one process, with one torch AdamW over all parameters. A strategy
+    derives from it and overrides what differs. All ranks call the same methods in the same order.
     """
 
     modules: TrainedModules
@@ -118,12 +62,12 @@ class TorchStrategy:
         self.rank, self.world = (0, 1) if self.group is None else (self.group.rank, self.group.world)
 
     def wrap(self, modules: TrainedModules) -> None:
-        """Make the optimizer; a subclass wraps the modules first."""
+        """Wrap the policy and a separate critic, and make the optimizer. Called once, first."""
         self.modules = modules
         self.optimizer = make_adamw(modules.param_groups(), self.config)
 
     def wrap_frozen(self, module: PolicyModule) -> PolicyModule:
-        """Return the module as it is."""
+        """Return a policy that is not trained as this strategy holds it: whole on every rank, or sharded."""
         return module
 
     def forward(self, rows: Sequence[TokenSequence], outputs: Outputs) -> tuple[Tensor, ...]:
@@ -137,11 +81,12 @@ class TorchStrategy:
         return values
 
     def microbatch(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Return no context."""
+        """Return the context of a micro-batch's forward and backward pass; gradients sync in the last."""
         return nullcontext()
 
     def backward(self, losses: Sequence[Tensor]) -> None:
-        """Add the gradient of all losses; torch averages over ranks, so that they are scaled to a sum."""
+        """Add the gradient, summed over all ranks, of the policy's loss and of a critic's."""
+        # torch averages over ranks.
         cast(Tensor, sum(losses) * self.world).backward()  # type: ignore[no-untyped-call]
 
     def zero_grad(self) -> None:
@@ -165,7 +110,7 @@ class TorchStrategy:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's parameter groups."""
+        """The optimizer's parameter groups; ``base`` is the learning rate that ``lr_scale`` applies to."""
         return self.optimizer.param_groups
 
     def shape(self, parameter: nn.Parameter) -> Sequence[int]:
@@ -173,7 +118,7 @@ class TorchStrategy:
         return parameter.shape
 
     def gather(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Return whole parameters."""
+        """Return whole parameters, which only need to be right on rank 0."""
         return [parameter.detach() for parameter in parameters]
 
     def shapes(self) -> dict[str, Sequence[int]]:
@@ -190,12 +135,29 @@ class TorchStrategy:
         return {name: int(state[p]["step"]) if state.get(p) else 0 for name, p in trained.items()}
 
     def save(self, path: Path, steps: int) -> None:
-        """Write this rank's shard of a checkpoint."""
-        save_shards(self, path, steps)
+        """Write weights, optimizer states and the number of optimizer steps, into a folder all ranks see."""
+        group = self.group
+        if self.rank == 0:
+            remove_manifest(path)
+        if group is not None:
+            group.barrier()
+        with all_or_none(group):
+            part = write_part(path, self.rank, self.world, self.fragments())
+        parts = [part] if group is None else group.gather(part)
+        counts = self.parameter_steps()
+        parameters = {n: {"shape": list(shape), "steps": counts[n]} for n, shape in self.shapes().items()}
+        with all_or_none(group):
+            if self.rank == 0:  # last: it makes the checkpoint valid
+                head = {"format": 1, "strategy": self.name, "world": self.world, "steps": steps}
+                write_json(path / MANIFEST, {**head, "parameters": parameters, "parts": parts})
 
     def load(self, path: Path) -> int:
-        """Restore a checkpoint of any strategy; returns its number of optimizer steps."""
-        return load_shards(self, path)
+        """Restore a checkpoint of any strategy and number of ranks; returns its number of optimizer steps."""
+        with ExitStack() as stack:
+            with all_or_none(self.group):
+                checkpoint = stack.enter_context(open_checkpoint(path, self.shapes()))
+            self.restore(checkpoint)
+            return checkpoint.steps
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore this rank's fragments of weights and optimizer states."""

@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 
 from rollgym.trainer.learner.modules import PolicyModule, TrainedModules
 from rollgym.trainer.learner.sharded_checkpoint import Fragment, adam_fragments
-from rollgym.trainer.learner.strategies.base import StrategyContext, TorchStrategy
+from rollgym.trainer.learner.strategies.base import ParallelStrategy, StrategyContext
 
 
-class Fsdp2Strategy(TorchStrategy):
+class Fsdp2Strategy(ParallelStrategy):
     """A rank with some rows of every parameter."""
 
     def __init__(self, context: StrategyContext) -> None:

@@ -20,7 +20,7 @@ from rollgym.trainer.learner.offload import move, optimizer_state, size
 from rollgym.trainer.learner.optim import DIVERGED, make_adamw
 from rollgym.trainer.learner.process_group import all_or_none
 from rollgym.trainer.learner.sharded_checkpoint import MOMENTS, Checkpoint, Fragment, fill
-from rollgym.trainer.learner.strategies.base import TorchStrategy
+from rollgym.trainer.learner.strategies.base import ParallelStrategy
 from rollgym.trainer.learner.strategies.fsdp2 import reset_shards, shard
 
 REDUCE_BUCKET = 500_000_000
@@ -50,7 +50,7 @@ def start_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-class ZeroStrategy(TorchStrategy, ABC):
+class ZeroStrategy(ParallelStrategy, ABC):
     """A rank with DeepSpeed engines: one for the policy, and one for a separate critic.
 
     The stages differ in which fragments a rank holds, and how.
