@@ -115,9 +115,9 @@ class GroupBuffer:
 
     def pop_chosen(self, count: int) -> list[Group]:
         """Hand over up to ``count`` chosen groups."""
-        chosen, self._chosen = self._chosen[:count], self._chosen[count:]
-        self.unreleased += len(chosen) if self.hold_slots else 0
-        return [one.group for one in chosen]
+        popped, self._chosen = self._chosen[:count], self._chosen[count:]
+        self.unreleased += len(popped) if self.hold_slots else 0
+        return [chosen.group for chosen in popped]
 
     def cancel_group(self, group_id: str) -> list[str]:
         """Requeue an open group that is too stale; returns the ids of its episodes that still run."""

@@ -73,7 +73,7 @@ def separate_roles(placed: PlacedPlan) -> list[str]:
     """Those of reference and critic that are on other devices than the policy's training."""
     train = set(placed.plan.placements["actor_train"].devices)
     planned = {name: placed.plan.placements.get(ROLES[name]) for name in ("reference", "critic")}
-    return [name for name, one in planned.items() if one is not None and set(one.devices) != train]
+    return [name for name, role in planned.items() if role is not None and set(role.devices) != train]
 
 
 def offloads(placed: PlacedPlan, role: Role = "actor_train") -> tuple[str, ...]:

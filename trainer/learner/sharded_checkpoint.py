@@ -118,7 +118,7 @@ def write_part(path: Path, rank: int, world: int, fragments: Sequence[Fragment])
 
     name = f"shard-{rank:05d}-of-{world:05d}.safetensors"
     held = [fragment for fragment in fragments if fragment.stop > fragment.start]
-    tensors = {f"{k}/{one.name}": t.cpu().clone() for one in held for k, t in one.tensors.items()}
+    tensors = {f"{k}/{part.name}": t.cpu().clone() for part in held for k, t in part.tensors.items()}
     temporary = path / f".{name}.part"
     try:
         save_file(tensors, temporary)
@@ -127,7 +127,7 @@ def write_part(path: Path, rank: int, world: int, fragments: Sequence[Fragment])
         raise RunError(f"Cannot write the checkpoint part {path / name}: {one_line(error)}") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return {"file": name, "ranges": {one.name: [one.start, one.stop] for one in held}}
+    return {"file": name, "ranges": {part.name: [part.start, part.stop] for part in held}}
 
 
 def has_shards(path: Path) -> bool:
@@ -165,8 +165,8 @@ class _Shards:
             raise ResultsError(f"{MANIFEST} has format {manifest.get('format')!r}, expected 1.")
         self.path = path
         self.steps = int(manifest["steps"])
-        self.shapes: Shapes = {n: one["shape"] for n, one in manifest["parameters"].items()}
-        self.parameter_steps = {n: int(one["steps"]) for n, one in manifest["parameters"].items()}
+        self.shapes: Shapes = {n: entry["shape"] for n, entry in manifest["parameters"].items()}
+        self.parameter_steps = {n: int(entry["steps"]) for n, entry in manifest["parameters"].items()}
         self._parts = [
             (stack.enter_context(safe_open(path / part["file"], "pt")), part["ranges"])
             for part in manifest["parts"]

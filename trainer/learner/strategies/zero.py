@@ -137,7 +137,7 @@ class ZeroStrategy(ParallelStrategy, ABC):
         optimizers = [engine.optimizer for engine in self._engines]
         if part == "weights":
             return [tensor for optimizer in optimizers for tensor in self._weights(optimizer)]
-        return [t for one in optimizers for t in (*self._master(one), *optimizer_state(one.optimizer))]
+        return [t for zero in optimizers for t in (*self._master(zero), *optimizer_state(zero.optimizer))]
 
     def offload(self, part: str) -> int:
         """Move a part to host memory; returns bytes."""
@@ -243,7 +243,7 @@ class Zero12Strategy(ZeroStrategy):
     def wrap(self, modules: TrainedModules) -> None:
         """Make the engines, and note which ranges are this rank's: offloaded weights lose that note."""
         super().wrap(modules)
-        mappings = ((name, getattr(one, "_hp_mapping", None)) for name, one, _ in self._named())
+        mappings = ((name, getattr(p, "_hp_mapping", None)) for name, p, _ in self._named())
         self._ranges = {name: _range(mapping) for name, mapping in mappings if mapping is not None}
 
     def fragments(self) -> list[Fragment]:
