@@ -156,19 +156,8 @@ async def atrain(
         >>> result = await rollgym.atrain("frozen-lake-grpo", stop={"steps": 20})
     """
     stop, settings = GracefulStop(), override_words(overrides)
-    training = asyncio.ensure_future(
-        asyncio.to_thread(
-            _run,
-            config,
-            settings,
-            out,
-            resume=resume,
-            trust_code=trust_code,
-            plain=plain,
-            modules=modules,
-            stop=stop,
-        )
-    )
+    options: dict[str, Any] = {"resume": resume, "trust_code": trust_code, "plain": plain, "modules": modules}
+    training = asyncio.ensure_future(asyncio.to_thread(_run, config, settings, out, stop=stop, **options))
     try:
         return await asyncio.shield(training)
     except asyncio.CancelledError:
@@ -193,16 +182,8 @@ def run_training(
 
     ``imitate_only`` stops after the warm start.
     """
-    return _run(
-        name,
-        overrides,
-        out,
-        resume=resume,
-        imitate_only=imitate_only,
-        plain=plain,
-        trust_code=trust_code,
-        modules=modules,
-    ).to_json()
+    options: dict[str, Any] = {"resume": resume, "trust_code": trust_code, "plain": plain, "modules": modules}
+    return _run(name, overrides, out, imitate_only=imitate_only, **options).to_json()
 
 
 def _run(
@@ -245,8 +226,8 @@ def _run(
         finally:
             run.close()
     summary = read_json(folder / SUMMARY)
-    envs = [] if config.program is not None else [env for env in config.envs if not is_local(env.id)]
-    commands = [command_for(config, env, folder) for env in envs]
+    envs = config.envs if config.program is None else []
+    commands = [command_for(config, env, folder) for env in envs if not is_local(env.id)]
     fields = {name: summary[name] for name in TrainResult.__dataclass_fields__ if name in summary}
     return TrainResult(folder=folder, eval_commands=commands, **fields)
 

@@ -58,12 +58,7 @@ class TrainRun:
 
     The folder is claimed before any component is made; `components` is set afterwards.
 
-    Args:
-        config: All settings.
-        folder: The run folder, made here unless ``resume`` is set.
-        console: Shows state.
-        resume: Continue from the newest checkpoint in ``folder``.
-        stop: Where a request to stop arrives; default: a new one.
+    With ``resume`` the run continues from the newest checkpoint in ``folder``; otherwise the folder is made.
     """
 
     components: Components

@@ -159,12 +159,7 @@ class GroupBuffer:
         return {number: attempt for number, attempt in self._first_attempts.items() if attempt}
 
     def requeue(self, groups: Sequence[int], first_attempts: Mapping[int, int] | None = None) -> None:
-        """Start these groups before new ones.
-
-        Args:
-            groups: Group numbers.
-            first_attempts: The attempt that a group begins with, where it is not 0.
-        """
+        """Start these groups before new ones, with these first attempts where they are not 0."""
         self._requeued = sorted({*self._requeued, *groups})
         self._first_attempts = Counter({**self._first_attempts, **(first_attempts or {})})
 
@@ -193,8 +188,7 @@ class GroupBuffer:
         self._discarded.append(Discarded(group_id, reason))
 
     def _requeue_stale(self, number: int, attempt: int) -> None:
-        self._first_attempts[number] = attempt
-        self._requeued = sorted([*self._requeued, number])
+        self.requeue([number], {number: attempt})
         self.counts["stale"] += 1
 
     def _too_old(self, group: Group) -> bool:

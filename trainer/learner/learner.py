@@ -258,8 +258,7 @@ class Learner:
     def end_imitation(self, taught: Path | None) -> None:
         """Return to the configured loss and schedule with a fresh optimizer.
 
-        Args:
-            taught: The policy as `export` wrote it; a separate critic starts from it.
+        A separate critic starts from ``taught``, the policy as `export` wrote it.
         """
         with self._rank_errors("end imitation"):
             offloaded = self.offloaded
@@ -367,12 +366,8 @@ class Learner:
     ) -> Iterator[list[int]]:
         """Yield this rank's micro-batches; an empty one stands for a row of weight 0.
 
-        Rows that the model reads alike are in the same micro-batch where possible, and computed once.
-
-        Args:
-            batch: The batch.
-            rows: The rows to compute.
-            by_episode: Keep the rows of an episode together.
+        Rows that the model reads alike are in the same micro-batch where possible, and computed once;
+        with ``by_episode``, so are the rows of an episode.
         """
         padded = self.modules.layout.layout == "padded"
         chosen = [batch.sequences[row] for row in rows]

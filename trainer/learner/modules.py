@@ -38,12 +38,7 @@ def mixed_precision(device: str, bfloat16: bool) -> torch.autocast:
 
 
 class Critic(nn.Module):
-    """A zero-initialized value head on the policy's hidden states, or on a separate transformer's.
-
-    Args:
-        policy: The causal language model whose states are read or whose transformer is copied.
-        separate: Whether the critic has a transformer, as a copy of the policy's.
-    """
+    """A zero-initialized value head on the policy's hidden states, or on a copy of its transformer's."""
 
     def __init__(self, policy: Any, *, separate: bool) -> None:
         super().__init__()

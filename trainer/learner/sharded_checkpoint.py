@@ -69,11 +69,7 @@ def adam_fragments(
 ) -> list[Fragment]:
     """Return fragments of parameters and their Adam moments.
 
-    Args:
-        parameters: By name.
-        optimizer: Holds the moments in the shape of the parameters.
-        span: Returns the range of a parameter that is wanted; all of it by default.
-        local: Returns the elements of a parameter or moment in this process, flat.
+    ``span`` returns the range of a parameter that is wanted, ``local`` its elements in this process, flat.
     """
     fragments = []
     for name, parameter in parameters.items():

@@ -118,16 +118,7 @@ class Console:
     def evaluated(
         self, step: int, value: float, low: float, high: float, *, env: str = "", what: str = "success"
     ) -> None:
-        """Show the held-out result after ``step`` with its confidence interval.
-
-        Args:
-            step: Training steps done.
-            value: The mean.
-            low: Lower end of the interval.
-            high: Upper end of the interval.
-            env: The environment, in a mixture.
-            what: ``success``, or ``return`` if the environment defines no success.
-        """
+        """Show the mean held-out success, or return, after ``step``, with its confidence interval."""
         numbers = _readable({"value": value, "low": low, "high": high})
         value, low, high = (numbers.get(name, math.nan) for name in ("value", "low", "high"))
         env = _one_line(env)

@@ -33,7 +33,7 @@ class StrategySpec:
 
     name: str
     factory: str | StrategyFactory
-    """Makes the strategy; ``module:attribute`` is imported when first used."""
+    """Makes the strategy of one rank; ``module:attribute`` is imported when first used."""
     distributed: bool = True
     """True if its ranks form a process group; otherwise there is exactly one process."""
     cpu_offload: bool = True
@@ -62,14 +62,7 @@ _STRATEGIES: dict[str, StrategySpec] = {}
 def register_strategy(
     name: str, factory: str | StrategyFactory, *, distributed: bool = True, cpu_offload: bool = True
 ) -> None:
-    """Make a strategy available under a name, for `Learner` and for ``strategy`` in configs.
-
-    Args:
-        name: The name in configs and checkpoints.
-        factory: Makes the strategy of one rank, or ``module:attribute`` of such a function or class.
-        distributed: Whether its ranks form a process group; otherwise there is exactly one process.
-        cpu_offload: Whether it can keep weights or optimizer states on the CPU.
-    """
+    """Make a strategy available under a name, for `Learner`, configs and checkpoints; see `StrategySpec`."""
     if name in _STRATEGIES:
         raise UsageError(f"Strategy {name!r} is already registered.")
     _STRATEGIES[name] = StrategySpec(

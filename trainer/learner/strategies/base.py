@@ -11,12 +11,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from rollgym.core.errors import RunError
 from rollgym.io.run_dir import write_json
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig
 from rollgym.trainer.learner.modules import Outputs, PolicyModule, TrainedModules
 from rollgym.trainer.learner.offload import move, optimizer_state
-from rollgym.trainer.learner.optim import clip_and_step, make_adamw
+from rollgym.trainer.learner.optim import DIVERGED, make_adamw
 from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
 from rollgym.trainer.learner.sharded_checkpoint import (
     MANIFEST,
@@ -99,14 +100,17 @@ class ParallelStrategy:
 
     def step(self, lr_scale: float) -> float:
         """Clip the gradients and take an optimizer step; returns the policy's norm before clipping."""
-        return clip_and_step(
-            self.optimizer,
-            max_norm=self.config.clip_norm,
-            lr_scale=lr_scale,
+        sets = [group["params"] for group in self.param_groups]
+        if self.modules.separate_critic is None:
             # A value head shares the policy's hidden states: one gradient, one norm.
-            joint_norm=self.modules.separate_critic is None,
-            clip=self.clip,
-        )
+            sets = [sum(sets, [])]
+        norms = [self.clip(parameters, self.config.clip_norm or float("inf")) for parameters in sets]
+        if not all(map(torch.isfinite, norms)):
+            raise RunError(DIVERGED)
+        for group in self.param_groups:
+            group["lr"] = group["base"] * lr_scale
+        self.optimizer.step()
+        return float(norms[0])
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
