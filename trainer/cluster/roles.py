@@ -45,13 +45,12 @@ def open_learner(config: TrainConfig, model: Path, placed: PlacedPlan) -> MultiR
 def restart_learner(learner: MultiRoleLearner, config: TrainConfig, placed: PlacedPlan) -> None:
     """Restart all ranks on the devices of another plan."""
     learner.offloads = _offloads_by_role(placed)
-    changes = ("strategy", "actor_options", "cpu_offload")
-    placements = {name: placement(config, placed, name) for name in ("policy", *separate_roles(placed))}
-    learner.restart({name: {key: new[key] for key in changes} for name, new in placements.items()})
+    roles = ("policy", *separate_roles(placed))
+    learner.restart({name: placement(config, placed, name) for name in roles})
 
 
 def placement(config: TrainConfig, placed: PlacedPlan, name: str) -> dict[str, Any]:
-    """Arguments of a `RayLearner` that depend on the plan: strategy, actor slots, offloading."""
+    """Arguments of `RayLearner.restart`, which depend on the plan: strategy, actor slots, offloading."""
     role = ROLES[name]
     slots, planned = placed.slots[role], placed.plan.placements[role]
     strategy: str = config.learner.strategy
@@ -62,9 +61,6 @@ def placement(config: TrainConfig, placed: PlacedPlan, name: str) -> dict[str, A
     return {
         "strategy": strategy,
         "actor_options": [slot.options() for slot in slots],
-        "role": role,
-        "imports": config.imports,
-        "heartbeat_timeout": config.ray.heartbeat_timeout,
         "cpu_offload": "step" in planned.offload and find_strategy(strategy).cpu_offload,
     }
 
@@ -118,7 +114,17 @@ def _open_role(
 ) -> RayLearner:
     arguments = placement(config, placed, name)
     options = replace(options, cpu_offload=arguments.pop("cpu_offload"))
-    return RayLearner(model, learner, loss, options, **arguments)
+    timeout = config.ray.heartbeat_timeout
+    return RayLearner(
+        model,
+        learner,
+        loss,
+        options,
+        role=ROLES[name],
+        imports=config.imports,
+        heartbeat_timeout=timeout,
+        **arguments,
+    )
 
 
 def _reference(config: TrainConfig, model: Path, placed: PlacedPlan) -> RayLearner:

@@ -84,17 +84,6 @@ def adam_fragments(
     return fragments
 
 
-def init_moments(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: Mapping[str, int]
-) -> None:
-    """Give an Adam zero moments, to be filled, for parameters with this many optimizer steps."""
-    for name, parameter in parameters.items():
-        optimizer.state.pop(parameter, None)
-        if steps[name]:
-            moments = {key: torch.zeros_like(parameter.detach()) for key in MOMENTS}
-            optimizer.state[parameter] = {"step": torch.tensor(float(steps[name])), **moments}
-
-
 @torch.no_grad()
 def fill(fragments: Sequence[Fragment], checkpoint: Checkpoint) -> None:
     """Read fragments from a checkpoint."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,11 @@ from rollgym.trainer.learner.optim import DIVERGED, make_adamw
 from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
 from rollgym.trainer.learner.sharded_checkpoint import (
     MANIFEST,
+    MOMENTS,
     Checkpoint,
     Fragment,
     adam_fragments,
     fill,
-    init_moments,
     open_checkpoint,
     remove_manifest,
     write_part,
@@ -166,8 +166,16 @@ class ParallelStrategy:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore this rank's fragments of weights and optimizer states."""
         with all_or_none(self.group):
-            init_moments(self.modules.trained(), self.optimizer, checkpoint.parameter_steps)
+            self.init_moments(checkpoint.parameter_steps)
             fill(self.restored(), checkpoint)
+
+    def init_moments(self, steps: Mapping[str, int]) -> None:
+        """Give the optimizer zero moments, to be filled, for parameters with this many optimizer steps."""
+        for name, parameter in self.modules.trained().items():
+            self.optimizer.state.pop(parameter, None)
+            if steps[name]:
+                moments = {key: torch.zeros_like(parameter.detach()) for key in MOMENTS}
+                self.optimizer.state[parameter] = {"step": torch.tensor(float(steps[name])), **moments}
 
     def restored(self) -> list[Fragment]:
         """Return what this rank restores: what it saves, unless ranks hold the same."""
