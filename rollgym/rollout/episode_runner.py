@@ -66,7 +66,6 @@ async def run_episode(
     agent: Agent,
     *,
     scorer: Scorer | None = None,
-    attempts: int = 1,
     on_state: OnState = _ignore_state,
 ) -> Episode:
     """Run one episode and return it, however it ended.
@@ -74,7 +73,7 @@ async def run_episode(
     Raises:
         asyncio.CancelledError: The calling task was cancelled; the environment has been closed.
     """
-    runner = EpisodeRunner(spec, pool, agent, scorer=scorer, attempts=attempts, on_state=on_state)
+    runner = EpisodeRunner(spec, pool, agent, scorer=scorer, on_state=on_state)
     episode = await runner.run()
     if runner.cancelled_by_caller:
         raise asyncio.CancelledError

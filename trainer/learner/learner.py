@@ -43,7 +43,6 @@ from rollgym.trainer.learner.objective import (
     micro_batch_loss,
     rows_with_gradient,
     shortest_row,
-    wrong_model,
 )
 from rollgym.trainer.learner.offload import size
 from rollgym.trainer.learner.optim import lr_scale
@@ -483,7 +482,13 @@ class Learner:
         """Raise `RunError` where engine and learner do not compute the same model."""
         gap, limit = metrics.get("train_rollout_logprob_diff", 0.0), self._options.gap_limit
         if limit is not None and gap > limit:
-            raise RunError(wrong_model(type(self.modules.plain_model).__name__, gap, limit))
+            raise RunError(
+                f"The engine's log-probs of {type(self.modules.plain_model).__name__} differ from the "
+                f"learner's by {gap:.2g} nats on average for tokens that the current weights sampled (at "
+                f"most {limit:g} can be rounding): one of the two computes another model. The batch was not "
+                "trained on. Try learner.layout=padded or another engine.kind, and see "
+                "docs/model_families.md."
+            )
 
     def _wrap_reference(self) -> None:
         module = self.modules.reference_module()

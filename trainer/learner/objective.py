@@ -24,16 +24,6 @@ GAP_LIMIT = {"float32": 0.2, "bfloat16": 0.5}
 """Mean ``train_rollout_logprob_diff`` above which engine and learner compute different models."""
 
 
-def wrong_model(name: str, gap: float, limit: float) -> str:
-    """Return the error message for an engine that samples from another distribution than is trained."""
-    return (
-        f"The engine's log-probs of {name} differ from the learner's by {gap:.2g} nats on average for tokens "
-        f"that the current weights sampled (at most {limit:g} can be rounding): one of the two computes "
-        "another model. The batch was not trained on. Try learner.layout=padded or another engine.kind, and "
-        "see docs/model_families.md."
-    )
-
-
 def batch_weights(batch: Batch, episodes: Sequence[int], loss: LossConfig) -> FloatArray:
     """Return the weight of each token in an optimizer step on these episodes."""
     all_lengths = batch.lengths

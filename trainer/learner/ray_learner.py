@@ -164,8 +164,8 @@ class RayLearner:
 
     def set_reference(self, model: Path) -> None:
         """Use the weights in a model folder as the reference policy."""
-        self._reference = model
-        self._run(Learner.set_reference, model)
+        self._reference = model.absolute()
+        self._run(Learner.set_reference, self._reference)
 
     def adapt_kl(self, metrics: Metrics) -> float:
         """Adapt the KL coefficient to an update's metrics; returns the coefficient."""
