@@ -41,7 +41,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False)
 class EnvSession(Protocol):
     """A lease on one environment for one episode. Implementations inherit from it, for the defaults."""
 
-    __slots__ = ()
     healthy: bool = True
     """Set to False before `close` to have the environment closed instead of reused."""
 

@@ -32,7 +32,7 @@ def _of_policy(
     """Make a method of `MultiRoleLearner` that is the policy's."""
 
     @functools.wraps(method)
-    def call(self: MultiRoleLearner, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: MultiRoleLearner, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return method(self.policy, *args, **kwargs)
 
     return call

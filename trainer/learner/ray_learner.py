@@ -91,7 +91,7 @@ def _on_ranks(method: Callable[Concatenate[Learner, P], R]) -> Callable[Concaten
     """Make a method of `RayLearner` that calls the learner's on all ranks."""
 
     @functools.wraps(method)
-    def call(self: RayLearner, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: RayLearner, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._run(method, *args, **kwargs)
 
     return call
@@ -249,7 +249,8 @@ class RayLearner:
         """Call a method on all ranks; returns the result of rank 0, which is that of all."""
         # Folders are relative to the driver's working directory, which is not that of the ranks.
         absolute = [value.absolute() if isinstance(value, Path) else value for value in args]
-        return cast(R, self.workers.call(LearnerActor.run_together, method, *absolute, **kwargs)[0])
+        call: Any = self.workers.call
+        return cast(R, call(LearnerActor.run_together, method, *absolute, **kwargs)[0])
 
     def _run_each(
         self, method: Callable[Concatenate[Learner, P], R], *args: P.args, **kwargs: P.kwargs
