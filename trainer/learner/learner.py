@@ -49,7 +49,6 @@ from rollgym.trainer.learner.optim import lr_scale
 from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
 from rollgym.trainer.learner.strategies import find_strategy
-from rollgym.trainer.learner.strategies.base import StrategyContext
 from rollgym.trainer.learner.weight_export import Bucket, Piece, in_buckets, pieces_of, write_model
 from rollgym.trainer.losses.kl import AdaptiveKL
 from rollgym.trainer.losses.metrics import Metric, merge, summary
@@ -111,15 +110,7 @@ class Learner:
         self._keeps_reference = options.keep_reference and not options.value_only
         reference = self._keeps_reference and bool(loss.kl_coef) and config.lora is None
         self.modules = TrainedModules(model, config, options, self._device, self._group, reference=reference)
-        self.strategy = spec.make(
-            StrategyContext(
-                name=strategy,
-                config=config,
-                device=self._device,
-                group=self._group,
-                cpu_offload=options.cpu_offload,
-            )
-        )
+        self.strategy = spec.make(config, self._device, self._group, cpu_offload=options.cpu_offload)
         with self._rank_errors("start"):
             self.strategy.wrap(self.modules)
             self._wrap_reference()

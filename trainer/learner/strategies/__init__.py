@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from rollgym.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
-    from rollgym.trainer.learner.strategies.base import ParallelStrategy, StrategyContext
+    from rollgym.trainer.learner.strategies.base import ParallelStrategy
 
-StrategyFactory = Callable[["StrategyContext"], "ParallelStrategy"]
+StrategyFactory = Callable[..., "ParallelStrategy"]
+"""Takes the arguments of `ParallelStrategy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +48,13 @@ class StrategySpec:
             able = ", ".join(spec.name for spec in _STRATEGIES.values() if spec.cpu_offload)
             raise UsageError(f"strategy={self.name} does not support CPU offload: choose one of {able}.")
 
-    def make(self, context: StrategyContext) -> ParallelStrategy:
-        """Make the strategy of this rank."""
-        if not isinstance(self.factory, str):
-            return self.factory(context)
-        module, _, attribute = self.factory.partition(":")
-        factory: StrategyFactory = getattr(import_module(module), attribute)
-        return factory(context)
+    def make(self, *args: Any, **kwargs: Any) -> ParallelStrategy:
+        """Make the strategy of this rank, from the arguments of `ParallelStrategy` after the name."""
+        factory = self.factory
+        if isinstance(factory, str):
+            module, _, attribute = factory.partition(":")
+            factory = cast(StrategyFactory, getattr(import_module(module), attribute))
+        return factory(self.name, *args, **kwargs)
 
 
 _STRATEGIES: dict[str, StrategySpec] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,35 +31,35 @@ from rollgym.trainer.learner.sharded_checkpoint import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyContext:
-    """Everything a strategy is made from."""
-
-    name: str
-    """The name that it was registered under."""
-    config: LearnerConfig
-    device: torch.device
-    group: ProcessGroup | None
-    """The ranks that train together; ``None`` for strategies of a single process."""
-    cpu_offload: bool
-    """Keep on the CPU whatever the strategy can keep there."""
-
-
 class ParallelStrategy:
     """Holds weights, gradients and optimizer states of one rank, and computes with them.
 
     This class keeps everything whole in one process, with one torch AdamW over all parameters. A strategy
     derives from it and overrides what differs. All ranks call the same methods in the same order.
+
+    Args:
+        name: The name that it was registered under.
+        config: The learner's.
+        device: The learner's device.
+        group: The ranks that train together; ``None`` for strategies of a single process.
+        cpu_offload: Keep on the CPU whatever the strategy can keep there.
     """
 
     modules: TrainedModules
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, context: StrategyContext) -> None:
-        self.name, self.config, self.device = context.name, context.config, context.device
-        self.cpu_offload = context.cpu_offload
-        self.group = context.group
-        self.rank, self.world = (0, 1) if self.group is None else (self.group.rank, self.group.world)
+    def __init__(
+        self,
+        name: str,
+        config: LearnerConfig,
+        device: torch.device,
+        group: ProcessGroup | None,
+        *,
+        cpu_offload: bool,
+    ) -> None:
+        self.name, self.config, self.device, self.group = name, config, device, group
+        self.cpu_offload = cpu_offload
+        self.rank, self.world = (0, 1) if group is None else (group.rank, group.world)
 
     def wrap(self, modules: TrainedModules) -> None:
         """Wrap the policy and a separate critic, and make the optimizer. Called once, first."""

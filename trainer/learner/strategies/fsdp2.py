@@ -12,15 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from rollgym.trainer.learner.modules import PolicyModule, TrainedModules
 from rollgym.trainer.learner.sharded_checkpoint import Fragment, adam_fragments
-from rollgym.trainer.learner.strategies.base import ParallelStrategy, StrategyContext
+from rollgym.trainer.learner.strategies.base import ParallelStrategy
 
 
 class Fsdp2Strategy(ParallelStrategy):
     """A rank with some rows of every parameter."""
 
-    def __init__(self, context: StrategyContext) -> None:
-        super().__init__(context)
-        self._frozen: nn.Module | None = None
+    _frozen: nn.Module | None = None
 
     def wrap(self, modules: TrainedModules) -> None:
         """Shard the modules in place, and make the optimizer."""
