@@ -29,7 +29,7 @@ from typing import Any
 
 from rollgym.core.agent import AgentAction, Briefing
 from rollgym.core.types import EpisodeSpec, Group
-from rollgym.pool.base import Reset, Step
+from rollgym.pool.base import EnvSession, Reset, Step
 from rollgym.rollout import gc_tuning as garbage
 from rollgym.rollout.config import SchedulerConfig
 from rollgym.rollout.events import EventLog
@@ -53,7 +53,7 @@ class InstantPool:
 
 
 @dataclass(slots=True)
-class InstantSession:
+class InstantSession(EnvSession):
     """One episode; each call gives the event loop one turn, as a real answer would."""
 
     turns_left: int

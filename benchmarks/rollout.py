@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 from rollgym.core.agent import AgentAction, Briefing
 from rollgym.core.types import EpisodeSpec
-from rollgym.pool.base import Reset, Step
+from rollgym.pool.base import EnvSession, Reset, Step
 from rollgym.rollout.config import SchedulerConfig
 from rollgym.rollout.episode_runner import run_episode
 from rollgym.rollout.group_state import GroupPolicy
@@ -114,7 +114,7 @@ class SimulatedPool:
         """There is nothing to close."""
 
 
-class SimulatedSession:
+class SimulatedSession(EnvSession):
     """One episode; how many turns it has and how long they take depends on its seeds and its environment."""
 
     def __init__(self, pool: SimulatedPool, number: int, spec: EpisodeSpec) -> None:

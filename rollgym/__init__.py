@@ -9,7 +9,7 @@ names in ``__all__`` are the public Python API; each is imported from its module
     print(results.summary["success_rate"])
 """
 
-import importlib
+import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if sys.argv[:1] == ["-m"] and sys.path[:1] in ([""], [os.getcwd()]) and not sys.flags.safe_path:
     del sys.path[0]
 
+from rollgym.core.extras import require as _require
 from rollgym.core.renamed import NAMES as _RENAMED
 from rollgym.core.renamed import RenamedModules as _RenamedModules
 from rollgym.core.renamed import renamed as _renamed
@@ -26,7 +27,6 @@ from rollgym.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from rollgym.adapters.gymnasium import adapt
-    from rollgym.api import atrain, evaluate, train
     from rollgym.checks.report import Report
     from rollgym.checks.runner import check
     from rollgym.core.agent import (
@@ -46,11 +46,12 @@ if TYPE_CHECKING:
     from rollgym.core.registry import EnvInfo, list_envs, make, register
     from rollgym.core.tasks import Task, TaskSet
     from rollgym.core.types import Episode, EpisodeSpec, Group, Limits, Outcome, Turn
+    from rollgym.evaluation.api import evaluate
     from rollgym.evaluation.run_results import RunResults, load_run
+    from rollgym.trainer.main import atrain, train
 
 _HOMES = {
     "adapters.gymnasium": "adapt",
-    "api": "atrain evaluate train",
     "checks.report": "Report",
     "checks.runner": "check",
     "core.agent": "Agent AgentAction AgentInfo AgentSetup Briefing Player SoloAgent list_agents make_agent "
@@ -60,7 +61,9 @@ _HOMES = {
     "core.registry": "EnvInfo list_envs make register",
     "core.tasks": "Task TaskSet",
     "core.types": "Episode EpisodeSpec Group Limits Outcome Turn",
+    "evaluation.api": "evaluate",
     "evaluation.run_results": "RunResults load_run",
+    "trainer.main": "atrain train",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -111,9 +114,16 @@ def __getattr__(name: str) -> Any:
         raise ImportError(_renamed(f"rollgym.{name}", f"rollgym.{_RENAMED[name]}"), name=name)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'rollgym' has no attribute {name!r}")
+    if _HOME_OF[name] == "trainer.main" and importlib.util.find_spec("pydantic") is None:
+        return _needs_training
     value = getattr(importlib.import_module(f"rollgym.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _needs_training(*args: Any, **kwargs: Any) -> None:
+    """Raise `MissingExtra`: stands for `train` and `atrain`, which ``help(rollgym)`` looks up as well."""
+    _require("Training", "train")
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """The Python API: evaluate, load_run, check, train and atrain."""
 
-import ast
 import asyncio
+import importlib.util
 import inspect
 import json
 import shutil
@@ -13,7 +13,7 @@ import pytest
 import rollgym
 from rollgym import TextEnv
 from rollgym.core import local_objects
-from rollgym.core.errors import ResultsError, UnknownName, UsageError
+from rollgym.core.errors import MissingExtra, ResultsError, UnknownName, UsageError
 from rollgym.evaluation.runner import Request, evaluate
 from rollgym.io.run_dir import EPISODES, EVALUATIONS, MANIFEST, METRICS
 
@@ -205,22 +205,21 @@ def test_check_takes_an_id_or_a_class():
     assert report.with_status("skipped") == ("processes",)
 
 
-def test_train_and_atrain_have_the_signatures_of_the_trainer():
+def test_train_and_atrain_are_those_of_the_trainer():
     from rollgym.trainer import main
 
-    for name in ("train", "atrain"):
-        public, inner = (inspect.signature(getattr(module, name)) for module in (rollgym, main))
-        assert public == inner
+    assert (rollgym.train, rollgym.atrain) == (main.train, main.atrain)
     assert inspect.iscoroutinefunction(rollgym.atrain)
 
 
-def test_train_passes_every_argument_on():
-    tree = ast.parse(inspect.getsource(inspect.getmodule(rollgym.train)))
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in ("train", "atrain"):
-            (call,) = [n for n in ast.walk(node) if isinstance(n, ast.Call) and "main" in ast.dump(n.func)]
-            passed = {keyword.arg or node.args.kwarg.arg for keyword in call.keywords}
-            assert passed == {arg.arg for arg in node.args.kwonlyargs} | {node.args.kwarg.arg}
+def test_without_the_extra_train_only_a_call_is_an_error(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    monkeypatch.setattr("rollgym.core.extras.find_spec", lambda module: None)
+    for name in ("train", "atrain"):
+        monkeypatch.delitem(vars(rollgym), name, raising=False)
+        missing = getattr(rollgym, name)
+        with pytest.raises(MissingExtra, match=r"^Training needs .*\[train\]"):
+            missing("bandit-grpo")
 
 
 def test_train_runs_and_load_run_reads_it(tmp_path):

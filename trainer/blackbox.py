@@ -28,10 +28,7 @@ async def blackbox_agent(
 ) -> AsyncIterator[None]:
     """Replace pool and agent of the components with a program, inside the block.
 
-    Args:
-        components: Their engine answers the program's requests.
-        command: The program and its arguments.
-        timeout: Seconds for an episode whose environment sets no limit.
+    ``timeout``: seconds for an episode whose environment sets no limit.
     """
     config = components.config
     options = ServeOptions(

@@ -27,9 +27,8 @@ class Colocation:
         shared: Indices of the engines whose devices the learner uses.
         learner: The learner.
         compute: Calls a method of the learner in the learner's thread.
-        offloads: Parts of the learner to move to host memory while engines generate: ``optimizer``,
-            ``weights``.
-        releases: Memory that engines release while the learner trains: ``kv_cache``, ``weights``.
+        offloads: Parts of the learner that leave the device while engines generate: optimizer, weights.
+        releases: Memory that engines release while the learner trains: kv_cache, weights.
     """
 
     def __init__(

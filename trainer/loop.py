@@ -51,7 +51,7 @@ class TrainLoop:
     def __init__(self, components: Components, run: TrainRun) -> None:
         self.components, self.run, self.config = components, run, components.config
         self.scheduler: Scheduler
-        run.attach(components)
+        run.components = components
 
     async def train(self) -> str:
         """Train until a stop condition holds; returns that condition."""

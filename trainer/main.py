@@ -106,28 +106,33 @@ def train(
     modules: Sequence[str] = (),
     **overrides: Any,
 ) -> TrainResult:
-    """Train a policy; blocks until the run ends. Inside a running event loop use `atrain`.
+    """Train a policy with reinforcement learning, as ``rollgym train`` does; needs the extra ``train``.
+
+    It blocks until the run ends. In a running event loop, such as a notebook's, use `atrain`.
 
     Args:
         config: A YAML file, the name of a shipped config (`rollgym config list`), a `TrainConfig`, or a
-            mapping of settings, in which classes and functions may replace names. Optional with ``resume``.
-        out: The run folder; default: ``runs/<time>-<name>``.
+            mapping of settings in which classes and functions may replace names. Optional with ``resume``.
+        out: The run folder; by default ``runs/<time>-<name>``.
         resume: Continue the run in ``out`` from its last checkpoint.
         trust_code: With ``resume`` and without ``config``: run the code that the config in ``out`` names.
         plain: Print lines instead of a live panel.
-        modules: Imported first by every process of the run, such as one that registers environments.
+        modules: Modules that every process of the run imports first: they register environments.
         overrides: Settings to change: sections as mappings, or dotted keys.
 
     Returns:
         The run folder, the number of steps, the evaluations and the trained policy.
 
     Raises:
-        UsageError: The config is wrong, or the folder cannot be used.
+        UsageError: A setting or argument is wrong; nothing was written.
+        RunError: Training failed; ``resume=True`` continues from the last checkpoint.
         Interrupted: Ctrl-C or SIGTERM; the last finished step is saved.
 
     Example:
-        >>> train("frozen-lake-grpo", out="runs/lake", learner={"learning_rate": 1e-4})
-        >>> train("frozen-lake-grpo", **{"stop.steps": 20, "rollout.groups": 8})
+        >>> result = rollgym.train("frozen-lake-grpo", out="runs/lake", stop={"steps": 20})
+        >>> rollgym.load_run("runs/lake").metrics_array("return")[-1]
+        0.81
+        >>> rollgym.train("frozen-lake-grpo", **{"stop.steps": 20, "rollout.groups": 8})
     """
     settings = override_words(overrides)
     return _run(config, settings, out, resume=resume, trust_code=trust_code, plain=plain, modules=modules)
@@ -148,22 +153,11 @@ async def atrain(
     Training runs in a separate thread. A cancelled call saves the last finished step before it returns.
 
     Example:
-        >>> result = await atrain("frozen-lake-grpo", **{"stop.steps": 20})
+        >>> result = await rollgym.atrain("frozen-lake-grpo", stop={"steps": 20})
     """
     stop, settings = GracefulStop(), override_words(overrides)
-    training = asyncio.ensure_future(
-        asyncio.to_thread(
-            _run,
-            config,
-            settings,
-            out,
-            resume=resume,
-            trust_code=trust_code,
-            plain=plain,
-            modules=modules,
-            stop=stop,
-        )
-    )
+    options: dict[str, Any] = {"resume": resume, "trust_code": trust_code, "plain": plain, "modules": modules}
+    training = asyncio.ensure_future(asyncio.to_thread(_run, config, settings, out, stop=stop, **options))
     try:
         return await asyncio.shield(training)
     except asyncio.CancelledError:
@@ -188,16 +182,8 @@ def run_training(
 
     ``imitate_only`` stops after the warm start.
     """
-    return _run(
-        name,
-        overrides,
-        out,
-        resume=resume,
-        imitate_only=imitate_only,
-        plain=plain,
-        trust_code=trust_code,
-        modules=modules,
-    ).to_json()
+    options: dict[str, Any] = {"resume": resume, "trust_code": trust_code, "plain": plain, "modules": modules}
+    return _run(name, overrides, out, imitate_only=imitate_only, **options).to_json()
 
 
 def _run(
@@ -240,8 +226,8 @@ def _run(
         finally:
             run.close()
     summary = read_json(folder / SUMMARY)
-    envs = [] if config.program is not None else [env for env in config.envs if not is_local(env.id)]
-    commands = [command_for(config, env, folder) for env in envs]
+    envs = config.envs if config.program is None else []
+    commands = [command_for(config, env, folder) for env in envs if not is_local(env.id)]
     fields = {name: summary[name] for name in TrainResult.__dataclass_fields__ if name in summary}
     return TrainResult(folder=folder, eval_commands=commands, **fields)
 

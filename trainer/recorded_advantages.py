@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollgym.core.errors import RollgymError, one_line
 from rollgym.core.types import Episode, Group
-from rollgym.trainer.advantages import Trajectory, find_estimator
+from rollgym.trainer.advantages import find_estimator
 from rollgym.trainer.config import TrainConfig, load_recorded
 from rollgym.trainer.data.sequences import token_episode
 from rollgym.trainer.reward_shaping import format_check, shape_rewards
@@ -66,15 +66,7 @@ def _unavailable(config: TrainConfig) -> str:
 def _advantages(episodes: Sequence[Episode], config: TrainConfig) -> dict[str, list[float]]:
     parser = format_check(config.agent.parser) if config.reward_shaping.format_penalty else None
     trajectories = [
-        Trajectory(
-            group=shaped.episode.spec.group_id,
-            name=shaped.episode.spec.episode_id,
-            env_id=shaped.episode.spec.env_id,
-            rewards=shaped.rewards,
-            tokens=token_episode(shaped.episode).tokens_per_turn,
-            terminated=not shaped.episode.outcome.cut_short,
-            states=[turn.observation for turn in shaped.episode.turns],
-        )
+        shaped.trajectory(token_episode(shaped.episode).tokens_per_turn)
         for shaped in shape_rewards(_groups(episodes), config.reward_shaping, format_missed=parser)
     ]
     result = find_estimator(config.estimator)(trajectories, config.advantage)
@@ -85,4 +77,4 @@ def _groups(episodes: Sequence[Episode]) -> list[Group]:
     members: dict[str, list[Episode]] = {}
     for episode in episodes:
         members.setdefault(episode.spec.group_id, []).append(episode)
-    return [Group(group_id=name, size=len(some), episodes=tuple(some)) for name, some in members.items()]
+    return [Group(group_id=name, size=len(own), episodes=tuple(own)) for name, own in members.items()]

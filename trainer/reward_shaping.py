@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from rollgym.agents.parsing import make_parser, take_action
 from rollgym.core.errors import UsageError
 from rollgym.core.types import Episode, Group, Turn
-from rollgym.trainer.advantages.types import MAX_MAGNITUDE, FloatArray
+from rollgym.trainer.advantages.types import MAX_MAGNITUDE, FloatArray, IntArray, Trajectory
 
 FormatCheck = Callable[[Turn], bool]
 """Returns True if a turn's reply did not have the required format."""
@@ -67,6 +67,20 @@ class ShapedEpisode:
     """[turns] ``raw`` plus everything in ``record``, summed in order."""
     record: dict[str, list[float]]
     """Amounts added to each turn by setting name, in order; only settings in use."""
+
+    def trajectory(self, tokens_per_turn: IntArray, **critic: Any) -> Trajectory:
+        """Return the input of an advantage estimator; ``critic``: values and per-token rewards."""
+        episode = self.episode
+        return Trajectory(
+            group=episode.spec.group_id,
+            name=episode.spec.episode_id,
+            env_id=episode.spec.env_id,
+            rewards=self.rewards,
+            tokens=tokens_per_turn,
+            terminated=not episode.outcome.cut_short,
+            states=[turn.observation for turn in episode.turns],
+            **critic,
+        )
 
 
 def shape_rewards(
@@ -161,17 +175,17 @@ def _normalized(shaped: Sequence[ShapedEpisode], config: RewardShapingConfig) ->
     The statistics count each episode once; an episode without turns has no reward and is not counted.
     """
     pools: dict[str, list[float]] = {}
-    for one in shaped:
-        if one.episode.turns:
-            pools.setdefault(_pool(one.episode, config.normalize), []).append(float(one.rewards.sum()))
-    made = []
-    for one in shaped:
-        totals = np.array(pools.get(_pool(one.episode, config.normalize), [0.0]))
+    for before in shaped:
+        if before.episode.turns:
+            pools.setdefault(_pool(before.episode, config.normalize), []).append(float(before.rewards.sum()))
+    normalized = []
+    for before in shaped:
+        totals = np.array(pools.get(_pool(before.episode, config.normalize), [0.0]))
         std = totals.std() if totals.std() > config.tolerance else 1.0
-        rewards = one.rewards / std
+        rewards = before.rewards / std
         rewards[-1:] -= totals.mean() / std
-        made.append(_with(one, {"normalize": rewards - one.rewards}))
-    return made
+        normalized.append(_with(before, {"normalize": rewards - before.rewards}))
+    return normalized
 
 
 def _pool(episode: Episode, among: str) -> str:

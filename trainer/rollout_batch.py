@@ -10,10 +10,10 @@ import torch
 
 from rollgym.core.errors import UsageError
 from rollgym.core.types import Episode, Group
-from rollgym.trainer.advantages import Trajectory, find_estimator
+from rollgym.trainer.advantages import find_estimator
 from rollgym.trainer.config import TrainConfig, env_labels
 from rollgym.trainer.data.batch import Batch, make_batch
-from rollgym.trainer.data.sequences import FloatArray, TokenEpisode, token_episode
+from rollgym.trainer.data.sequences import FloatArray, token_episode
 from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
 from rollgym.trainer.losses.kl import kl_rewards
 from rollgym.trainer.reward_shaping import RewardShapingConfig, ShapedEpisode, format_check, shape_rewards
@@ -51,7 +51,7 @@ def make_rollout_batch(
         UsageError: No episode has a turn.
     """
     shaped = _shape(groups, config, config.reward_shaping)
-    episodes = [one.episode for one in shaped]
+    episodes = [each.episode for each in shaped]
     if not any(episode.turns for episode in episodes):
         raise UsageError(
             "Nothing to train on: no episode has a turn. If all of them ended with token_limit, the first "
@@ -60,16 +60,15 @@ def make_rollout_batch(
     tokens = [token_episode(episode) for episode in episodes]
     batch = make_batch(tokens)
     arrays, kl_penalty, last_values = _model_outputs(batch, config, learner, kl_coef)
+    penalties, values = _by_episode(batch, kl_penalty), _by_episode(batch, arrays.get("values"))
     trajectories = [
-        _trajectory(*parts)
-        for parts in zip(
-            shaped,
-            tokens,
-            _by_episode(batch, kl_penalty),
-            _by_episode(batch, arrays.get("values")),
-            last_values,
-            strict=True,
+        shaped[number].trajectory(
+            tokens[number].tokens_per_turn,
+            values=values[number],
+            last_value=last_values[number],
+            token_rewards=penalties[number],
         )
+        for number in range(len(episodes))
     ]
     result = find_estimator(config.estimator)(trajectories, config.advantage)
     arrays["advantages"] = np.concatenate(result.advantages)
@@ -114,35 +113,13 @@ def _by_episode(batch: Batch, values: FloatArray | None) -> Sequence[FloatArray 
     return [None] * len(batch.episodes) if values is None else batch.by_episode(values)
 
 
-def _trajectory(
-    shaped: ShapedEpisode,
-    tokens: TokenEpisode,
-    kl_penalty: FloatArray | None = None,
-    values: FloatArray | None = None,
-    last_value: float = 0.0,
-) -> Trajectory:
-    episode = shaped.episode
-    return Trajectory(
-        group=episode.spec.group_id,
-        name=episode.spec.episode_id,
-        env_id=episode.spec.env_id,
-        rewards=shaped.rewards,
-        tokens=tokens.tokens_per_turn,
-        terminated=not episode.outcome.cut_short,
-        states=[turn.observation for turn in episode.turns],
-        values=values,
-        last_value=last_value,
-        token_rewards=kl_penalty,
-    )
-
-
 def zero_variance(group: Group, config: TrainConfig) -> bool:
     """Return whether a group has no learning signal: equal shaped returns and, by turn, no advantages.
 
     Uses the rewards of `make_rollout_batch` without the KL penalty, which needs the learner.
     """
     shaped = _shape([group], config, replace(config.reward_shaping, normalize="none"))
-    totals = [float(one.rewards.sum()) for one in shaped]
+    totals = [float(each.rewards.sum()) for each in shaped]
     if max(totals) - min(totals) > config.rollout.equal_tolerance:
         return False
     estimator = find_estimator(config.estimator)
@@ -151,7 +128,7 @@ def zero_variance(group: Group, config: TrainConfig) -> bool:
     # grpo_turns and gigpo also compare turns: equal totals can still contain a signal.
     tolerance = max(config.advantage.tolerance, config.rollout.equal_tolerance)
     settings = replace(config.advantage, whiten="none", weigh="trajectory", tolerance=tolerance)
-    trajectories = [_trajectory(one, token_episode(one.episode)) for one in shaped]
+    trajectories = [each.trajectory(token_episode(each.episode).tokens_per_turn) for each in shaped]
     return not any(advantages.any() for advantages in estimator(trajectories, settings).advantages)
 
 

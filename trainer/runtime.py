@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -177,26 +177,42 @@ class LocalRuntime:
 
     def __init__(self, config: TrainConfig, folder: Path, model: Path, thread: Executor) -> None:
         self._config, self._folder, self._model, self._thread = config, folder, model, thread
-        self._engine: Engine | None = None
-        self._pool: EnvPool | None = None
-        self._components: Components | None = None
+        self._stack = AsyncExitStack()
 
     async def start(self) -> Components:
         """Load the model, then make the engine, the environment pool and the agent."""
         config, workers = self._config, self._config.rollout.workers
-        loop = asyncio.get_running_loop()
-        learner = await loop.run_in_executor(self._thread, make_learner, config, self._model)
-        engine = self._engine = await open_engine(config, learner, self._model)
+        learner = await asyncio.get_running_loop().run_in_executor(
+            self._thread, Learner, self._model, config.learner, config.loss, learner_options(config)
+        )
+        engine: Engine
+        if config.engine.kind == "sglang":
+            engine = await open_servers(config, self._model)
+        else:
+            model = learner.model if config.learner.lora is None else self._model
+            engine = EmbeddedEngine(model, **engine_options(config))
+        self._stack.push_async_callback(engine.close)
         pool = LocalPool(workers, modules=config.imports) if workers else InlinePool()
-        self._pool = pool
+        self._stack.push_async_callback(pool.close)
         components = make_components(config, self._folder, engine, pool, learner, self._thread, runtime=self)
-        self._components = components
-        engines = engine.num_replicas
-        components.plan = local_plan(config, engines, str(next(learner.model.parameters()).device))
+        if components.scorer is not None:
+            self._stack.push_async_callback(components.scorer.close)
+        components.plan = {
+            "runtime": "local",
+            "layout": "colocated",
+            "strategy": "single",
+            "ranks": 1,
+            "engine": config.engine.kind,
+            "engines": engine.num_replicas,
+            "environments": f"{workers} worker processes" if workers else "in the trainer's process",
+            "devices": str(next(learner.model.parameters()).device),
+            "roles": {},
+        }
         if config.devices.offload in OFFLOADS:
             offloads, releases = OFFLOADS[config.devices.offload]
+            shared = range(engine.num_replicas)
             components.colocation = Colocation(
-                engine, range(engines), learner, components.compute, offloads=offloads, releases=releases
+                engine, shared, learner, components.compute, offloads=offloads, releases=releases
             )
         return components
 
@@ -209,28 +225,7 @@ class LocalRuntime:
 
     async def close(self) -> None:
         """Close scorer, pool and engine."""
-        if self._components is not None and self._components.scorer is not None:
-            await self._components.scorer.close()
-        if self._pool is not None:
-            await self._pool.close()
-        if self._engine is not None:
-            await self._engine.close()
-
-
-def local_plan(config: TrainConfig, engines: int, device: str) -> RunPlan:
-    """The plan of a run in this process."""
-    workers = config.rollout.workers
-    return {
-        "runtime": "local",
-        "layout": "colocated",
-        "strategy": "single",
-        "ranks": 1,
-        "engine": config.engine.kind,
-        "engines": engines,
-        "environments": f"{workers} worker processes" if workers else "in the trainer's process",
-        "devices": device,
-        "roles": {},
-    }
+        await self._stack.aclose()
 
 
 def make_components(
@@ -256,13 +251,6 @@ def make_components(
         )
     agent = PolicyAgent(engine, tokenizer, config.agent)
     return Components(config, folder, engine, agent, pool, learner, scorer, thread, **more)
-
-
-async def open_engine(config: TrainConfig, learner: Learner, model: Path) -> Engine:
-    """The embedded engine, or SGLang servers, as ``engine.kind`` says."""
-    if config.engine.kind == "sglang":
-        return await open_servers(config, model)
-    return EmbeddedEngine(learner.model if config.learner.lora is None else model, **engine_options(config))
 
 
 async def open_servers(config: TrainConfig, model: Path) -> Engine:
@@ -291,20 +279,12 @@ def engine_options(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def make_learner(config: TrainConfig, model: Path) -> Learner:
-    """The learner in this process."""
-    return Learner(model, config.learner, config.loss, learner_options(config))
-
-
 def learner_options(config: TrainConfig) -> LearnerOptions:
     """Arguments of a learner besides its settings and its loss, wherever it runs."""
     steps = config.stop.steps * config.learner.epochs * config.learner.mini_batches
     return LearnerOptions(
-        aggregation=config.loss.aggregation,
-        aggregation_constant=config.loss.aggregation_constant,
         temperature=config.agent.temperature,
         total_steps=max(steps, 1),
-        kl_target=config.loss.kl_target,
         seed=derive_seed("learner", config.seed),
         gap_limit=gap_limit(config),
     )

@@ -56,17 +56,14 @@ FINAL, REFERENCE = "final", "reference"
 class TrainRun:
     """The folder of one run, its checkpoints, evaluations and curriculum.
 
-    The folder is claimed before any component is made; `attach` adds the components.
+    The folder is claimed before any component is made; `components` is set afterwards.
 
-    Args:
-        config: All settings.
-        folder: The run folder, made here unless ``resume`` is set.
-        console: Shows state.
-        resume: Continue from the newest checkpoint in ``folder``.
-        stop: Where a request to stop arrives; default: a new one.
+    With ``resume`` the run continues from the newest checkpoint in ``folder``; otherwise the folder is made.
     """
 
     components: Components
+    scheduler: Scheduler
+    """Of the current stage; `open_stage` makes it."""
 
     def __init__(
         self,
@@ -93,7 +90,6 @@ class TrainRun:
         self._held_out: dict[int, Plan] = {}
         self._plan_shown: RunPlan = {}
         self._few_valid_noted = False
-        self._scheduler: Scheduler | None = None
         if not resume:
             _create_folder(folder, config)
         self.logger = RunLogger(
@@ -109,10 +105,6 @@ class TrainRun:
         except BaseException:
             self.logger.close(failed=True)
             raise
-
-    def attach(self, components: Components) -> None:
-        """Use these components from now on."""
-        self.components = components
 
     def close(self) -> None:
         """Flush and close all files."""
@@ -178,14 +170,8 @@ class TrainRun:
         scheduler = self.components.make_scheduler(tasks, self.events, state.next_group)
         scheduler.buffer.version = state.version
         scheduler.buffer.requeue(state.unfinished_groups, state.first_attempts)
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         return scheduler
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler of the current stage."""
-        assert self._scheduler is not None, "open_stage comes first"
-        return self._scheduler
 
     def show_plan(self) -> None:
         """Print and save the plan, at the start and whenever it changed."""
@@ -233,7 +219,7 @@ class TrainRun:
         step, retried = self.state.step + 1, scheduler.new_infra_retries()
         if retried:
             self.console.note(
-                f"step {step}: replayed {_count(retried)} lost to infrastructure: "
+                f"step {step}: replayed {retried} episode{'s' * (retried != 1)} lost to infrastructure: "
                 f"{scheduler.last_infra_error}"
             )
         expected = sum(group.size for group in groups)
@@ -395,10 +381,6 @@ class TrainRun:
                 for line in read_evaluations(self.folder)
             ],
         }
-
-
-def _count(episodes: int) -> str:
-    return f"{episodes} episode{'s' * (episodes != 1)}"
 
 
 def held_out(config: TrainConfig, env: EnvConfig) -> Plan:

@@ -22,22 +22,22 @@ TRUST_CODE = "--trust-code"
 
 def code_of(config: TrainConfig) -> list[str]:
     """All settings that run external code or send data to other hosts, as ``key value``."""
-    found = [f"imports {name}" for name in config.imports]
+    named = [f"imports {name}" for name in config.imports]
     for number, env in enumerate(config.envs):
-        found += [f"envs.{number}.id {env.id}"] * (":" in env.id)
-        found += [f"envs.{number}.kwargs.sandbox {one}" for one in weakened(env.kwargs.get("sandbox"))]
+        named += [f"envs.{number}.id {env.id}"] * (":" in env.id)
+        named += [f"envs.{number}.kwargs.sandbox {text}" for text in weakened(env.kwargs.get("sandbox"))]
     for number, reward in enumerate(config.rewards):
-        found += [f"rewards.{number}.target {reward.target}"] * (reward.target is not None)
-        found += [f"rewards.{number}.url {reward.url}"] * (reward.url is not None)
+        named += [f"rewards.{number}.target {reward.target}"] * (reward.target is not None)
+        named += [f"rewards.{number}.url {reward.url}"] * (reward.url is not None)
     if config.warm_start is not None and ":" in config.warm_start.agent:
-        found.append(f"warm_start.agent {config.warm_start.agent}")
-    named = {
+        named.append(f"warm_start.agent {config.warm_start.agent}")
+    values = {
         "program": config.program,
         "engine.python": config.engine.python,
         "engine.url": config.engine.url,
         "ray.address": None if config.ray.address == "auto" else config.ray.address,
     }
-    return found + [f"{key} {value}" for key, value in named.items() if value is not None]
+    return named + [f"{key} {value}" for key, value in values.items() if value is not None]
 
 
 def load_to_run(
@@ -50,8 +50,8 @@ def load_to_run(
     config = load(TrainConfig, source, overrides)
     named = code_of(config)
     if named:
-        places = {name: find_origin(name, "imports") for name in config.imports}
-        listed = [f"imports {name} ({place or 'not found'})" for name, place in places.items()]
+        origins = {name: find_origin(name, "imports") for name in config.imports}
+        listed = [f"imports {name} ({origin or 'not found'})" for name, origin in origins.items()]
         others = named[len(config.imports) :]
         (note or _print)(f"code that the config names: {', '.join([*listed, *others])}")
     for module in config.imports:

@@ -124,13 +124,13 @@ def _options(variables: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def _look(address: str, shipped: bool) -> Connection:
-    found = _ask_nodes()
-    check_versions(list(found.values()))
-    alive = {node["NodeID"]: node for node in need_ray().nodes() if node["Alive"] and node["NodeID"] in found}
+    infos = _ask_nodes()
+    check_versions(list(infos.values()))
+    alive = {node["NodeID"]: node for node in need_ray().nodes() if node["Alive"] and node["NodeID"] in infos}
     # GPUs first, then the head, then by name: device numbers do not depend on the order of startup.
     order = sorted(alive, key=lambda name: (_rank(alive[name]["Resources"]), alive[name]["NodeName"], name))
-    nodes = tuple(_node(alive[name], found[name]) for name in order)
-    return Connection(address, Cluster(nodes), tuple(order), tuple(found[name] for name in order), shipped)
+    nodes = tuple(_node(alive[name], infos[name]) for name in order)
+    return Connection(address, Cluster(nodes), tuple(order), tuple(infos[name] for name in order), shipped)
 
 
 def _rank(resources: Mapping[str, float]) -> tuple[bool, bool]:
@@ -142,10 +142,10 @@ def _node(node: Mapping[str, Any], info: NodeInfo) -> Node:
     gpus, cpus = resources.get("GPU", 0.0), resources.get("CPU", 0.0)
     model = known_model(info.gpu_model, info.gpu_memory) if gpus and info.gpu_memory else None
     named = [(node["NodeName"], gpus, cpus, info.host_memory)]
-    (found,) = cluster_from_nodes(named, model=model.name if model else "").nodes
+    (described,) = cluster_from_nodes(named, model=model.name if model else "").nodes
     if gpus and info.gpu_memory:
-        return replace(found, memory=info.gpu_memory, model=info.gpu_model)
-    return found
+        return replace(described, memory=info.gpu_memory, model=info.gpu_model)
+    return described
 
 
 def _ask_nodes() -> dict[str, NodeInfo]:
@@ -161,19 +161,19 @@ def _ask_nodes() -> dict[str, NodeInfo]:
         for node in ray.nodes()
         if node["Alive"]
     }
-    found = {}
+    infos = {}
     for name, ref in refs.items():
         try:
-            found[name] = ray.get(ref, timeout=120)
+            infos[name] = ray.get(ref, timeout=120)
         except ray.exceptions.RayTaskError as error:
-            found[name] = NodeInfo(error=one_line(error.cause or error))
+            infos[name] = NodeInfo(error=one_line(error.cause or error))
         except ray.exceptions.GetTimeoutError:
             raise RunError(
                 "A node of the cluster has not answered within 120 s; it may be overloaded."
             ) from None
         except ray.exceptions.RayError:
             continue
-    return found
+    return infos
 
 
 @contextmanager

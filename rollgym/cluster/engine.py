@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 from rollgym.cluster.errors import ActorLost, need_ray, why_lost
 from rollgym.cluster.heartbeat import OPTIONS, TIMEOUT
@@ -23,40 +22,15 @@ from rollgym.engines.base import (
     WeightSource,
 )
 
-Command = Literal["pause", "resume", "reconnect", "stats", "close"]
-"""A request for a method of `Engine` without arguments."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Request for `Engine.abort`."""
+class EngineCall(NamedTuple):
+    """A request to an `EngineActor`: a method of its engine and the arguments."""
 
-    request_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateWeights:
-    """Request for `Engine.update_weights`."""
-
-    version: int
-    weights: WeightSource
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    """Request for `Engine.sleep`."""
-
-    tags: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Request for `Engine.forget`."""
-
-    session: str
-
-
-EngineRequest = GenerateRequest | Abort | UpdateWeights | Sleep | Forget | Command
+    method: str
+    args: tuple[Any, ...]
 
 
 class EngineActor(ActorServer):
@@ -74,32 +48,13 @@ class EngineActor(ActorServer):
         self._engine = EmbeddedEngine(self._model, **self._options)
         return self._engine.context_length, self._engine.vocabulary
 
-    async def serve(self, body: EngineRequest) -> Any:
+    async def serve(self, body: EngineCall) -> Any:
         """Call the engine."""
-        engine: Engine = self._engine
-        match body:
-            case GenerateRequest():
-                return await engine.generate(body)
-            case Abort(request_ids):
-                return await engine.abort(request_ids)
-            case UpdateWeights(version, weights):
-                return await self._update_weights(version, weights)
-            case Sleep(tags):
-                return await engine.sleep(tags)
-            case Forget(session):
-                return await engine.forget(session)
-            case "pause":
-                return await engine.pause()
-            case "resume":
-                return await engine.resume()
-            case "reconnect":
-                return await engine.reconnect()
-            case "stats":
-                return await engine.stats()
-            case "close":
-                return await engine.close()
+        engine = self if body.method == "update_weights" else self._engine
+        return await getattr(engine, body.method)(*body.args)
 
-    async def _update_weights(self, version: int, weights: WeightSource) -> None:
+    async def update_weights(self, version: int, weights: WeightSource) -> None:
+        """Fetch the weights from the object store, then pass them to the engine."""
         try:
             if isinstance(weights.tensors, SharedTensors):
                 await asyncio.to_thread(weights.tensors.fetch)  # the engine keeps generating meanwhile
@@ -179,13 +134,12 @@ class RemoteEngine(Engine):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one reply. A cancelled call stops generating at once."""
-        generation: Generation = await self._call(request)
-        return generation
+        return await self._call(Engine.generate, request)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop these replies now. A lost actor has stopped all."""
         if self._client is not None and self._client.closed_reason is None:
-            await self._client.call(Abort(tuple(request_ids)))
+            await self._client.call(EngineCall("abort", (tuple(request_ids),)))
 
     async def update_weights(self, version: int, weights: WeightSource) -> None:
         """Use new weights from the next token on. They are sent by reference, see `share_weights`."""
@@ -194,13 +148,13 @@ class RemoteEngine(Engine):
             self._weights, self._version = shared, version
             await self.restart()
             return
-        await self._call(UpdateWeights(version, shared))
+        await self._call(Engine.update_weights, version, shared)
         self._weights, self._version, self._released = shared, version, False
 
     async def pause(self) -> None:
         """Stop generating until `resume`; requests wait."""
         self._paused = True
-        await self._call("pause")
+        await self._call(Engine.pause)
 
     async def resume(self) -> None:
         """Continue after `pause` or `sleep`, with the last weights if they were released."""
@@ -208,24 +162,23 @@ class RemoteEngine(Engine):
         client = await self._ready_client()
         if self._released:
             await self._restore_weights(client)
-        await client.call("resume")
+        await client.call(EngineCall("resume", ()))
 
     async def sleep(self, tags: Sequence[str] = MEMORY_TAGS, *, replicas: Sequence[int] | None = None) -> int:
         """Pause and free memory; the next weights reallocate theirs. Returns bytes freed."""
         self._paused = True
-        freed: int = await self._call(Sleep(tuple(tags)))
+        freed = await self._call(Engine.sleep, tuple(tags))
         self._released = self._released or "weights" in tags
         return freed
 
     async def forget(self, session: str) -> None:
         """Drop the KV cache of a session that has ended."""
         if self._client is not None:
-            self._client.send(Forget(session))
+            self._client.send(EngineCall("forget", (session,)))
 
     async def stats(self) -> EngineStats:
         """Counters and memory of the engine."""
-        stats: EngineStats = await self._call("stats")
-        return stats
+        return await self._call(Engine.stats)
 
     async def close(self) -> None:
         """Stop, and fail all pending requests."""
@@ -274,8 +227,12 @@ class RemoteEngine(Engine):
     def _failed(self) -> bool:
         return not self._closed and self._client is None and (self._starting is None or self._starting.done())
 
-    async def _call(self, request: EngineRequest) -> Any:
-        return await (await self._ready_client()).call(request)
+    async def _call(
+        self, method: Callable[Concatenate[Engine, P], Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call a method of the actor's engine, once there is a working actor."""
+        client = await self._ready_client()
+        return cast(R, await client.call(EngineCall(method.__name__, args)))
 
     async def _ready_client(self) -> ActorClient:
         """Wait for a working actor and return its client."""
@@ -319,7 +276,7 @@ class RemoteEngine(Engine):
             if self._weights is not None:
                 await self._restore_weights(client)
             if self._paused:
-                await client.call("pause")
+                await client.call(EngineCall("pause", ()))
         except ActorLost as error:
             client.close()
             ray.kill(actor)
@@ -349,7 +306,7 @@ class RemoteEngine(Engine):
     async def _restore_weights(self, client: ActorClient) -> None:
         """Send the last weights to an actor again."""
         last = self._weights or WeightSource(path=Path(self._model))
-        await client.call(UpdateWeights(self._version, last))
+        await client.call(EngineCall("update_weights", (self._version, last)))
         self._released = False
 
     def _on_loss(self, reason: str) -> None:

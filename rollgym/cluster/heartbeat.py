@@ -42,7 +42,7 @@ async def until_hung(actor: Any, timeout: float) -> None:
     """Return when an actor has sent no heartbeat for ``timeout`` seconds; raises `RayError` if it died."""
     tick = interval(timeout)
     while True:
-        answer = asyncio.ensure_future(_awaited(send_heartbeat(actor)))
+        answer = asyncio.ensure_future(send_heartbeat(actor))
         try:
             silent = 0.0
             while not answer.done():
@@ -55,10 +55,6 @@ async def until_hung(actor: Any, timeout: float) -> None:
         finally:
             answer.cancel()
         await asyncio.sleep(tick)
-
-
-async def _awaited(reference: Any) -> Any:
-    return await reference
 
 
 class Heartbeats:

@@ -15,8 +15,8 @@ from rollgym.core.errors import UsageError
 _ASK = """
 import sys, ray._raylet
 client = ray._raylet.GcsClient(address=sys.argv[1])
-found = client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster")
-print((found or b"{}").decode())
+metadata = client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster")
+print((metadata or b"{}").decode())
 """
 
 
@@ -26,13 +26,13 @@ def find_address(address: str) -> str:
         return address
     from ray._private import services
 
-    found = services.get_ray_address_from_environment("auto", None)
-    if not found or found == "auto":
+    own_address = services.get_ray_address_from_environment("auto", None)
+    if not own_address or own_address == "auto":
         raise UsageError(
             "The Ray address is auto, but no Ray runs on this machine: start it with `ray start --head`, set "
             "its address, or leave the address out."
         )
-    return str(found)
+    return str(own_address)
 
 
 def check_address(address: str, wait: float = 20.0) -> None:

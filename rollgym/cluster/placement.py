@@ -63,15 +63,15 @@ class PlacedPlan:
 
 def bundles(plan: Plan) -> dict[int, dict[Device, dict[str, float]]]:
     """Return the resources to reserve, by node and device, for all devices of the plan."""
-    found: dict[int, dict[Device, dict[str, float]]] = {}
-    used = sorted({device for one in plan.placements.values() for device in one.devices})
+    reserved: dict[int, dict[Device, dict[str, float]]] = {}
+    used = sorted({device for placement in plan.placements.values() for device in placement.devices})
     for device in used:
         if device not in set(plan.cluster.devices):
             raise UsageError(f"The plan places a role on {device}, which is not in its cluster.")
         kind = plan.cluster.nodes[device.node].kind
         resources = {"GPU": 1.0, "CPU": 1.0} if kind == "gpu" else {"CPU": 1.0}
-        found.setdefault(device.node, {})[device] = resources
-    return found
+        reserved.setdefault(device.node, {})[device] = resources
+    return reserved
 
 
 async def place(
@@ -138,8 +138,8 @@ def _sum(devices: Mapping[Device, Mapping[str, float]]) -> dict[str, float]:
 def _slots(
     plan: Plan, wanted: Mapping[int, Mapping[Device, Mapping[str, float]]], groups: Mapping[int, Any]
 ) -> dict[Role, tuple[ActorSlot, ...]]:
-    sharing = Counter(device for one in plan.placements.values() for device in one.devices)
-    found: dict[Role, tuple[ActorSlot, ...]] = {}
+    sharing = Counter(device for placement in plan.placements.values() for device in placement.devices)
+    slots_of: dict[Role, tuple[ActorSlot, ...]] = {}
     for role, placement in plan.placements.items():
         slots = []
         for device in placement.devices:
@@ -148,8 +148,8 @@ def _slots(
             gpus, cpus = resources.get("GPU", 0.0) * share, resources["CPU"] * share
             slots.append(ActorSlot(device, groups[device.node], bundle, gpus, cpus))
         if slots:
-            found[role] = tuple(slots)
-    return found
+            slots_of[role] = tuple(slots)
+    return slots_of
 
 
 def _share(roles: int) -> float:

@@ -24,7 +24,7 @@ from rollgym.cluster.wait import alive_nodes, print_status, wait_for_resources
 from rollgym.core.errors import RollgymError, UsageError, WorkerLost
 from rollgym.core.serialization import clean_text
 from rollgym.core.types import EpisodeSpec
-from rollgym.pool.base import LeaseLost, Reset, Step
+from rollgym.pool.base import EnvSession, LeaseLost, Reset, Step
 from rollgym.pool.limits import WorkerLimits
 from rollgym.pool.protocol import Act, Begin, End, encode
 from rollgym.pool.stats import PoolStats, WorkerStats
@@ -41,12 +41,12 @@ _GATHER_SECONDS = 20.0
 class EnvActorHandle:
     """The driver's handle of an env actor."""
 
-    def __init__(self, number: int, node: str, actor: Any, client: ActorClient) -> None:
+    def __init__(self, number: int, node: str, actor: Any, client: ActorClient, pid: int) -> None:
         self.number = number
         self.node = node
         self.actor = actor
         self.client = client
-        self.pid: int | None = None
+        self.pid = pid
         self.leases: set[RaySession] = set()
         self.opened = 0
 
@@ -83,7 +83,7 @@ class RayPool:
         if workers < 0:
             raise UsageError(f"workers must be at least 0, not {workers}.")
         ray = need_ray()
-        self._count = actors or max(len(_alive()), 1)
+        self._count = actors or max(len(alive_nodes()), 1)
         self._arguments = (workers, list(modules), limits or WorkerLimits(), list(sys.path))
         self._cpus, self._interval, self._report = cpus, interval, report
         self._actor = ray.remote(num_cpus=cpus, max_restarts=0, max_concurrency=10_000, **OPTIONS)(EnvActor)
@@ -117,9 +117,9 @@ class RayPool:
                 raise UsageError("The pool is closed.")
             self._fill()
             if self._actors:
-                handle = min(self._actors.values(), key=lambda one: len(one.leases))
+                handle = min(self._actors.values(), key=lambda actor: len(actor.leases))
                 handle.opened += 1
-                session = RaySession(self, handle, next(self._lease_numbers), spec)
+                session = RaySession(handle, next(self._lease_numbers), spec)
                 handle.leases.add(session)
                 return session
             if isinstance(self._start_error, UsageError):
@@ -133,10 +133,6 @@ class RayPool:
         """Wait for all actors to start, or the first one would get all leases."""
         self._fill()
         await asyncio.wait(self._starting, timeout=_GATHER_SECONDS)
-
-    def end(self, session: RaySession) -> None:
-        """Record the end of a lease."""
-        session.handle.leases.discard(session)
 
     def _fill(self) -> None:
         """Start missing actors."""
@@ -177,16 +173,15 @@ class RayPool:
             raise
         self._failures = 0
         client = ActorClient(actor, _lost, lambda why: self._on_loss(number, why), self._timeout)
-        handle = self._actors[number] = EnvActorHandle(number, node, actor, client)
-        handle.pid = pid
+        self._actors[number] = EnvActorHandle(number, node, actor, client, pid)
 
     def _choose_node(self, number: int) -> str:
         """Return the node with the fewest actors, starting ones included."""
-        nodes = _alive()
+        nodes = alive_nodes()
         if not nodes:
             raise WorkerLost("no node of the cluster is alive")
         used = Counter(self._node_of.values())
-        node = self._node_of[number] = min(nodes, key=lambda name: used[name])
+        node = self._node_of[number] = min(sorted(nodes), key=lambda name: used[name])
         return node
 
     def _on_loss(self, number: int, why: str) -> None:
@@ -228,10 +223,11 @@ class RayPool:
     async def inner_stats(self) -> dict[str, PoolStats]:
         """Return the stats of the actors' pools, by actor and node."""
         actors = list(self._actors.values())
-        found = await asyncio.gather(*(one.actor.stats.remote() for one in actors), return_exceptions=True)
+        asked = (handle.actor.stats.remote() for handle in actors)
+        all_stats = await asyncio.gather(*asked, return_exceptions=True)
         return {
             f"{handle.number}@{handle.node[:8]}": stats
-            for handle, stats in zip(actors, found, strict=True)
+            for handle, stats in zip(actors, all_stats, strict=True)
             if isinstance(stats, PoolStats)
         }
 
@@ -257,11 +253,10 @@ class RayPool:
         )
 
 
-class RaySession:
+class RaySession(EnvSession):
     """A lease in an env actor. `reset` creates the environment or reuses an idle one."""
 
-    def __init__(self, pool: RayPool, handle: EnvActorHandle, lease: int, spec: EpisodeSpec) -> None:
-        self._pool = pool
+    def __init__(self, handle: EnvActorHandle, lease: int, spec: EpisodeSpec) -> None:
         self.handle = handle
         self._lease = lease
         self._spec = spec
@@ -284,7 +279,7 @@ class RaySession:
         """Return the environment to the pool."""
         if self._open:
             self._open = False
-            self._pool.end(self)
+            self.handle.leases.discard(self)
             self.handle.client.send(encode(End(self._lease, True)))
 
     async def _call(self, message: bytes) -> bytes:
@@ -296,8 +291,3 @@ class RaySession:
 
 def _lost(why: str) -> LeaseLost:
     return LeaseLost(f"an env actor is lost: {why}")
-
-
-def _alive() -> list[str]:
-    """Return the Ray ids of the alive nodes, in a fixed order."""
-    return sorted(alive_nodes())

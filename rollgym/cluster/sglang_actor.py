@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollgym.cluster.engine import EngineActor, RemoteEngine
+from rollgym.cluster.engine import EngineActor, EngineCall, RemoteEngine
 from rollgym.cluster.errors import need_ray
 from rollgym.core.errors import RollgymError, UsageError
+from rollgym.engines.base import Engine
 from rollgym.engines.sglang.launch import launch
 from rollgym.engines.sglang.server import ServerOptions
 
@@ -54,14 +55,14 @@ class SglangActor(RemoteEngine):
     async def reconnect(self) -> bool:
         """Wait until it can generate with its last weights; restarts a dead server."""
         await super().reconnect()
-        return bool(await self._call("reconnect"))
+        return await self._call(Engine.reconnect)
 
     async def close(self) -> None:
         """Stop the server, and fail all pending requests."""
         client = self._client
         if client is not None and client.closed_reason is None:
             with suppress(RollgymError):
-                await client.call("close")
+                await client.call(EngineCall("close", ()))
         await super().close()
 
     def _ray_options(self) -> dict[str, Any]:
@@ -70,12 +71,10 @@ class SglangActor(RemoteEngine):
     async def _start_engine(self, actor: Any) -> tuple[int, int]:
         ray = need_ray()
         others = [
-            ray.remote(_device).options(**one).remote() for one in self._actor_options.get(OTHER_SLOTS, ())
+            ray.remote(_device).options(**slot).remote() for slot in self._actor_options.get(OTHER_SLOTS, ())
         ]
         # The timeout applies to getting the devices, not to starting the server.
-        _, *devices = await self._wait_for(
-            asyncio.gather(*map(_awaited, (actor.__ray_ready__.remote(), *others)))
-        )
+        _, *devices = await self._wait_for(asyncio.gather(actor.__ray_ready__.remote(), *others))
         try:
             sizes: tuple[int, int] = await actor.start.remote(devices)
         except ray.exceptions.RayTaskError as error:
@@ -125,7 +124,7 @@ async def start_servers(
 def _device() -> tuple[str, list[str]]:
     """Return the node id and GPU ids of this process."""
     context = need_ray().get_runtime_context()
-    return context.get_node_id(), [str(one) for one in context.get_accelerator_ids().get("GPU", [])]
+    return context.get_node_id(), [str(gpu) for gpu in context.get_accelerator_ids().get("GPU", [])]
 
 
 def _visible(others: Sequence[tuple[str, list[str]]]) -> dict[str, str]:
@@ -134,7 +133,3 @@ def _visible(others: Sequence[tuple[str, list[str]]]) -> dict[str, str]:
     if any(node != own_node for node, _ in others):
         raise UsageError("An SGLang server cannot span several nodes: lower its tensor parallelism.")
     return {"CUDA_VISIBLE_DEVICES": ",".join([*devices, *(gpu for _, gpus in others for gpu in gpus)])}
-
-
-async def _awaited(reference: Any) -> Any:
-    return await reference

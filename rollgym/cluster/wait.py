@@ -31,15 +31,10 @@ async def wait_for_resources(
 ) -> Any:
     """Await a result that needs cluster resources, and report missing resources meanwhile.
 
-    Args:
-        result: An awaitable, such as a Ray object reference.
-        needs: Resources needed on one node, or on each of several nodes.
-        subject: Subject of the status messages.
-        interval: Seconds between two messages.
-        report: Receives the messages.
-        timeout: Seconds after which `PlacementError` is raised.
+    ``needs`` are the resources on one node, or on each of several. ``subject`` begins every message.
+    Raises `PlacementError` after ``timeout`` seconds.
     """
-    future = asyncio.ensure_future(_awaited(result))
+    future = asyncio.ensure_future(result)
     began = time.monotonic()
     try:
         while True:
@@ -54,10 +49,6 @@ async def wait_for_resources(
             report(message)
     finally:
         future.cancel()
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
 
 
 def missing_resources(needs: Mapping[str, float] | Sequence[Mapping[str, float]], subject: str) -> str:

@@ -51,28 +51,24 @@ class WorkerGroup(Generic[T]):
         self._kind = need_ray().remote(max_restarts=0, **OPTIONS)(kind)
         self._timeout = heartbeat_timeout
         self._arguments = (args, kwargs)
-        self._actor_options = tuple(actor_options)
+        self.actor_options = tuple(actor_options)
+        """Ray options of each rank's actor."""
         self.actors: list[Any] = []
         self.start()
 
     @property
     def world(self) -> int:
         """Number of ranks."""
-        return len(self._actor_options)
-
-    @property
-    def actor_options(self) -> Sequence[Mapping[str, Any]]:
-        """Ray options of each rank's actor."""
-        return self._actor_options
+        return len(self.actor_options)
 
     def start(self, actor_options: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Restart all ranks, with other Ray options or another number of ranks where given."""
         self.close()
-        self._actor_options = tuple(actor_options or self._actor_options)
+        self.actor_options = tuple(actor_options or self.actor_options)
         args, kwargs = self._arguments
         self.actors = [
             self._kind.options(**options).remote(rank, self.world, *args, **kwargs)
-            for rank, options in enumerate(self._actor_options)
+            for rank, options in enumerate(self.actor_options)
         ]
         self._heartbeats = Heartbeats(self.actors, self._timeout)
 

@@ -139,8 +139,7 @@ async def _replay_one(episode: Episode, pool: EnvPool, settings: Settings) -> Re
         try:
             difference = await _first_difference(episode, session, settings.scored)
         finally:
-            if hasattr(session, "healthy"):
-                session.healthy = False  # the pool does not reuse it, so the next one is fresh
+            session.healthy = False  # the pool does not reuse it, so the next one is fresh
             await session.close()
     except RollgymError as error:
         difference = Difference(turn=0, field="environment", recorded="playable", now=str(error))

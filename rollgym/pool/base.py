@@ -39,7 +39,15 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False)
 
 
 class EnvSession(Protocol):
-    """A lease on one environment for one episode."""
+    """A lease on one environment for one episode. Implementations inherit from it, for the defaults."""
+
+    healthy: bool = True
+    """Set to False before `close` to have the environment closed instead of reused."""
+
+    @property
+    def worker(self) -> str:
+        """Label of the worker that hosts the environment, for logs."""
+        return ""
 
     async def reset(self) -> Reset:
         """Start the episode."""

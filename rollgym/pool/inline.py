@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from rollgym.core.errors import EnvError, one_line
 from rollgym.core.registry import import_module
 from rollgym.core.types import EpisodeSpec
-from rollgym.pool.base import Reset, Step
+from rollgym.pool.base import EnvSession, Reset, Step
 from rollgym.pool.hosted_env import HostedEnv, IdleEnvs, kind_of
 from rollgym.pool.stats import PoolStats
 from rollgym.pool.threads import InlineBudget, Thread, thread_for
@@ -241,7 +241,7 @@ class InlinePool:
         return closing
 
 
-class InlineSession:
+class InlineSession(EnvSession):
     """One lease of an `InlinePool`."""
 
     def __init__(self, pool: InlinePool, env_slot: InlineSlot, spec: EpisodeSpec) -> None:

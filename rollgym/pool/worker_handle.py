@@ -17,7 +17,7 @@ from rollgym.core.errors import EnvError, RollgymError, UsageError, WorkerLost
 from rollgym.core.serialization import clean_text
 from rollgym.core.types import EpisodeSpec, Failure
 from rollgym.pool import linux, protocol, status_page
-from rollgym.pool.base import LeaseLost, Reset, Step
+from rollgym.pool.base import EnvSession, LeaseLost, Reset, Step
 from rollgym.pool.health import WorkerFailure
 from rollgym.pool.protocol import MAX_REPORT, Gone, Kill, Launch, Started, decode_report
 
@@ -101,7 +101,7 @@ def _start(fd: int) -> subprocess.Popen[bytes]:
 Op = Literal["reset", "step", "close"]
 
 
-class LocalSession:
+class LocalSession(EnvSession):
     """One lease in a worker process. The environment is made (or taken from the idle ones) by `reset`."""
 
     __slots__ = (

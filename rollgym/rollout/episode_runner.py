@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -31,7 +31,7 @@ from rollgym.core.errors import (
 from rollgym.core.failures import failure_of, outcome_of
 from rollgym.core.serialization import clean_text
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn
-from rollgym.pool.base import EnvPool, EnvSession, Reset, Step
+from rollgym.pool.base import EnvPool, EnvSession, LeaseLost, Reset, Step
 from rollgym.rewards.composite import score_episode
 from rollgym.rewards.scoring import Scorer
 
@@ -66,7 +66,6 @@ async def run_episode(
     agent: Agent,
     *,
     scorer: Scorer | None = None,
-    attempts: int = 1,
     on_state: OnState = _ignore_state,
 ) -> Episode:
     """Run one episode and return it, however it ended.
@@ -74,7 +73,7 @@ async def run_episode(
     Raises:
         asyncio.CancelledError: The calling task was cancelled; the environment has been closed.
     """
-    runner = EpisodeRunner(spec, pool, agent, scorer=scorer, attempts=attempts, on_state=on_state)
+    runner = EpisodeRunner(spec, pool, agent, scorer=scorer, on_state=on_state)
     episode = await runner.run()
     if runner.cancelled_by_caller:
         raise asyncio.CancelledError
@@ -184,11 +183,11 @@ class EpisodeRunner:
 
     async def _in_session(self) -> Outcome:
         self._enter(EpisodeState.OPENING)
-        with _border(EnvError, "the environment could not be opened"):
+        with _Border(EnvError, "the environment could not be opened"):
             self._session = session = await self._pool.open(self.spec)
-        self._worker = getattr(session, "worker", "")
+        self._worker = session.worker
         self._enter(EpisodeState.RESETTING)
-        with _border(EnvError, "the environment could not be reset"):
+        with _Border(EnvError, "the environment could not be reset"):
             self._start = await session.reset()
         self._observe(self._start.observation, self._start.info)
         with boundary(AgentError, "the agent could not start"):
@@ -221,7 +220,7 @@ class EpisodeRunner:
         if self._cancel_requested:
             raise asyncio.CancelledError
         self._enter(EpisodeState.SCORING)
-        with _border(RewardError, "the episode could not be scored"):
+        with _Border(RewardError, "the episode could not be scored"):
             scored = await score_episode(self._scorer, self._end(outcome, None))
         self.turns, self._success = list(scored.turns), scored.success
 
@@ -248,15 +247,15 @@ class EpisodeRunner:
     async def _turn(self, session: EnvSession, player: Player) -> Turn:
         self._enter(EpisodeState.GENERATING)
         began = time.perf_counter()
-        with _border(AgentError, "the agent raised", raised=AgentRaised):
+        with _Border(AgentError, "the agent raised", raised=AgentRaised):
             action = _as_action(await player.act(self._observation, self._info))
         decided = time.perf_counter()
         self._enter(EpisodeState.STEPPING)
-        with _border(EnvError, "the environment could not be stepped"):
+        with _Border(EnvError, "the environment could not be stepped"):
             step = await session.step(action.action)
         waited = time.perf_counter() - decided - step.seconds
         seconds = Seconds(queue=max(waited, 0.0), generate=decided - began, step=step.seconds)
-        with boundary(AgentError, "the agent's action cannot be recorded"):
+        with _Border(AgentError, "the agent's action cannot be recorded"):
             turn = _make_turn(self._observation, action, step, seconds)
         self.turns.append(turn)
         self._observe(step.observation, step.info)
@@ -306,37 +305,45 @@ def caused_by_agent(error: RollgymError, state: EpisodeState) -> bool:
     endpoint behind an agent, are infrastructure.
     """
     if state is EpisodeState.STEPPING:
-        return not isinstance(error, WorkerLost) or bool(getattr(error, "guilty", False))
+        return not isinstance(error, WorkerLost) or (isinstance(error, LeaseLost) and error.guilty)
     return isinstance(error, AgentRaised)
 
 
-@contextmanager
-def _border(kind: type[RollgymError], where: str, raised: type[RollgymError] | None = None) -> Iterator[None]:
+class _Border:
     """A `boundary` that also reports a cancellation from within, such as an engine that shut down.
 
-    Other exceptions become ``raised``, if given. One generator, because it runs twice per turn.
+    Other exceptions become ``raised``, if given. A class, because a generator costs more in every turn.
     """
-    try:
-        yield
-    except RollgymError:
-        raise
-    except Exception as error:
-        raise (raised or kind)(f"{where}: {one_line(error)}") from error
-    except asyncio.CancelledError as stray:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise kind(f"{where}: it was cancelled from within") from stray
+
+    __slots__ = ("_kind", "_raised", "_where")
+
+    def __init__(
+        self, kind: type[RollgymError], where: str, raised: type[RollgymError] | None = None
+    ) -> None:
+        self._kind, self._where, self._raised = kind, where, raised or kind
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None or isinstance(error, RollgymError):
+            return
+        if isinstance(error, Exception):
+            raise self._raised(f"{self._where}: {one_line(error)}") from error
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                raise self._kind(f"{self._where}: it was cancelled from within") from error
 
 
 async def _close_session(session: EnvSession, player: Player | None) -> None:
     try:
-        with _border(EnvError, "the environment could not be closed"):
+        with _Border(EnvError, "the environment could not be closed"):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await session.close()
     finally:
         if player is not None:
-            with _border(AgentError, "the agent could not leave"):
+            with _Border(AgentError, "the agent could not leave"):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await player.leave()
 

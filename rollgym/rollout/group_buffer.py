@@ -115,9 +115,9 @@ class GroupBuffer:
 
     def pop_chosen(self, count: int) -> list[Group]:
         """Hand over up to ``count`` chosen groups."""
-        chosen, self._chosen = self._chosen[:count], self._chosen[count:]
-        self.unreleased += len(chosen) if self.hold_slots else 0
-        return [one.group for one in chosen]
+        popped, self._chosen = self._chosen[:count], self._chosen[count:]
+        self.unreleased += len(popped) if self.hold_slots else 0
+        return [chosen.group for chosen in popped]
 
     def cancel_group(self, group_id: str) -> list[str]:
         """Requeue an open group that is too stale; returns the ids of its episodes that still run."""
@@ -159,12 +159,7 @@ class GroupBuffer:
         return {number: attempt for number, attempt in self._first_attempts.items() if attempt}
 
     def requeue(self, groups: Sequence[int], first_attempts: Mapping[int, int] | None = None) -> None:
-        """Start these groups before new ones.
-
-        Args:
-            groups: Group numbers.
-            first_attempts: The attempt that a group begins with, where it is not 0.
-        """
+        """Start these groups before new ones, with these first attempts where they are not 0."""
         self._requeued = sorted({*self._requeued, *groups})
         self._first_attempts = Counter({**self._first_attempts, **(first_attempts or {})})
 
@@ -193,8 +188,7 @@ class GroupBuffer:
         self._discarded.append(Discarded(group_id, reason))
 
     def _requeue_stale(self, number: int, attempt: int) -> None:
-        self._first_attempts[number] = attempt
-        self._requeued = sorted([*self._requeued, number])
+        self.requeue([number], {number: attempt})
         self.counts["stale"] += 1
 
     def _too_old(self, group: Group) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from rollgym.core.agent import Agent, AgentAction, Briefing, Player
 from rollgym.core.errors import AgentError, ContextFull, EnvError, RunError, UsageError, WorkerLost, one_line
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome
-from rollgym.pool.base import Reset, Step
+from rollgym.pool.base import EnvSession, Reset, Step
 from rollgym.rewards import Scorer
 from rollgym.rollout.episode_runner import run_episode
 from rollgym.serve.requests import ApiError, RewardBody, read
@@ -216,7 +216,7 @@ class SubprocessAgent(Agent):
             raise UsageError(f"Episode {spec.episode_id} is already running.")
 
 
-class SubprocessEpisode(Player):
+class SubprocessEpisode(Player, EnvSession):
     """One program in one episode."""
 
     def __init__(self, agent: SubprocessAgent, spec: EpisodeSpec, metadata: Mapping[str, Any]) -> None:

@@ -137,13 +137,6 @@ def test_learner_options() -> None:
     """The same wherever they run; the seed depends on the run's seed."""
     chosen = {
         "agent": {"temperature": 0.7},
-        "loss": {
-            "name": "grpo",
-            "kl_coef": 0.1,
-            "kl_target": 0.3,
-            "aggregation": "constant",
-            "aggregation_constant": 9.0,
-        },
         "learner": {"epochs": 2, "mini_batches": 3},
         "stop": {"steps": 5},
     }
@@ -151,11 +144,8 @@ def test_learner_options() -> None:
     assert one.seed != other.seed
     assert one == replace(other, seed=one.seed)
     assert one == LearnerOptions(
-        aggregation="constant",
-        aggregation_constant=9.0,
         temperature=0.7,
         total_steps=30,
-        kl_target=0.3,
         gap_limit=GAP_LIMIT["float32"],
         seed=one.seed,
     )

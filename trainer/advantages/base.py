@@ -132,11 +132,7 @@ def relative_to_groups(
 ) -> FloatArray:
     """Differences from the group's mean; 0 in groups with one member or without variance.
 
-    Args:
-        scores: One number per member.
-        groups: The members of each group, as indices into ``scores``.
-        config: Gives ``tolerance`` and ``std_correction``.
-        divisor: What differences are divided by: ``std``, ``one``, or ``others`` for leave-one-out.
+    ``groups`` are indices into ``scores``; ``divisor`` is ``std``, ``one``, or ``others`` for leave-one-out.
     """
     relative = np.zeros(len(scores))
     for members in groups:

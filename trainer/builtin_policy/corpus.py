@@ -127,8 +127,8 @@ def _check(episode: Episode) -> None:
 
 
 def _texts(episode: Episode) -> list[str]:
-    said = [text for turn in episode.turns for text in (turn.observation, turn.action)]
-    return [*said, episode.final_observation]
+    texts = [text for turn in episode.turns for text in (turn.observation, turn.action)]
+    return [*texts, episode.final_observation]
 
 
 def _infos(episode: Episode) -> Iterator[Mapping[str, Any]]:

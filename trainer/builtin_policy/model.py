@@ -7,7 +7,6 @@ Llama models loads it. The same arguments give the same files, byte for byte.
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import platform
@@ -19,7 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rollgym.core.errors import MissingExtra, UnknownName, UsageError, boundary, os_reason
+from rollgym.core.errors import UnknownName, UsageError, boundary, os_reason
+from rollgym.core.extras import require
 from rollgym.core.seeding import derive_rng
 from rollgym.core.serialization import jsonable
 from rollgym.io.run_dir import read_json, write_json
@@ -97,7 +97,7 @@ def make_policy(
         context: Context length, in tokens.
         texts: Further texts that it will read, such as a custom prompt: their words become tokens, too.
     """
-    _require_extra()
+    require("The built-in policy", "train")
     if size not in SIZES:
         raise UnknownName("size", size, SIZES, f"Sizes: {', '.join(SIZES)}.")
     if seed < 0:
@@ -191,14 +191,6 @@ def _save_model(model: LlamaForCausalLM, folder: Path) -> None:
     model.config.save_pretrained(folder)
     cast(Any, model.generation_config).save_pretrained(folder)
     write_weights({name: value.detach() for name, value in model.named_parameters()}, folder)
-
-
-def _require_extra() -> None:
-    for name in ("torch", "transformers", "tokenizers", "safetensors"):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise MissingExtra("The built-in policy", "train") from error
 
 
 def _listed(envs: Sequence[EnvName]) -> Sequence[EnvName]:

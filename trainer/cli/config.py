@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.trainer.cli.options import complete_config
+from rollgym.trainer.cli.options import CONFIG, Words
 from rollgym.utils.cli_options import AsJson, EnvModules, console, import_modules, needs_extra
 from rollgym.utils.cli_output import print_json
 
@@ -19,24 +19,6 @@ LIST_EPILOG = "Example: rollgym config list"
 SHOW_EPILOG = "Example: rollgym config show frozen-lake-grpo stop.steps=10"
 EXPLAIN_EPILOG = "Example: rollgym config explain loss"
 SCHEMA_EPILOG = "Example: rollgym config schema > train.schema.json"
-
-ConfigName = Annotated[
-    str,
-    typer.Argument(
-        metavar="CONFIG",
-        help="A YAML file, or the name of a shipped config (`rollgym config list`).",
-        show_default=False,
-        autocompletion=complete_config,
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Settings to override: loss.name=ppo, envs.0.id=...",
-        show_default=False,
-    ),
-]
 
 
 @app.callback()
@@ -55,7 +37,10 @@ def names(as_json: AsJson = False) -> None:
 
 @app.command("show", epilog=SHOW_EPILOG)
 def show(
-    config: ConfigName, overrides: Overrides = None, as_json: AsJson = False, env_module: EnvModules = None
+    config: Annotated[str, CONFIG],
+    overrides: Words = None,
+    as_json: AsJson = False,
+    env_module: EnvModules = None,
 ) -> None:
     """Print all settings of a config as YAML, including defaults.
 

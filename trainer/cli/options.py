@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,15 +15,13 @@ def complete_config(incomplete: str) -> list[str]:
     return [name for name in known_configs() if name.startswith(incomplete)]
 
 
-Name = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="CONFIG",
-        help="A YAML file, or the name of a shipped config (`rollgym config list`).",
-        show_default=False,
-        autocompletion=complete_config,
-    ),
-]
+CONFIG: Any = typer.Argument(
+    metavar="CONFIG",
+    help="A YAML file, or the name of a shipped config (`rollgym config list`).",
+    show_default=False,
+    autocompletion=complete_config,
+)
+Name = Annotated[str | None, CONFIG]
 Words = Annotated[
     list[str] | None,
     typer.Argument(

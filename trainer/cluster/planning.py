@@ -45,13 +45,7 @@ async def plan_again(
 ) -> tuple[Plan, Connection]:
     """Plan for the current nodes, waiting until they are enough.
 
-    Args:
-        config: ``devices.when_lost`` decides whether fewer devices may be enough.
-        connection: The cluster as it was before the loss.
-        whole: Number of devices at the start.
-        interval: Seconds between two messages about missing devices.
-        look: Seconds between two checks of the cluster.
-        say: Prints a message.
+    ``devices.when_lost`` decides whether fewer devices than ``whole``, those at the start, may be enough.
     """
     last_message = -interval
     while True:

@@ -45,13 +45,12 @@ def open_learner(config: TrainConfig, model: Path, placed: PlacedPlan) -> MultiR
 def restart_learner(learner: MultiRoleLearner, config: TrainConfig, placed: PlacedPlan) -> None:
     """Restart all ranks on the devices of another plan."""
     learner.offloads = _offloads_by_role(placed)
-    changes = ("strategy", "actor_options", "cpu_offload")
-    placements = {name: placement(config, placed, name) for name in ("policy", *separate_roles(placed))}
-    learner.restart({name: {key: new[key] for key in changes} for name, new in placements.items()})
+    roles = ("policy", *separate_roles(placed))
+    learner.restart({name: placement(config, placed, name) for name in roles})
 
 
 def placement(config: TrainConfig, placed: PlacedPlan, name: str) -> dict[str, Any]:
-    """Arguments of a `RayLearner` that depend on the plan: strategy, actor slots, offloading."""
+    """Arguments of `RayLearner.restart`, which depend on the plan: strategy, actor slots, offloading."""
     role = ROLES[name]
     slots, planned = placed.slots[role], placed.plan.placements[role]
     strategy: str = config.learner.strategy
@@ -62,9 +61,6 @@ def placement(config: TrainConfig, placed: PlacedPlan, name: str) -> dict[str, A
     return {
         "strategy": strategy,
         "actor_options": [slot.options() for slot in slots],
-        "role": role,
-        "imports": config.imports,
-        "heartbeat_timeout": config.ray.heartbeat_timeout,
         "cpu_offload": "step" in planned.offload and find_strategy(strategy).cpu_offload,
     }
 
@@ -73,7 +69,7 @@ def separate_roles(placed: PlacedPlan) -> list[str]:
     """Those of reference and critic that are on other devices than the policy's training."""
     train = set(placed.plan.placements["actor_train"].devices)
     planned = {name: placed.plan.placements.get(ROLES[name]) for name in ("reference", "critic")}
-    return [name for name, one in planned.items() if one is not None and set(one.devices) != train]
+    return [name for name, role in planned.items() if role is not None and set(role.devices) != train]
 
 
 def offloads(placed: PlacedPlan, role: Role = "actor_train") -> tuple[str, ...]:
@@ -118,7 +114,17 @@ def _open_role(
 ) -> RayLearner:
     arguments = placement(config, placed, name)
     options = replace(options, cpu_offload=arguments.pop("cpu_offload"))
-    return RayLearner(model, learner, loss, options, **arguments)
+    timeout = config.ray.heartbeat_timeout
+    return RayLearner(
+        model,
+        learner,
+        loss,
+        options,
+        role=ROLES[name],
+        imports=config.imports,
+        heartbeat_timeout=timeout,
+        **arguments,
+    )
 
 
 def _reference(config: TrainConfig, model: Path, placed: PlacedPlan) -> RayLearner:
@@ -130,5 +136,5 @@ def _reference(config: TrainConfig, model: Path, placed: PlacedPlan) -> RayLearn
 
 
 def _critic(config: TrainConfig, model: Path, placed: PlacedPlan) -> RayLearner:
-    options = replace(learner_options(config), value_only=True, kl_target=None)
-    return _open_role("critic", model, config.learner, config.loss, options, config, placed)
+    options, loss = replace(learner_options(config), value_only=True), replace(config.loss, kl_target=None)
+    return _open_role("critic", model, config.learner, loss, options, config, placed)

@@ -45,11 +45,8 @@ PATIENCE = 300.0
 class RayRuntime:
     """Starts components on a cluster, follows nodes that join and leave, and stops everything.
 
-    Args:
-        config: ``ray.address`` joins a cluster; without it a Ray is started on this machine.
-        folder: The run folder.
-        model: The model folder; all nodes must be able to read it.
-        thread: The learner's thread.
+    ``ray.address`` joins a cluster; without it a Ray is started on this machine. All nodes must be able to
+    read the model's folder.
     """
 
     def __init__(self, config: TrainConfig, folder: Path, model: Path, thread: Executor) -> None:
@@ -75,13 +72,12 @@ class RayRuntime:
         """Connect, plan, reserve the devices, and start everything on them."""
         config = self._config
         # With a Ray started here every actor needs a CPU to count, even if the machine has fewer.
+        settings = config.ray
         cpus = (
-            None
-            if config.ray.address is not None
-            else max(os.cpu_count() or 1, (config.ray.num_gpus or 0) + 2)
+            None if settings.address is not None else max(os.cpu_count() or 1, (settings.num_gpus or 0) + 2)
         )
         self._connection = self._stack.enter_context(
-            connect(config.ray.address, gpus=config.ray.num_gpus, cpus=cpus)
+            connect(settings.address, gpus=settings.num_gpus, cpus=cpus)
         )
         self._stack.callback(self._release)
         self._all_devices = len(self._connection.cluster.devices)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rollgym.core.errors import UsageError
-from rollgym.trainer.losses.aggregation import Mode
 
 BUCKET_BYTES = 256 * 2**20
 
@@ -110,16 +109,10 @@ class LearnerConfig:
 class LearnerOptions:
     """Arguments of a learner that come from the run rather than from the learner's own config."""
 
-    aggregation: Mode = "token-mean"
-    """Weight of a token in the loss: ``token-mean``, ``sequence-mean`` or ``constant``."""
-    aggregation_constant: float | None = None
-    """Divisor of ``aggregation="constant"``."""
     temperature: float = 1.0
     """The engine's sampling temperature: log-probs are those of that distribution."""
     total_steps: int = 1
     """Optimizer steps in the whole run, for the learning rate schedule."""
-    kl_target: float | None = None
-    """Adapt the loss's ``kl_coef`` so that the KL to the reference policy stays near this."""
     seed: int = 0
     """Seed of the partition into mini-batches."""
     share_model: bool = False

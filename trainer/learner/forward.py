@@ -187,19 +187,19 @@ def _states_and_logits(
 
 def distinct(rows: Sequence[TokenSequence]) -> tuple[list[TokenSequence], IntArray]:
     """Return the rows with distinct inputs, and the index of each action token among theirs."""
-    known: dict[tuple[bytes, bytes], int] = {}
+    indices: dict[tuple[bytes, bytes], int] = {}
     once: list[TokenSequence] = []
     starts: list[int] = []
     spots = []
     total = 0
     for row in rows:
         key = row.key
-        if key not in known:
-            known[key] = len(once)
+        if key not in indices:
+            indices[key] = len(once)
             once.append(row)
             starts.append(total)
             total += len(row.action_positions)
-        spots.append(np.arange(len(row.action_positions)) + starts[known[key]])
+        spots.append(np.arange(len(row.action_positions)) + starts[indices[key]])
     return once, np.concatenate(spots)
 
 

@@ -129,29 +129,29 @@ def probe_rows(model: Any) -> list[TokenSequence]:
 
     trunk = tokens(min(MIN_OVERLAP + 2, most - 2))
     ends = (2, 4) if large else (3, 9, max(long - len(trunk), 12))
-    found = [np.concatenate([trunk, tokens(end)])[: most + 1] for end in ends]
-    found += [tokens(3)] if large else [tokens(5), tokens(min(long + 1, most + 1))]
-    return [_row(ids, len(trunk)) for ids in found]
+    tokens_of_rows = [np.concatenate([trunk, tokens(end)])[: most + 1] for end in ends]
+    tokens_of_rows += [tokens(3)] if large else [tokens(5), tokens(min(long + 1, most + 1))]
+    return [_row(ids, len(trunk)) for ids in tokens_of_rows]
 
 
 def _row(ids: Any, trunk: int) -> TokenSequence:
     """Make a row with action tokens at the start, around the end of the shared prefix, and at the end."""
     end = len(ids) - 1
-    places = {1, 2, end // 2, trunk - 1, trunk, trunk + 1, trunk + 2, end - 2, end - 1, end}
-    return TokenSequence(ids, np.array(sorted(at for at in places if 1 <= at <= end), dtype=np.int64))
+    positions = {1, 2, end // 2, trunk - 1, trunk, trunk + 1, trunk + 2, end - 2, end - 1, end}
+    return TokenSequence(ids, np.array(sorted(at for at in positions if 1 <= at <= end), dtype=np.int64))
 
 
 @torch.no_grad()
 def _plain(model: Any, rows: Sequence[TokenSequence]) -> list[Tensor]:
     """Compute log-probs of each row's action tokens by a plain forward over that row alone."""
-    found = []
+    logprobs = []
     for row in rows:
         ids = torch.from_numpy(row.inputs)[None].to(model.device)
         logits = model(input_ids=ids, use_cache=False).logits[0].float()
         logs = torch.log_softmax(logits, -1)[torch.from_numpy(row.action_positions - 1).to(logits.device)]
         targets = torch.from_numpy(row.ids[row.action_positions]).to(logits.device)
-        found.append(logs.gather(-1, targets[:, None])[:, 0])
-    return found
+        logprobs.append(logs.gather(-1, targets[:, None])[:, 0])
+    return logprobs
 
 
 @torch.no_grad()

@@ -43,14 +43,12 @@ from rollgym.trainer.learner.objective import (
     micro_batch_loss,
     rows_with_gradient,
     shortest_row,
-    wrong_model,
 )
 from rollgym.trainer.learner.offload import size
 from rollgym.trainer.learner.optim import lr_scale
 from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
 from rollgym.trainer.learner.strategies import find_strategy
-from rollgym.trainer.learner.strategies.base import StrategyContext
 from rollgym.trainer.learner.weight_export import Bucket, Piece, in_buckets, pieces_of, write_model
 from rollgym.trainer.losses.kl import AdaptiveKL
 from rollgym.trainer.losses.metrics import Metric, merge, summary
@@ -96,7 +94,7 @@ class Learner:
         """Optimizer steps so far."""
         self._options = options
         self._offloaded: list[str] = []
-        self._adaptive_kl = None if options.kl_target is None else AdaptiveKL(loss.kl_coef, options.kl_target)
+        self._adaptive_kl = None if loss.kl_target is None else AdaptiveKL(loss.kl_coef, loss.kl_target)
         self._rank, self._world = rank, world
         self._group: ProcessGroup | None = None
         name = config.device
@@ -112,15 +110,7 @@ class Learner:
         self._keeps_reference = options.keep_reference and not options.value_only
         reference = self._keeps_reference and bool(loss.kl_coef) and config.lora is None
         self.modules = TrainedModules(model, config, options, self._device, self._group, reference=reference)
-        self.strategy = spec.make(
-            StrategyContext(
-                name=strategy,
-                config=config,
-                device=self._device,
-                group=self._group,
-                cpu_offload=options.cpu_offload,
-            )
-        )
+        self.strategy = spec.make(config, self._device, self._group, cpu_offload=options.cpu_offload)
         with self._rank_errors("start"):
             self.strategy.wrap(self.modules)
             self._wrap_reference()
@@ -249,8 +239,6 @@ class Learner:
         self.config, self.loss = imitation_config(self.config, rate), imitation_loss()
         self._options = replace(
             self._options,
-            aggregation="token-mean",
-            aggregation_constant=None,
             total_steps=max(steps, 1),
             gap_limit=None,  # demonstrations are not sampled by an engine
         )
@@ -260,8 +248,7 @@ class Learner:
     def end_imitation(self, taught: Path | None) -> None:
         """Return to the configured loss and schedule with a fresh optimizer.
 
-        Args:
-            taught: The policy as `export` wrote it; a separate critic starts from it.
+        A separate critic starts from ``taught``, the policy as `export` wrote it.
         """
         with self._rank_errors("end imitation"):
             offloaded = self.offloaded
@@ -369,12 +356,8 @@ class Learner:
     ) -> Iterator[list[int]]:
         """Yield this rank's micro-batches; an empty one stands for a row of weight 0.
 
-        Rows that the model reads alike are in the same micro-batch where possible, and computed once.
-
-        Args:
-            batch: The batch.
-            rows: The rows to compute.
-            by_episode: Keep the rows of an episode together.
+        Rows that the model reads alike are in the same micro-batch where possible, and computed once;
+        with ``by_episode``, so are the rows of an episode.
         """
         padded = self.modules.layout.layout == "padded"
         chosen = [batch.sequences[row] for row in rows]
@@ -455,19 +438,18 @@ class Learner:
     def _accumulate(self, batch: Batch, episodes: Sequence[int]) -> list[dict[str, Metric]]:
         """Accumulate the gradient of episodes over micro-batches; returns metrics by micro-batch or rank."""
         self.strategy.zero_grad()
-        options = self._options
-        weights = batch_weights(batch, episodes, options.aggregation, options.aggregation_constant)
+        weights = batch_weights(batch, episodes, self.loss)
         rows = rows_with_gradient(batch, batch.sequences_of(episodes), self.loss)
         by_episode = self.loss.ratio_level == "episode"
         chosen = list(self._micro_batches(batch, rows, by_episode=by_episode))
         metrics = []
         for number, part in enumerate(chosen, start=1):
             with self.strategy.microbatch(last=number == len(chosen)):
-                losses, found = self._losses(
+                losses, part_metrics = self._losses(
                     batch, part or shortest_row(batch), weights if part else np.zeros(batch.num_tokens)
                 )
                 self.strategy.backward(losses)
-            metrics.append(found)
+            metrics.append(part_metrics)
         return metrics if self._group is None else _gather_metrics(self._group, merge(metrics))
 
     def _losses(
@@ -491,7 +473,13 @@ class Learner:
         """Raise `RunError` where engine and learner do not compute the same model."""
         gap, limit = metrics.get("train_rollout_logprob_diff", 0.0), self._options.gap_limit
         if limit is not None and gap > limit:
-            raise RunError(wrong_model(type(self.modules.plain_model).__name__, gap, limit))
+            raise RunError(
+                f"The engine's log-probs of {type(self.modules.plain_model).__name__} differ from the "
+                f"learner's by {gap:.2g} nats on average for tokens that the current weights sampled (at "
+                f"most {limit:g} can be rounding): one of the two computes another model. The batch was not "
+                "trained on. Try learner.layout=padded or another engine.kind, and see "
+                "docs/model_families.md."
+            )
 
     def _wrap_reference(self) -> None:
         module = self.modules.reference_module()
@@ -533,7 +521,7 @@ def _gather_metrics(group: ProcessGroup, metrics: dict[str, Metric]) -> list[dic
     return [
         {
             name: Metric(kind, torch.tensor(total).double(), torch.tensor(count).double())
-            for name, (kind, total, count) in one.items()
+            for name, (kind, total, count) in rank_metrics.items()
         }
-        for one in group.gather(plain)
+        for rank_metrics in group.gather(plain)
     ]

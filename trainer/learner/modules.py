@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,12 +38,7 @@ def mixed_precision(device: str, bfloat16: bool) -> torch.autocast:
 
 
 class Critic(nn.Module):
-    """A zero-initialized value head on the policy's hidden states, or on a separate transformer's.
-
-    Args:
-        policy: The causal language model whose states are read or whose transformer is copied.
-        separate: Whether the critic has a transformer, as a copy of the policy's.
-    """
+    """A zero-initialized value head on the policy's hidden states, or on a copy of its transformer's."""
 
     def __init__(self, policy: Any, *, separate: bool) -> None:
         super().__init__()
@@ -61,12 +56,11 @@ class Critic(nn.Module):
             values: Tensor = self.head(hidden.float())
         return values[:, 0]
 
-    def before(self, rows: Sequence[TokenSequence], policy_body: Callable[[], Any], layout: Layout) -> Tensor:
+    def before(self, rows: Sequence[TokenSequence], policy_body: Any, layout: Layout) -> Tensor:
         """Return values before each action token of rows."""
-        body = policy_body() if self.body is None else self.body
+        body = policy_body if self.body is None else self.body
         once, again = distinct(rows)
-        hidden = states(body, once, layout, self.head.weight.device)
-        values = self.from_states(hidden)
+        values = self.from_states(states(body, once, layout, self.head.weight.device))
         return values[torch.from_numpy(again).to(values.device)]
 
 
@@ -95,7 +89,7 @@ class PolicyModule(nn.Module):
         with mixed_precision(head.weight.device.type, self._bfloat16):
             if outputs == "values":
                 assert self.critic is not None
-                return (self.critic.before(rows, lambda: body, self._layout).clone(),)
+                return (self.critic.before(rows, body, self._layout).clone(),)
             scores = score(
                 self.model,
                 rows,
@@ -112,49 +106,28 @@ class PolicyModule(nn.Module):
 
 
 class CriticModule(nn.Module):
-    """A separate critic."""
-
-    def __init__(self, critic: Critic, *, layout: Layout, bfloat16: bool) -> None:
-        super().__init__()
-        self.critic = critic
-        self._layout: Layout = layout
-        self._bfloat16 = bfloat16
-        self.training = False
-
-    def forward(self, rows: Sequence[TokenSequence]) -> tuple[Tensor, ...]:
-        """Return the values before the action tokens."""
-        with mixed_precision(self.critic.head.weight.device.type, self._bfloat16):
-            return (self.critic.before(rows, lambda: None, self._layout).clone(),)
-
-
-class ValueOnlyModule(nn.Module):
-    """A separate critic in the place of a policy, where nothing else is trained."""
+    """A separate critic; it also takes the place of a policy where nothing else is trained."""
 
     critic = None
+    """Unlike a `PolicyModule`, it has no head besides its own."""
 
-    def __init__(self, model: Critic, *, layout: Layout, bfloat16: bool) -> None:
+    def __init__(self, value_model: Critic, *, layout: Layout, bfloat16: bool) -> None:
         super().__init__()
-        self.value_model = model
+        self.value_model = value_model
         self._layout: Layout = layout
         self._bfloat16 = bfloat16
         self.training = False
 
-    def forward(self, rows: Sequence[TokenSequence], outputs: Outputs) -> tuple[Tensor, ...]:
+    def forward(self, rows: Sequence[TokenSequence], outputs: Outputs = "values") -> tuple[Tensor, ...]:
         """Return the values before the action tokens, the only output of this module."""
         with mixed_precision(self.value_model.head.weight.device.type, self._bfloat16):
-            return (self.value_model.before(rows, lambda: None, self._layout).clone(),)
+            return (self.value_model.before(rows, None, self._layout).clone(),)
 
 
 class TrainedModules:
     """Policy, critic and reference of a learner on its device, before a strategy wraps them.
 
-    Args:
-        model: A folder in Hugging Face format, or a model.
-        config: The learner's.
-        options: The same.
-        device: The learner's device.
-        group: The ranks, which must agree on a layout; ``None`` in a single process.
-        reference: Whether to keep a frozen copy of the policy.
+    ``group``: the ranks, which must agree on a layout. ``reference``: keep a frozen copy of the policy.
     """
 
     def __init__(
@@ -189,15 +162,14 @@ class TrainedModules:
             for module in self.model.modules():
                 # transformers keeps all activations unless in training mode; dropout must stay off.
                 module.training = getattr(module, "gradient_checkpointing", False)
-        separate = self.critic is not None and self.critic.body is not None
-        self.policy: PolicyModule | ValueOnlyModule
+        self.separate_critic: CriticModule | None = None
+        if self.critic is not None and self.critic.body is not None:
+            self.separate_critic = CriticModule(self.critic, **self._module_options)
+        self.policy: PolicyModule | CriticModule
         if self.value_only:
-            self.policy = ValueOnlyModule(self.model, **self._module_options)
+            self.policy = CriticModule(self.model, **self._module_options)
         else:
-            self.policy = self._policy_module(self.model, None if separate else self.critic)
-        self.separate_critic = (
-            CriticModule(self.critic, **self._module_options) if self.critic and separate else None
-        )
+            self.policy = self._policy_module(self.model, None if self.separate_critic else self.critic)
 
     @property
     def plain_model(self) -> Any:
@@ -229,8 +201,9 @@ class TrainedModules:
 
     def all_parameters(self) -> list[Tensor]:
         """Return every parameter of policy, critic and reference, once."""
-        models = (one for one in (self.model, self.critic, self.reference_model) if one is not None)
-        return list({id(one): one for model in models for one in model.parameters()}.values())
+        models = [self.model, self.critic, self.reference_model]
+        parameters = (p for model in models if model is not None for p in model.parameters())
+        return list(dict.fromkeys(parameters))
 
     def param_groups(self) -> list[dict[str, Any]]:
         """Return parameter groups for an optimizer: the policy's, then the critic's.

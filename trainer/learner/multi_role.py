@@ -6,23 +6,36 @@ batch as the policy, by reference; policy and critic train at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rollgym.core.errors import RunError
-from rollgym.engines.base import WeightSource
 from rollgym.trainer.data.batch import Batch
 from rollgym.trainer.data.sequences import FloatArray
 from rollgym.trainer.learner.config import LearnerConfig
-from rollgym.trainer.learner.layout import LayoutChoice
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
 from rollgym.trainer.learner.ray_learner import RayLearner, total_bytes
 
+P = ParamSpec("P")
+R = TypeVar("R")
 CRITIC = "critic"
 """The critic's folder in a checkpoint."""
+
+
+def _of_policy(
+    method: Callable[Concatenate[RayLearner, P], R],
+) -> Callable[Concatenate[MultiRoleLearner, P], R]:
+    """Make a method of `MultiRoleLearner` that is the policy's."""
+
+    @functools.wraps(method)
+    def call(self: MultiRoleLearner, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(self.policy, *args, **kwargs)
+
+    return call
 
 
 class MultiRoleLearner:
@@ -54,13 +67,13 @@ class MultiRoleLearner:
         """Whether `values` is available."""
         return self._critic is not None or self.policy.has_critic
 
-    def describe_layout(self) -> LayoutChoice:
-        """Return the layout of the policy's rows and its measured difference from a plain forward."""
-        return self.policy.describe_layout()
-
-    def logprobs(self, batch: Batch) -> FloatArray:
-        """Return log-probs of all action tokens under the current weights."""
-        return self.policy.logprobs(batch)
+    describe_layout = _of_policy(RayLearner.describe_layout)
+    logprobs = _of_policy(RayLearner.logprobs)
+    adapt_kl = _of_policy(RayLearner.adapt_kl)
+    set_kl = _of_policy(RayLearner.set_kl)
+    start_imitation = _of_policy(RayLearner.start_imitation)
+    weights = _of_policy(RayLearner.weights)
+    export = _of_policy(RayLearner.export)
 
     def reference(self, batch: Batch) -> FloatArray:
         """Return log-probs of all action tokens under the reference policy."""
@@ -72,14 +85,6 @@ class MultiRoleLearner:
             self.policy.set_reference(model)
         else:
             self._reference.reset(model)
-
-    def adapt_kl(self, metrics: Metrics) -> float:
-        """Adapt the KL coefficient to an update's metrics; returns the coefficient."""
-        return self.policy.adapt_kl(metrics)
-
-    def set_kl(self, coef: float) -> None:
-        """Restore an adapted KL coefficient."""
-        self.policy.set_kl(coef)
 
     def values(self, batch: Batch) -> tuple[FloatArray, list[float]]:
         """Return the critic's value before each action token and after the last turn of each episode."""
@@ -94,20 +99,12 @@ class MultiRoleLearner:
             metrics = self.policy.update(batch)
             return {**critic_metrics.result(), **metrics}
 
-    def start_imitation(self, rate: float, steps: int) -> None:
-        """Switch the policy to imitation learning."""
-        self.policy.start_imitation(rate, steps)
-
     def end_imitation(self, taught: Path | None) -> None:
         """Return to the configured loss with fresh optimizers; the critic starts from ``taught``."""
         self.policy.end_imitation(taught)
         if self._critic is not None:
             assert taught is not None
             self._critic.reset(taught)
-
-    def weights(self) -> WeightSource:
-        """Return the policy's weights, for an engine."""
-        return self.policy.weights()
 
     def offload(self, parts: Sequence[str] = OFFLOADABLE) -> dict[str, int]:
         """Move parts of all roles to host memory; returns bytes by part."""
@@ -140,10 +137,6 @@ class MultiRoleLearner:
                 raise RunError(f"The checkpoint in {path} has no separate critic: {CRITIC}/ is missing.")
             self._critic.load(path / CRITIC)
         self.policy.load(path)
-
-    def export(self, path: Path) -> None:
-        """Write the policy into a folder in Hugging Face format, without a tokenizer."""
-        self.policy.export(path)
 
     def restart(self, roles: Mapping[str, Mapping[str, Any]]) -> None:
         """Restart all ranks, with arguments of `RayLearner.restart` by role."""

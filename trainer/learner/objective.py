@@ -12,7 +12,7 @@ from rollgym.trainer.data.batch import Batch
 from rollgym.trainer.data.sequences import FloatArray
 from rollgym.trainer.learner.config import LearnerConfig
 from rollgym.trainer.learner.protocol import Metrics
-from rollgym.trainer.losses.aggregation import Mode, token_weights
+from rollgym.trainer.losses.aggregation import token_weights
 from rollgym.trainer.losses.metrics import Metric, max_of, mean_of
 from rollgym.trainer.losses.policy import Tokens, policy_loss
 from rollgym.trainer.losses.settings import LossConfig
@@ -24,23 +24,13 @@ GAP_LIMIT = {"float32": 0.2, "bfloat16": 0.5}
 """Mean ``train_rollout_logprob_diff`` above which engine and learner compute different models."""
 
 
-def wrong_model(name: str, gap: float, limit: float) -> str:
-    """Return the error message for an engine that samples from another distribution than is trained."""
-    return (
-        f"The engine's log-probs of {name} differ from the learner's by {gap:.2g} nats on average for tokens "
-        f"that the current weights sampled (at most {limit:g} can be rounding): one of the two computes "
-        "another model. The batch was not trained on. Try learner.layout=padded or another engine.kind, and "
-        "see docs/model_families.md."
-    )
-
-
-def batch_weights(batch: Batch, episodes: Sequence[int], mode: Mode, constant: float | None) -> FloatArray:
+def batch_weights(batch: Batch, episodes: Sequence[int], loss: LossConfig) -> FloatArray:
     """Return the weight of each token in an optimizer step on these episodes."""
     all_lengths = batch.lengths
     lengths = [all_lengths[number] for number in episodes]
     weights = np.zeros(batch.num_tokens)
     weights[batch.token_indices(batch.sequences_of(episodes))] = np.concatenate(
-        token_weights(lengths, mode, constant=constant)
+        token_weights(lengths, loss.aggregation, constant=loss.aggregation_constant)
     )
     return weights
 
@@ -74,15 +64,8 @@ def micro_batch_loss(
 ) -> tuple[list[Tensor], dict[str, Metric]]:
     """Compute the policy's loss on rows of a batch and, with values, the critic's; returns metrics too.
 
-    Args:
-        batch: The batch.
-        part: Numbers of its rows.
-        weights: [tokens of the batch] the weight of each token.
-        logprobs: [tokens of the rows] under the trained policy, with gradients; likewise entropy and values.
-        entropy: The policy's entropy before each token.
-        values: The critic's value before each token.
-        loss: The policy loss.
-        config: The learner's, for the critic's loss.
+    ``weights`` are over all tokens of the batch; log-probs, entropy and values over those of the rows, with
+    gradients.
     """
     device, at = logprobs.device, batch.token_indices(part)
     arrays = {name: _tensor(array[at], device) for name, array in batch.arrays.items()}

@@ -1,15 +1,12 @@
-"""AdamW over a policy and its critic: the learning rate schedule, clipping, and an optimizer step."""
+"""AdamW over a policy and its critic, and the learning rate schedule."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rollgym.core.errors import RunError
 from rollgym.trainer.learner.config import LearnerConfig
 
 DIVERGED = (
@@ -36,35 +33,3 @@ def make_adamw(param_groups: list[dict[str, Any]], config: LearnerConfig) -> tor
     return torch.optim.AdamW(
         param_groups, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
     )
-
-
-def clip_and_step(
-    optimizer: torch.optim.Optimizer,
-    *,
-    max_norm: float | None,
-    lr_scale: float,
-    joint_norm: bool,
-    clip: Callable[[list[Any], float], Tensor] = torch.nn.utils.clip_grad_norm_,
-) -> float:
-    """Clip the gradients and take a step; returns the policy's gradient norm before clipping.
-
-    Args:
-        optimizer: Its parameter groups have a ``base`` learning rate.
-        max_norm: Maximum gradient norm; ``None``: no clipping.
-        lr_scale: Fraction of the base learning rate for this step.
-        joint_norm: Clip the norm over all groups, instead of one norm per group.
-        clip: Clips the gradients of parameters to a norm, and returns the norm before.
-
-    Raises:
-        RunError: A gradient is not finite.
-    """
-    sets = [group["params"] for group in optimizer.param_groups]
-    if joint_norm:
-        sets = [sum(sets, [])]
-    norms = [clip(parameters, max_norm or float("inf")) for parameters in sets]
-    if not all(map(torch.isfinite, norms)):
-        raise RunError(DIVERGED)
-    for group in optimizer.param_groups:
-        group["lr"] = group["base"] * lr_scale
-    optimizer.step()
-    return float(norms[0])

@@ -32,7 +32,7 @@ class Paths:
 
     sizes: list[int]
     """Lengths of the rows."""
-    known: Sequence[int]
+    shared: Sequence[int]
     """Length of each row's prefix that is shared with an earlier row."""
     route: Tensor | None = None
     """Token indices of the rows end to end; None if they are in that order already."""
@@ -53,9 +53,9 @@ def paths_of(packing: Packing, spots: IntArray, device: torch.device) -> Paths:
     if len(wanted) > FEW * len(packing.ids):
         # The MLP still skips the others: ranks that share parameters must do the same with every module.
         return Paths(packing.sizes, packing.shared, route, there(wanted))
-    brought = [size - known for size, known in zip(packing.sizes, packing.shared, strict=True)]
+    brought = [size - shared for size, shared in zip(packing.sizes, packing.shared, strict=True)]
     cuts = np.searchsorted(wanted, np.cumsum(brought))
-    asking = [there(found) for found in np.split(packing.positions[wanted], cuts[:-1])]
+    asking = [there(positions) for positions in np.split(packing.positions[wanted], cuts[:-1])]
     return Paths(packing.sizes, packing.shared, route, there(wanted), asking)
 
 
@@ -72,17 +72,17 @@ def attend(
         along = tuple(x.transpose(1, 2).index_select(1, paths.route).transpose(1, 2) for x in along)
     rows = list(zip(*(torch.split(x, paths.sizes, 2) for x in along), strict=True))
     if paths.wanted is None or paths.asking is None or getattr(module, "layer_idx", None) != _last(module):
-        found = [
-            _row(q, k, v, None, scale, features)[:, :, known:]
-            for (q, k, v), known in zip(rows, paths.known, strict=True)
+        outputs = [
+            _row(q, k, v, None, scale, features)[:, :, shared:]
+            for (q, k, v), shared in zip(rows, paths.shared, strict=True)
         ]
-        return torch.cat(found, 2).transpose(1, 2).contiguous(), None
-    found = [
+        return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
+    outputs = [
         _row(q.index_select(2, at), k, v, at, scale, features)
         for (q, k, v), at in zip(rows, paths.asking, strict=True)
         if len(at)
     ]
-    return _spread(torch.cat(found, 2).transpose(1, 2), paths.wanted, query.shape[2]), None
+    return _spread(torch.cat(outputs, 2).transpose(1, 2), paths.wanted, query.shape[2]), None
 
 
 def _row(
@@ -107,10 +107,10 @@ def _last(module: Any) -> int:
     return int(module.config.num_hidden_layers) - 1
 
 
-def _spread(found: Tensor, wanted: Tensor, size: int) -> Tensor:
+def _spread(states: Tensor, wanted: Tensor, size: int) -> Tensor:
     """Return ``[batch, tokens, ...]`` with values at the wanted tokens, and 0 elsewhere."""
-    whole = found.new_zeros(found.shape[0], size, *found.shape[2:])
-    return whole.index_copy(1, wanted, found)
+    whole = states.new_zeros(states.shape[0], size, *states.shape[2:])
+    return whole.index_copy(1, wanted, states)
 
 
 def spare_last_layer(body: Any) -> None:
@@ -138,9 +138,9 @@ def _choose_wanted(mlp: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | N
     return (args[0].index_select(1, mlp.rollgym_wanted[0]), *args[1:])
 
 
-def _spread_wanted(mlp: Any, args: Any, found: Any) -> Any:
+def _spread_wanted(mlp: Any, args: Any, output: Any) -> Any:
     if mlp.rollgym_wanted is None:
         return None
-    if isinstance(found, tuple):  # some experts return what their router said besides
-        return (_spread(found[0], *mlp.rollgym_wanted), *found[1:])
-    return _spread(found, *mlp.rollgym_wanted)
+    if isinstance(output, tuple):  # some experts return what their router said besides
+        return (_spread(output[0], *mlp.rollgym_wanted), *output[1:])
+    return _spread(output, *mlp.rollgym_wanted)

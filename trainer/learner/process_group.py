@@ -113,7 +113,7 @@ class ProcessGroup:
         received = [torch.empty_like(padded) for _ in range(self.world)]
         dist.all_gather(received, padded)
         return [
-            json.loads(bytes(one[:count].cpu().numpy())) for one, count in zip(received, counts, strict=True)
+            json.loads(bytes(raw[:count].cpu().numpy())) for raw, count in zip(received, counts, strict=True)
         ]
 
     def barrier(self) -> None:

@@ -53,11 +53,7 @@ class LearnerProtocol(Protocol):
         """Switch to imitation learning at a learning rate, for a number of optimizer steps."""
 
     def end_imitation(self, taught: Path | None) -> None:
-        """Return to the configured loss with a fresh optimizer.
-
-        Args:
-            taught: The policy as `export` wrote it; a separate critic starts from it.
-        """
+        """Return to the configured loss with a fresh optimizer; a separate critic starts from ``taught``."""
 
     def weights(self) -> WeightSource:
         """Return the policy's weights, for an engine."""

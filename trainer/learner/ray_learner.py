@@ -6,6 +6,8 @@ never pass through the driver: rank 0 stores them in buckets, and engines read t
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +22,7 @@ from rollgym.cluster.worker_group import WorkerGroup
 from rollgym.core.registry import import_module
 from rollgym.devices.types import Role
 from rollgym.engines.base import WeightSource
-from rollgym.trainer.data.batch import Batch
-from rollgym.trainer.data.sequences import FloatArray
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
-from rollgym.trainer.learner.layout import LayoutChoice
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.process_group import free_port, join_group
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
@@ -88,6 +87,16 @@ class LearnerActor:
         return None
 
 
+def _on_ranks(method: Callable[Concatenate[Learner, P], R]) -> Callable[Concatenate[RayLearner, P], R]:
+    """Make a method of `RayLearner` that calls the learner's on all ranks."""
+
+    @functools.wraps(method)
+    def call(self: RayLearner, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._run(method, *args, **kwargs)
+
+    return call
+
+
 class RayLearner:
     """A `LearnerProtocol` over ranks in a Ray cluster.
 
@@ -141,17 +150,17 @@ class RayLearner:
         """Whether `values` is available."""
         return self.config.critic != "none"
 
-    def describe_layout(self) -> LayoutChoice:
-        """Return the layout of rows in a micro-batch and its measured difference from a plain forward."""
-        return self._run(Learner.describe_layout)
-
-    def logprobs(self, batch: Batch) -> FloatArray:
-        """Return log-probs of all action tokens under the current weights."""
-        return self._run(Learner.logprobs, batch)
-
-    def reference(self, batch: Batch) -> FloatArray:
-        """Return log-probs of all action tokens under the reference policy."""
-        return self._run(Learner.reference, batch)
+    describe_layout = _on_ranks(Learner.describe_layout)
+    logprobs = _on_ranks(Learner.logprobs)
+    reference = _on_ranks(Learner.reference)
+    values = _on_ranks(Learner.values)
+    update = _on_ranks(Learner.update)
+    """Train on a batch; raises `ActorLost` if a rank died: `restart` continues from a checkpoint."""
+    start_imitation = _on_ranks(Learner.start_imitation)
+    end_imitation = _on_ranks(Learner.end_imitation)
+    save = _on_ranks(Learner.save)
+    load = _on_ranks(Learner.load)
+    export = _on_ranks(Learner.export)
 
     def set_reference(self, model: Path) -> None:
         """Use the weights in a model folder as the reference policy."""
@@ -168,26 +177,6 @@ class RayLearner:
         self._kl_coef = coef
         self._run(Learner.set_kl, coef)
 
-    def values(self, batch: Batch) -> tuple[FloatArray, list[float]]:
-        """Return the critic's value before each action token and after the last turn of each episode."""
-        return self._run(Learner.values, batch)
-
-    def update(self, batch: Batch) -> Metrics:
-        """Train on a batch; returns metrics.
-
-        Raises:
-            ActorLost: A rank died: `restart` continues from a checkpoint.
-        """
-        return self._run(Learner.update, batch)
-
-    def start_imitation(self, rate: float, steps: int) -> None:
-        """Switch to imitation learning at a learning rate, for a number of optimizer steps."""
-        self._run(Learner.start_imitation, rate, steps)
-
-    def end_imitation(self, taught: Path | None) -> None:
-        """Return to the configured loss with a fresh optimizer; a separate critic starts from ``taught``."""
-        self._run(Learner.end_imitation, None if taught is None else taught.absolute())
-
     def weights(self) -> WeightSource:
         """Return the policy's current weights, stored in the cluster; they are lost with rank 0."""
         return cast(WeightSource, self.workers.call(LearnerActor.share_weights)[0])
@@ -203,18 +192,6 @@ class RayLearner:
     def held(self) -> dict[str, int]:
         """Return the bytes of each part on the devices, summed over ranks."""
         return total_bytes(self._run_each(Learner.held))
-
-    def save(self, path: Path) -> None:
-        """Write a checkpoint into an existing folder that all nodes can write."""
-        self._run(Learner.save, path.absolute())
-
-    def load(self, path: Path) -> None:
-        """Restore a checkpoint that `save` wrote."""
-        self._run(Learner.load, path.absolute())
-
-    def export(self, path: Path) -> None:
-        """Write the policy into a folder in Hugging Face format, without a tokenizer."""
-        self._run(Learner.export, path.absolute())
 
     def restart(
         self,
@@ -239,9 +216,9 @@ class RayLearner:
         self.workers.start(actor_options)
         self._start()
         if self._reference is not None:
-            self._run(Learner.set_reference, self._reference)
+            self.set_reference(self._reference)
         if self._kl_coef is not None:
-            self._run(Learner.set_kl, self._kl_coef)
+            self.set_kl(self._kl_coef)
         if path is not None:
             self.load(path)
 
@@ -270,7 +247,10 @@ class RayLearner:
 
     def _run(self, method: Callable[Concatenate[Learner, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a method on all ranks; returns the result of rank 0, which is that of all."""
-        return cast(R, self.workers.call(LearnerActor.run_together, method, *args, **kwargs)[0])
+        # Folders are relative to the driver's working directory, which is not that of the ranks.
+        absolute = [value.absolute() if isinstance(value, Path) else value for value in args]
+        call: Any = self.workers.call
+        return cast(R, call(LearnerActor.run_together, method, *absolute, **kwargs)[0])
 
     def _run_each(
         self, method: Callable[Concatenate[Learner, P], R], *args: P.args, **kwargs: P.kwargs
@@ -281,5 +261,7 @@ class RayLearner:
 
 def total_bytes(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Sum bytes by part."""
-    names = {name: None for one in counts for name in one}
-    return {name: sum(one.get(name, 0) for one in counts) for name in names}
+    total: Counter[str] = Counter()
+    for by_part in counts:
+        total.update(by_part)
+    return dict(total)

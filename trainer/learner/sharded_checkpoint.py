@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rollgym.core.errors import ResultsError, RunError, one_line
-from rollgym.io.run_dir import read_json, write_json
-from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
+from rollgym.io.run_dir import read_json
 
 MANIFEST = "shards.json"
 WHOLE_WEIGHTS, WHOLE_OPTIMIZER = "learner.safetensors", "optimizer.pt"
@@ -58,53 +57,6 @@ class Checkpoint(Protocol):
         """Return a range of a weight or a moment; ``None`` to keep the current values."""
 
 
-class ShardedState(Protocol):
-    """The state of one rank: the part of a `ParallelStrategy` that is saved in shards."""
-
-    name: str
-    group: ProcessGroup | None
-
-    def shapes(self) -> Shapes:
-        """Return the shapes of all trained parameters by name."""
-
-    def fragments(self) -> list[Fragment]:
-        """Return what this rank saves; the ranks together hold everything once."""
-
-    def parameter_steps(self) -> Mapping[str, int]:
-        """Return the optimizer steps that each parameter has seen."""
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore weights and optimizer states."""
-
-
-def save_shards(state: ShardedState, path: Path, steps: int) -> None:
-    """Write this rank's shard into a folder that all ranks see; rank 0 writes the manifest last."""
-    group = state.group
-    rank, world = (0, 1) if group is None else (group.rank, group.world)
-    if rank == 0:
-        remove_manifest(path)
-    if group is not None:
-        group.barrier()
-    with all_or_none(group):
-        part = _write_part(path, rank, world, state.fragments())
-    parts = [part] if group is None else group.gather(part)
-    counts = state.parameter_steps()
-    parameters = {n: {"shape": list(shape), "steps": counts[n]} for n, shape in state.shapes().items()}
-    with all_or_none(group):
-        if rank == 0:
-            head = {"format": 1, "strategy": state.name, "world": len(parts), "steps": steps}
-            write_json(path / MANIFEST, {**head, "parameters": parameters, "parts": parts})
-
-
-def load_shards(state: ShardedState, path: Path) -> int:
-    """Restore a checkpoint of any strategy and number of ranks; returns its number of optimizer steps."""
-    with ExitStack() as stack:
-        with all_or_none(state.group):
-            checkpoint = stack.enter_context(open_checkpoint(path, state.shapes()))
-        state.restore(checkpoint)
-        return checkpoint.steps
-
-
 def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1)
 
@@ -117,11 +69,7 @@ def adam_fragments(
 ) -> list[Fragment]:
     """Return fragments of parameters and their Adam moments.
 
-    Args:
-        parameters: By name.
-        optimizer: Holds the moments in the shape of the parameters.
-        span: Returns the range of a parameter that is wanted; all of it by default.
-        local: Returns the elements of a parameter or moment in this process, flat.
+    ``span`` returns the range of a parameter that is wanted, ``local`` its elements in this process, flat.
     """
     fragments = []
     for name, parameter in parameters.items():
@@ -134,17 +82,6 @@ def adam_fragments(
         cut = {k: t[start:stop] if t.numel() > stop - start else t for k, t in here.items()}
         fragments.append(Fragment(name, start, stop, cut))
     return fragments
-
-
-def init_moments(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: Mapping[str, int]
-) -> None:
-    """Give an Adam zero moments, to be filled, for parameters with this many optimizer steps."""
-    for name, parameter in parameters.items():
-        optimizer.state.pop(parameter, None)
-        if steps[name]:
-            moments = {key: torch.zeros_like(parameter.detach()) for key in MOMENTS}
-            optimizer.state[parameter] = {"step": torch.tensor(float(steps[name])), **moments}
 
 
 @torch.no_grad()
@@ -160,13 +97,13 @@ def fill(fragments: Sequence[Fragment], checkpoint: Checkpoint) -> None:
                 tensor.copy_(values)
 
 
-def _write_part(path: Path, rank: int, world: int, fragments: Sequence[Fragment]) -> dict[str, Any]:
+def write_part(path: Path, rank: int, world: int, fragments: Sequence[Fragment]) -> dict[str, Any]:
     """Write one rank's file atomically; returns its entry in the manifest."""
     from safetensors.torch import save_file
 
     name = f"shard-{rank:05d}-of-{world:05d}.safetensors"
     held = [fragment for fragment in fragments if fragment.stop > fragment.start]
-    tensors = {f"{k}/{one.name}": t.cpu().clone() for one in held for k, t in one.tensors.items()}
+    tensors = {f"{k}/{part.name}": t.cpu().clone() for part in held for k, t in part.tensors.items()}
     temporary = path / f".{name}.part"
     try:
         save_file(tensors, temporary)
@@ -175,7 +112,7 @@ def _write_part(path: Path, rank: int, world: int, fragments: Sequence[Fragment]
         raise RunError(f"Cannot write the checkpoint part {path / name}: {one_line(error)}") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return {"file": name, "ranges": {one.name: [one.start, one.stop] for one in held}}
+    return {"file": name, "ranges": {part.name: [part.start, part.stop] for part in held}}
 
 
 def has_shards(path: Path) -> bool:
@@ -213,8 +150,8 @@ class _Shards:
             raise ResultsError(f"{MANIFEST} has format {manifest.get('format')!r}, expected 1.")
         self.path = path
         self.steps = int(manifest["steps"])
-        self.shapes: Shapes = {n: one["shape"] for n, one in manifest["parameters"].items()}
-        self.parameter_steps = {n: int(one["steps"]) for n, one in manifest["parameters"].items()}
+        self.shapes: Shapes = {n: entry["shape"] for n, entry in manifest["parameters"].items()}
+        self.parameter_steps = {n: int(entry["steps"]) for n, entry in manifest["parameters"].items()}
         self._parts = [
             (stack.enter_context(safe_open(path / part["file"], "pt")), part["ranges"])
             for part in manifest["parts"]

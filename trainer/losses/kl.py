@@ -19,10 +19,8 @@ So k2 belongs in the loss and k1 in the reward; both have the same expected grad
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from rollgym.core.errors import RunError, UnknownName, UsageError
@@ -53,17 +51,9 @@ def kl_per_token(logprobs: Tensor, reference: Tensor, estimator: Estimator) -> T
     raise UnknownName("KL estimator", estimator, ESTIMATORS, f"Choose one of {', '.join(ESTIMATORS)}.")
 
 
-def kl_rewards(
-    logprobs: Tensor,
-    reference: Tensor,
-    coef: float,
-    *,
-    estimator: Estimator = "k1",
-    mask: Tensor | None = None,
-) -> Tensor:
-    """The KL reward of each token: ``-coef * KL`` without gradient, 0 where ``mask`` is 0."""
-    penalty = -coef * kl_per_token(logprobs.detach(), reference.detach(), estimator)
-    return penalty if mask is None else torch.where(mask.bool(), penalty, 0.0)
+def kl_rewards(logprobs: Tensor, reference: Tensor, coef: float, *, estimator: Estimator = "k1") -> Tensor:
+    """The KL reward of each token: ``-coef * KL`` without gradient."""
+    return -coef * kl_per_token(logprobs.detach(), reference.detach(), estimator)
 
 
 class AdaptiveKL:
@@ -92,11 +82,3 @@ class AdaptiveKL:
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coef *= 1 + self.rate * error
         return self.coef
-
-    def state_dict(self) -> dict[str, float]:
-        """The state that changes during a run; target and rate are settings."""
-        return {"coef": self.coef}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore a `state_dict`."""
-        self.coef = float(state["coef"])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rollgym.core.errors import RollgymError, RunError, os_reason
 from rollgym.core.files import open_append
@@ -15,8 +15,8 @@ Tags = Mapping[str, float]
 """Numbers by their name in a tracker, such as ``train/success``."""
 
 
-class Tracker(Protocol):
-    """A destination for metrics besides the JSONL files, such as TensorBoard."""
+class Tracker:
+    """A destination for metrics besides the JSONL files, such as TensorBoard; the base class of all."""
 
     def log(self, line: Mapping[str, Any], tags: Tags) -> None:
         """Write the numbers of one line of ``metrics.jsonl`` or ``evaluations.jsonl``."""

@@ -30,10 +30,7 @@ class Checkpoints:
     def save(self, step: int, state: dict[str, Any], write: Callable[[Path], None]) -> Path:
         """Write the checkpoint of a step and delete older ones.
 
-        Args:
-            step: The training step.
-            state: JSON values.
-            write: Fills a folder with everything that is not in ``state``.
+        ``write`` fills a folder with everything that is not in ``state``, which holds JSON values.
         """
         path = self._path(step)
         self._write(path, {"step": step, **state}, write)

@@ -118,23 +118,14 @@ class Console:
     def evaluated(
         self, step: int, value: float, low: float, high: float, *, env: str = "", what: str = "success"
     ) -> None:
-        """Show the held-out result after ``step`` with its confidence interval.
-
-        Args:
-            step: Training steps done.
-            value: The mean.
-            low: Lower end of the interval.
-            high: Upper end of the interval.
-            env: The environment, in a mixture.
-            what: ``success``, or ``return`` if the environment defines no success.
-        """
-        values = _readable({"value": value, "low": low, "high": high})
-        found = tuple(values.get(name, math.nan) for name in ("value", "low", "high"))
+        """Show the mean held-out success, or return, after ``step``, with its confidence interval."""
+        numbers = _readable({"value": value, "low": low, "high": high})
+        value, low, high = (numbers.get(name, math.nan) for name in ("value", "low", "high"))
         env = _one_line(env)
         with self._lock:
-            self._last[env] = (step, what, found[0], found[1], found[2])
-            if math.isfinite(found[0]) and (env not in self._best or found[0] > self._best[env][1]):
-                self._best[env] = (step, found[0])
+            self._last[env] = (step, what, value, low, high)
+            if math.isfinite(value) and (env not in self._best or value > self._best[env][1]):
+                self._best[env] = (step, value)
         if self._plain:
             self._print(f"evaluation  {env}{'  ' if env else ''}{self._held_out(env)}")
 
@@ -254,14 +245,14 @@ def duration(seconds: float) -> str:
 
 def _readable(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics that are numbers; both clip fractions are added up as ``clip``."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in metrics.items():
         try:
-            found[name] = float(value)
+            numbers[name] = float(value)
         except (TypeError, ValueError, OverflowError):
             continue
-    clipped = [found[name] for name in ("clipped_low", "clipped_high") if name in found]
-    return found | ({"clip": sum(clipped)} if clipped else {})
+    clipped = [numbers[name] for name in ("clipped_low", "clipped_high") if name in numbers]
+    return numbers | ({"clip": sum(clipped)} if clipped else {})
 
 
 def _numbers(metrics: Mapping[str, float]) -> list[str]:
@@ -271,13 +262,13 @@ def _numbers(metrics: Mapping[str, float]) -> list[str]:
 
 def _by_env(metrics: Mapping[str, float]) -> list[str]:
     """In a mixture: success of each environment in the step, or its return if it defines no success."""
-    found: dict[str, str] = {}
+    shown: dict[str, str] = {}
     for what in ("return", "success"):
         for name, value in metrics.items():
             if name.startswith("env/") and name.endswith(f"/{what}"):
                 env = name.removeprefix("env/").removesuffix(f"/{what}")
-                found[env] = f"{env} {'' if what == 'success' else 'return '}{value:.2f}"
-    return list(found.values())
+                shown[env] = f"{env} {'' if what == 'success' else 'return '}{value:.2f}"
+    return list(shown.values())
 
 
 def _speed(metrics: Mapping[str, float]) -> list[str]:

@@ -100,10 +100,7 @@ class RunLogger:
     ) -> None:
         """Write the episodes of a training step, all of them or none.
 
-        Args:
-            step: The training step.
-            episodes: The episodes that it trained on.
-            tokens: For each episode, values of its action tokens by name.
+        ``tokens``: for each episode, values of its action tokens by name.
         """
         head = b'{"step":%d,' % _step(step)
         heads = [head + b'"tokens":' + msgspec.json.encode(values) + b"," for values in tokens]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.core.errors import MissingExtra
-from rollgym.trainer.tracking.base import AppendOnlyFile, Tags
+from rollgym.trainer.tracking.base import AppendOnlyFile, Tags, Tracker
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Writes event files that survive a killed process; needs no TensorFlow."""
 
     def __init__(self, folder: Path) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rollgym.core.errors import MissingExtra, RunError, boundary
 from rollgym.io.run_dir import read_json, write_json
-from rollgym.trainer.tracking.base import Tags
+from rollgym.trainer.tracking.base import Tags, Tracker
 
 WANDB = "wandb.json"
 
 
-class WandbTracker:
-    """A W&B run; its id is kept in ``wandb.json``, so that a resumed run continues it."""
+class WandbTracker(Tracker):
+    """A W&B run; its id is kept in ``wandb.json``, so that a resumed run continues it.
+
+    W&B ignores repeated steps, which have the same numbers, and uploads in the background: there is nothing
+    to rewind or flush.
+    """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         try:
@@ -32,12 +36,6 @@ class WandbTracker:
         """Send the numbers of one line."""
         with boundary(RunError, "W&B did not accept the metrics"):
             self._run.log(tags, step=line["step"])
-
-    def rewind(self, first: int, kept: Iterable[tuple[Mapping[str, Any], Tags]]) -> None:
-        """Do nothing: W&B ignores repeated steps, and repeated steps have the same numbers."""
-
-    def flush(self) -> None:
-        """Do nothing: W&B uploads in the background."""
 
     def close(self, *, failed: bool = False) -> None:
         """Finish the W&B run, marked as failed if it did."""

@@ -78,12 +78,13 @@ def test_after_imitation_training_is_that_of_a_new_learner_of_the_taught_policy(
     critic: str, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"critic": critic, "schedule": "cosine", "warmup_steps": 2, "mini_batches": 2}
-    options = {"total_steps": 8, "aggregation": "sequence-mean", "seed": 3}
-    learner = make_learner(options=options, **settings)
+    options = {"total_steps": 8, "seed": 3}
+    loss = LossConfig("grpo", aggregation="sequence-mean")
+    learner = make_learner(loss=loss, options=options, **settings)
     before = weights(learner)
     taught(learner, tmp_path / "taught")
     assert differ(weights(learner), before) > 1e-2
-    new = make_learner(tmp_path / "taught", options=options, **settings)
+    new = make_learner(tmp_path / "taught", loss=loss, options=options, **settings)
     for seed in range(2):
         batch = mixed_batch(seed, also=("returns", "values"))
         assert learner.update(batch) == new.update(batch)
@@ -102,13 +103,12 @@ def test_with_lora_a_separate_critic_starts_from_the_merged_policy(tmp_path: Pat
 
 
 def test_imitation_leaves_the_usual_loss_and_schedule(tmp_path: Path) -> None:
-    options = {"kl_target": 0.1, "gap_limit": 0.01}
-    learner = make_learner(loss=LossConfig("ppo", kl_coef=0.1), options=options)
+    learner = make_learner(loss=LossConfig("ppo", kl_coef=0.1, kl_target=0.1), options={"gap_limit": 0.01})
     config, loss = learner.config, learner.loss
     learner.set_kl(0.3)
     taught(learner, tmp_path / "taught")
     assert learner.config == config
-    assert learner.loss == LossConfig("ppo", kl_coef=0.3)
+    assert learner.loss == LossConfig("ppo", kl_coef=0.3, kl_target=0.1)
     assert loss.kl_coef == 0.1
     assert (learner.steps, len(learner.strategy.optimizer.state)) == (0, 0)
     with pytest.raises(RunError, match="0.01"):

@@ -1,5 +1,6 @@
 """Invariance of the gradient on a real model: to the partition of a batch, its order, rows, padding."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,10 @@ per_loss = pytest.mark.parametrize("loss", LOSSES, ids=[f"{one.name}-{one.ratio_
 per_mode = pytest.mark.parametrize("mode", MODES)
 
 
-def weighing(mode: str) -> dict[str, Any]:
-    return {"aggregation": mode, "aggregation_constant": 20.0 if mode == "constant" else None}
+def weighing(mode: str, loss: LossConfig | None = None) -> LossConfig:
+    constant = 20.0 if mode == "constant" else None
+    settings: dict[str, Any] = {"aggregation": mode, "aggregation_constant": constant}
+    return replace(loss or LossConfig("grpo"), **settings)
 
 
 @per_loss
@@ -67,7 +70,7 @@ def test_so_it_is_for_a_critic_and_for_every_weighting(mode: str, critic: str) -
     found = [
         gradient(
             batch,
-            options=weighing(mode),
+            loss=weighing(mode),
             critic=critic,
             value_clip=0.5,
             max_tokens_per_microbatch=n,
@@ -118,8 +121,8 @@ def test_an_episode_weighs_the_same_in_however_many_rows_it_is(mode: str, loss: 
         advantages=advantages,
     )
     old = one.arrays["behavior"] + 0.1
-    found = gradient(many.with_arrays(old=old), loss=loss, options=weighing(mode))
-    assert_same(found, gradient(one.with_arrays(old=old), loss=loss, options=weighing(mode)))
+    found = gradient(many.with_arrays(old=old), loss=weighing(mode, loss))
+    assert_same(found, gradient(one.with_arrays(old=old), loss=weighing(mode, loss)))
 
 
 @per_mode
@@ -128,9 +131,9 @@ def test_episodes_without_tokens_are_in_no_denominator(mode: str) -> None:
     batch = mixed_batch(count=3)
     nothing = TokenEpisode("n", (), np.zeros(0), np.zeros(0, dtype=np.int64))
     padded = Batch((nothing, *batch.episodes, nothing), batch.arrays)
-    expected = gradient(batch, options=weighing(mode))
-    assert_same(gradient(padded, options=weighing(mode)), expected, 0.0)
-    assert differ(gradient(reordered(batch, [0, 1, 2, 2]), options=weighing(mode)), expected) > 1e-3
+    expected = gradient(batch, loss=weighing(mode))
+    assert_same(gradient(padded, loss=weighing(mode)), expected, 0.0)
+    assert differ(gradient(reordered(batch, [0, 1, 2, 2]), loss=weighing(mode)), expected) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["gspo", "topr"])
@@ -161,7 +164,7 @@ def test_what_the_environment_wrote_carries_no_loss(loss: LossConfig, mode: str)
     assert sum(len(row.ids) for row in longer.sequences) > 2 * sum(len(row.ids) for row in short.sequences)
 
     def found(batch: Batch) -> dict[str, Any]:
-        made = gradient(batch, model=blind(), loss=loss, options=weighing(mode))
+        made = gradient(batch, model=blind(), loss=weighing(mode, loss))
         return {name: value for name, value in made.items() if "self_attn" not in name}
 
     assert_same(found(longer), found(short))
@@ -257,12 +260,12 @@ def test_rows_without_an_advantage_are_not_computed_and_still_count(
 ) -> None:
     batch = idle(mixed_batch())
     seen = computed(monkeypatch)
-    left_out = gradient(batch, loss=loss, options=weighing(mode), max_tokens_per_microbatch=1)
+    left_out = gradient(batch, loss=weighing(mode, loss), max_tokens_per_microbatch=1)
     assert sum(map(len, seen)) == len(batch.sequences) - 3
     # One pass for each row, or for each of the three episodes that have an advantage.
     assert len(seen) == (3 if loss.ratio_level == "episode" else len(batch.sequences) - 3)
     monkeypatch.setattr(learner_module, "rows_with_gradient", lambda batch, rows, loss: rows)
-    assert_same(left_out, gradient(batch, loss=loss, options=weighing(mode)))
+    assert_same(left_out, gradient(batch, loss=weighing(mode, loss)))
 
 
 @pytest.mark.parametrize("reason", ["entropy", "kl", "critic"])
@@ -311,7 +314,7 @@ def test_every_episode_is_in_one_mini_batch_of_each_epoch(monkeypatch: pytest.Mo
 def test_a_mini_batch_is_weighed_by_itself(mode: str) -> None:
     """The gradient of a part is that of a batch which holds nothing else."""
     batch = mixed_batch(count=4)
-    learner = make_learner(learning_rate=0.0, clip_norm=None, options=weighing(mode))
+    learner = make_learner(learning_rate=0.0, clip_norm=None, loss=weighing(mode))
     learner._accumulate(batch, [1, 3])
     found = {f"model.{name}": p.grad.clone() for name, p in learner.model.named_parameters()}
-    assert_same(found, gradient(reordered(batch, [1, 3]), options=weighing(mode)))
+    assert_same(found, gradient(reordered(batch, [1, 3]), loss=weighing(mode)))

@@ -1,6 +1,7 @@
 """The learner: its optimizer, its bounds, its reference, and that it can be stopped and gone on with."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -196,11 +197,11 @@ def test_without_a_kl_term_there_is_no_reference() -> None:
 
 
 def test_an_adaptive_kl_moves_the_coefficient_and_can_be_restored() -> None:
-    learner = make_learner(loss=WITH_KL, options={"kl_target": 0.01})
+    learner = make_learner(loss=replace(WITH_KL, kl_target=0.01))
     assert learner.adapt_kl({"reference_kl": 1.0}) == pytest.approx(0.2 * 1.02)
     assert learner.loss.kl_coef == pytest.approx(0.2 * 1.02)
     assert learner.adapt_kl({"reference_kl": 0.0}) == pytest.approx(0.2 * 1.02 * 0.98)
-    again = make_learner(loss=WITH_KL, options={"kl_target": 0.01})
+    again = make_learner(loss=replace(WITH_KL, kl_target=0.01))
     again.set_kl(learner.loss.kl_coef)
     assert again.loss.kl_coef == learner.loss.kl_coef
     assert again.adapt_kl({"reference_kl": 1.0}) == learner.adapt_kl({"reference_kl": 1.0})

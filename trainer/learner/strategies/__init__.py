@@ -5,7 +5,7 @@
     zero1    optimizer states sharded; zero2: gradients too; zero3: weights too (DeepSpeed)
     fsdp2    weights, gradients and optimizer states sharded
 
-A further strategy is a class with the methods of `ParallelStrategy` and one registration:
+A further strategy is a subclass of `ParallelStrategy` and one registration:
 
     register_strategy("mine", MyStrategy)
 
@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from rollgym.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
-    from rollgym.trainer.learner.strategies.base import ParallelStrategy, StrategyContext
+    from rollgym.trainer.learner.strategies.base import ParallelStrategy
 
-StrategyFactory = Callable[["StrategyContext"], "ParallelStrategy"]
+StrategyFactory = Callable[..., "ParallelStrategy"]
+"""Takes the arguments of `ParallelStrategy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class StrategySpec:
 
     name: str
     factory: str | StrategyFactory
-    """Makes the strategy; ``module:attribute`` is imported when first used."""
+    """Makes the strategy of one rank; ``module:attribute`` is imported when first used."""
     distributed: bool = True
     """True if its ranks form a process group; otherwise there is exactly one process."""
     cpu_offload: bool = True
@@ -47,13 +48,13 @@ class StrategySpec:
             able = ", ".join(spec.name for spec in _STRATEGIES.values() if spec.cpu_offload)
             raise UsageError(f"strategy={self.name} does not support CPU offload: choose one of {able}.")
 
-    def make(self, context: StrategyContext) -> ParallelStrategy:
-        """Make the strategy of this rank."""
-        if not isinstance(self.factory, str):
-            return self.factory(context)
-        module, _, attribute = self.factory.partition(":")
-        factory: StrategyFactory = getattr(import_module(module), attribute)
-        return factory(context)
+    def make(self, *args: Any, **kwargs: Any) -> ParallelStrategy:
+        """Make the strategy of this rank, from the arguments of `ParallelStrategy` after the name."""
+        factory = self.factory
+        if isinstance(factory, str):
+            module, _, attribute = factory.partition(":")
+            factory = cast(StrategyFactory, getattr(import_module(module), attribute))
+        return factory(self.name, *args, **kwargs)
 
 
 _STRATEGIES: dict[str, StrategySpec] = {}
@@ -62,14 +63,7 @@ _STRATEGIES: dict[str, StrategySpec] = {}
 def register_strategy(
     name: str, factory: str | StrategyFactory, *, distributed: bool = True, cpu_offload: bool = True
 ) -> None:
-    """Make a strategy available under a name, for `Learner` and for ``strategy`` in configs.
-
-    Args:
-        name: The name in configs and checkpoints.
-        factory: Makes the strategy of one rank, or ``module:attribute`` of such a function or class.
-        distributed: Whether its ranks form a process group; otherwise there is exactly one process.
-        cpu_offload: Whether it can keep weights or optimizer states on the CPU.
-    """
+    """Make a strategy available under a name, for `Learner`, configs and checkpoints; see `StrategySpec`."""
     if name in _STRATEGIES:
         raise UsageError(f"Strategy {name!r} is already registered.")
     _STRATEGIES[name] = StrategySpec(

@@ -1,129 +1,73 @@
-"""The `ParallelStrategy` protocol, and `TorchStrategy`, the base of the built-in strategies."""
+"""`ParallelStrategy`: the interface of all strategies, and what they share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from rollgym.core.errors import RunError
+from rollgym.io.run_dir import write_json
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig
 from rollgym.trainer.learner.modules import Outputs, PolicyModule, TrainedModules
 from rollgym.trainer.learner.offload import move, optimizer_state
-from rollgym.trainer.learner.optim import clip_and_step, make_adamw
+from rollgym.trainer.learner.optim import DIVERGED, make_adamw
 from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
 from rollgym.trainer.learner.sharded_checkpoint import (
+    MANIFEST,
+    MOMENTS,
     Checkpoint,
     Fragment,
     adam_fragments,
     fill,
-    init_moments,
-    load_shards,
-    save_shards,
+    open_checkpoint,
+    remove_manifest,
+    write_part,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyContext:
-    """Everything a strategy is made from."""
-
-    name: str
-    """The name that it was registered under."""
-    config: LearnerConfig
-    device: torch.device
-    group: ProcessGroup | None
-    """The ranks that train together; ``None`` for strategies of a single process."""
-    cpu_offload: bool
-    """Keep on the CPU whatever the strategy can keep there."""
-
-
-class ParallelStrategy(Protocol):
+class ParallelStrategy:
     """Holds weights, gradients and optimizer states of one rank, and computes with them.
 
-    All ranks call the same methods in the same order. `TorchStrategy` implements all of them for one process;
-    a strategy that derives from it overrides what differs.
-    """
+    This class keeps everything whole in one process, with one torch AdamW over all parameters. A strategy
+    derives from it and overrides what differs. All ranks call the same methods in the same order.
 
-    def wrap(self, modules: TrainedModules) -> None:
-        """Wrap the policy and a separate critic, and make the optimizer. Called once, first."""
-
-    def wrap_frozen(self, module: PolicyModule) -> PolicyModule:
-        """Return a policy that is not trained as this strategy holds it: whole on every rank, or sharded."""
-
-    def forward(self, rows: Sequence[TokenSequence], outputs: Outputs) -> tuple[Tensor, ...]:
-        """Run the policy module."""
-
-    def forward_critic(self, rows: Sequence[TokenSequence]) -> Tensor:
-        """Run the separate critic."""
-
-    def microbatch(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Return the context of a micro-batch's forward and backward pass; gradients sync in the last."""
-
-    def backward(self, losses: Sequence[Tensor]) -> None:
-        """Add the gradient, summed over all ranks, of the policy's loss and of a critic's."""
-
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
-
-    def step(self, lr_scale: float) -> float:
-        """Clip the gradients and take an optimizer step; returns the policy's norm before clipping."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's parameter groups; ``base`` is the learning rate that ``lr_scale`` applies to."""
-
-    def shape(self, parameter: nn.Parameter) -> Sequence[int]:
-        """Return the shape of a whole parameter."""
-
-    def gather(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Return whole parameters, which only need to be right on rank 0."""
-
-    def save(self, path: Path, steps: int) -> None:
-        """Write weights, optimizer states and the number of optimizer steps."""
-
-    def load(self, path: Path) -> int:
-        """Restore a checkpoint of any strategy; returns its number of optimizer steps."""
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore weights and optimizer states."""
-
-    def tensors(self, part: str) -> list[Tensor]:
-        """Return this rank's tensors of ``optimizer`` or ``weights``."""
-
-    def offload(self, part: str) -> int:
-        """Move a part to host memory; returns bytes."""
-
-    def reload(self, part: str) -> int:
-        """Move a part back to the device; returns bytes."""
-
-
-class TorchStrategy:
-    """One torch AdamW over all parameters, with everything whole in this process.
-
-    Implements `ParallelStrategy`: the base of all built-in strategies.
+    Args:
+        name: The name that it was registered under.
+        config: The learner's.
+        device: The learner's device.
+        group: The ranks that train together; ``None`` for strategies of a single process.
+        cpu_offload: Keep on the CPU whatever the strategy can keep there.
     """
 
     modules: TrainedModules
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, context: StrategyContext) -> None:
-        self.name, self.config, self.device = context.name, context.config, context.device
-        self.cpu_offload = context.cpu_offload
-        self.group = context.group
-        self.rank, self.world = (0, 1) if self.group is None else (self.group.rank, self.group.world)
+    def __init__(
+        self,
+        name: str,
+        config: LearnerConfig,
+        device: torch.device,
+        group: ProcessGroup | None,
+        *,
+        cpu_offload: bool,
+    ) -> None:
+        self.name, self.config, self.device, self.group = name, config, device, group
+        self.cpu_offload = cpu_offload
+        self.rank, self.world = (0, 1) if group is None else (group.rank, group.world)
 
     def wrap(self, modules: TrainedModules) -> None:
-        """Make the optimizer; a subclass wraps the modules first."""
+        """Wrap the policy and a separate critic, and make the optimizer. Called once, first."""
         self.modules = modules
         self.optimizer = make_adamw(modules.param_groups(), self.config)
 
     def wrap_frozen(self, module: PolicyModule) -> PolicyModule:
-        """Return the module as it is."""
+        """Return a policy that is not trained as this strategy holds it: whole on every rank, or sharded."""
         return module
 
     def forward(self, rows: Sequence[TokenSequence], outputs: Outputs) -> tuple[Tensor, ...]:
@@ -137,11 +81,12 @@ class TorchStrategy:
         return values
 
     def microbatch(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Return no context."""
+        """Return the context of a micro-batch's forward and backward pass; gradients sync in the last."""
         return nullcontext()
 
     def backward(self, losses: Sequence[Tensor]) -> None:
-        """Add the gradient of all losses; torch averages over ranks, so that they are scaled to a sum."""
+        """Add the gradient, summed over all ranks, of the policy's loss and of a critic's."""
+        # torch averages over ranks.
         cast(Tensor, sum(losses) * self.world).backward()  # type: ignore[no-untyped-call]
 
     def zero_grad(self) -> None:
@@ -154,18 +99,21 @@ class TorchStrategy:
 
     def step(self, lr_scale: float) -> float:
         """Clip the gradients and take an optimizer step; returns the policy's norm before clipping."""
-        return clip_and_step(
-            self.optimizer,
-            max_norm=self.config.clip_norm,
-            lr_scale=lr_scale,
+        sets = [group["params"] for group in self.param_groups]
+        if self.modules.separate_critic is None:
             # A value head shares the policy's hidden states: one gradient, one norm.
-            joint_norm=self.modules.separate_critic is None,
-            clip=self.clip,
-        )
+            sets = [sum(sets, [])]
+        norms = [self.clip(parameters, self.config.clip_norm or float("inf")) for parameters in sets]
+        if not all(map(torch.isfinite, norms)):
+            raise RunError(DIVERGED)
+        for group in self.param_groups:
+            group["lr"] = group["base"] * lr_scale
+        self.optimizer.step()
+        return float(norms[0])
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's parameter groups."""
+        """The optimizer's parameter groups; ``base`` is the learning rate that ``lr_scale`` applies to."""
         return self.optimizer.param_groups
 
     def shape(self, parameter: nn.Parameter) -> Sequence[int]:
@@ -173,7 +121,7 @@ class TorchStrategy:
         return parameter.shape
 
     def gather(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Return whole parameters."""
+        """Return whole parameters, which only need to be right on rank 0."""
         return [parameter.detach() for parameter in parameters]
 
     def shapes(self) -> dict[str, Sequence[int]]:
@@ -190,18 +138,43 @@ class TorchStrategy:
         return {name: int(state[p]["step"]) if state.get(p) else 0 for name, p in trained.items()}
 
     def save(self, path: Path, steps: int) -> None:
-        """Write this rank's shard of a checkpoint."""
-        save_shards(self, path, steps)
+        """Write weights, optimizer states and the number of optimizer steps, into a folder all ranks see."""
+        group = self.group
+        if self.rank == 0:
+            remove_manifest(path)
+        if group is not None:
+            group.barrier()
+        with all_or_none(group):
+            part = write_part(path, self.rank, self.world, self.fragments())
+        parts = [part] if group is None else group.gather(part)
+        counts = self.parameter_steps()
+        parameters = {n: {"shape": list(shape), "steps": counts[n]} for n, shape in self.shapes().items()}
+        with all_or_none(group):
+            if self.rank == 0:  # last: it makes the checkpoint valid
+                head = {"format": 1, "strategy": self.name, "world": self.world, "steps": steps}
+                write_json(path / MANIFEST, {**head, "parameters": parameters, "parts": parts})
 
     def load(self, path: Path) -> int:
-        """Restore a checkpoint of any strategy; returns its number of optimizer steps."""
-        return load_shards(self, path)
+        """Restore a checkpoint of any strategy and number of ranks; returns its number of optimizer steps."""
+        with ExitStack() as stack:
+            with all_or_none(self.group):
+                checkpoint = stack.enter_context(open_checkpoint(path, self.shapes()))
+            self.restore(checkpoint)
+            return checkpoint.steps
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore this rank's fragments of weights and optimizer states."""
         with all_or_none(self.group):
-            init_moments(self.modules.trained(), self.optimizer, checkpoint.parameter_steps)
+            self.init_moments(checkpoint.parameter_steps)
             fill(self.restored(), checkpoint)
+
+    def init_moments(self, steps: Mapping[str, int]) -> None:
+        """Give the optimizer zero moments, to be filled, for parameters with this many optimizer steps."""
+        for name, parameter in self.modules.trained().items():
+            self.optimizer.state.pop(parameter, None)
+            if steps[name]:
+                moments = {key: torch.zeros_like(parameter.detach()) for key in MOMENTS}
+                self.optimizer.state[parameter] = {"step": torch.tensor(float(steps[name])), **moments}
 
     def restored(self) -> list[Fragment]:
         """Return what this rank restores: what it saves, unless ranks hold the same."""

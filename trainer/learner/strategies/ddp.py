@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.modules import Outputs, TrainedModules
 from rollgym.trainer.learner.sharded_checkpoint import Fragment, adam_fragments
-from rollgym.trainer.learner.strategies.base import TorchStrategy
+from rollgym.trainer.learner.strategies.base import ParallelStrategy
 
 
-class DdpStrategy(TorchStrategy):
+class DdpStrategy(ParallelStrategy):
     """A rank with a whole copy of everything."""
 
     def wrap(self, modules: TrainedModules) -> None:

@@ -12,15 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from rollgym.trainer.learner.modules import PolicyModule, TrainedModules
 from rollgym.trainer.learner.sharded_checkpoint import Fragment, adam_fragments
-from rollgym.trainer.learner.strategies.base import StrategyContext, TorchStrategy
+from rollgym.trainer.learner.strategies.base import ParallelStrategy
 
 
-class Fsdp2Strategy(TorchStrategy):
+class Fsdp2Strategy(ParallelStrategy):
     """A rank with some rows of every parameter."""
 
-    def __init__(self, context: StrategyContext) -> None:
-        super().__init__(context)
-        self._frozen: nn.Module | None = None
+    _frozen: nn.Module | None = None
 
     def wrap(self, modules: TrainedModules) -> None:
         """Shard the modules in place, and make the optimizer."""
@@ -67,10 +65,10 @@ class Fsdp2Strategy(TorchStrategy):
 def shard(module: Any, cpu_offload: bool) -> Any:
     """Shard a module in place: its layers are gathered one by one, and the rest of it at once."""
     policy = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if cpu_offload else OffloadPolicy()
-    blocks = {name for one in module.modules() for name in getattr(one, "_no_split_modules", None) or ()}
-    for one in list(module.modules()):
-        if type(one).__name__ in blocks:
-            fully_shard(one, offload_policy=policy)
+    blocks = {name for inner in module.modules() for name in getattr(inner, "_no_split_modules", None) or ()}
+    for inner in list(module.modules()):
+        if type(inner).__name__ in blocks:
+            fully_shard(inner, offload_policy=policy)
     # Otherwise the root stays whole after a pass without gradients.
     return fully_shard(module, reshard_after_forward=True, offload_policy=policy)
 
@@ -78,9 +76,9 @@ def shard(module: Any, cpu_offload: bool) -> Any:
 @torch.no_grad()
 def reset_shards(module: nn.Module | None) -> None:
     """Make a sharded module find its shards after they were moved."""
-    for one in () if module is None else module.modules():
-        if isinstance(one, FSDPModule):
-            for group in cast(Any, one)._get_fsdp_state()._fsdp_param_groups:
+    for inner in () if module is None else module.modules():
+        if isinstance(inner, FSDPModule):
+            for group in cast(Any, inner)._get_fsdp_state()._fsdp_param_groups:
                 for parameter in group.fsdp_params:
                     parameter.reset_sharded_param()
 

@@ -13,13 +13,12 @@ from rollgym.trainer.learner.sharded_checkpoint import (
     WHOLE_OPTIMIZER,
     WHOLE_WEIGHTS,
     has_shards,
-    load_shards,
     remove_manifest,
 )
-from rollgym.trainer.learner.strategies.base import TorchStrategy
+from rollgym.trainer.learner.strategies.base import ParallelStrategy
 
 
-class SingleStrategy(TorchStrategy):
+class SingleStrategy(ParallelStrategy):
     """Everything in one process."""
 
     def save(self, path: Path, steps: int) -> None:
@@ -36,7 +35,7 @@ class SingleStrategy(TorchStrategy):
         from safetensors.torch import load_file
 
         if has_shards(path):
-            return load_shards(self, path)
+            return super().load(path)
         trained = self.modules.trained()
         saved_weights = load_file(path / WHOLE_WEIGHTS, device=str(self.device))
         if {n: t.shape for n, t in saved_weights.items()} != {n: p.shape for n, p in trained.items()}:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -18,9 +18,8 @@ from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.modules import Outputs, PolicyModule, TrainedModules
 from rollgym.trainer.learner.offload import move, optimizer_state, size
 from rollgym.trainer.learner.optim import DIVERGED, make_adamw
-from rollgym.trainer.learner.process_group import all_or_none
-from rollgym.trainer.learner.sharded_checkpoint import MOMENTS, Checkpoint, Fragment, fill
-from rollgym.trainer.learner.strategies.base import TorchStrategy
+from rollgym.trainer.learner.sharded_checkpoint import MOMENTS, Checkpoint, Fragment
+from rollgym.trainer.learner.strategies.base import ParallelStrategy
 from rollgym.trainer.learner.strategies.fsdp2 import reset_shards, shard
 
 REDUCE_BUCKET = 500_000_000
@@ -50,7 +49,7 @@ def start_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-class ZeroStrategy(TorchStrategy, ABC):
+class ZeroStrategy(ParallelStrategy, ABC):
     """A rank with DeepSpeed engines: one for the policy, and one for a separate critic.
 
     The stages differ in which fragments a rank holds, and how.
@@ -126,18 +125,12 @@ class ZeroStrategy(TorchStrategy, ABC):
             counts[name] = max(steps, default=0)
         return counts
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore this rank's fragments of master weights and optimizer states."""
-        with all_or_none(self.group):
-            self._init_moments(checkpoint)
-            fill(self.fragments(), checkpoint)
-
     def tensors(self, part: str) -> list[Tensor]:
         """Return this rank's tensors of ``optimizer`` or ``weights``."""
         optimizers = [engine.optimizer for engine in self._engines]
         if part == "weights":
             return [tensor for optimizer in optimizers for tensor in self._weights(optimizer)]
-        return [t for one in optimizers for t in (*self._master(one), *optimizer_state(one.optimizer))]
+        return [t for zero in optimizers for t in (*self._master(zero), *optimizer_state(zero.optimizer))]
 
     def offload(self, part: str) -> int:
         """Move a part to host memory; returns bytes."""
@@ -157,9 +150,23 @@ class ZeroStrategy(TorchStrategy, ABC):
         self._move_rest(part, self.device)
         return size(self.tensors(part))
 
-    @abstractmethod
     def fragments(self) -> list[Fragment]:
-        """Return what this rank saves; the ranks together hold everything once."""
+        """Return this rank's ranges of the flat master weights and moments, by parameter."""
+        fragments = []
+        for name, parameter, optimizer in self._named():
+            if (span := self._span(name, parameter, optimizer)) is None:  # another rank has all of it
+                continue
+            group, at, start, stop = span
+            flat = self._master(optimizer)[group]
+            held = {"weight": flat.detach(), **optimizer.optimizer.state.get(flat, {})}
+            keys = [key for key in ("weight", *MOMENTS) if key in held]
+            tensors = {key: held[key][at : at + stop - start] for key in keys}
+            fragments.append(Fragment(name, start, stop, tensors))
+        return fragments
+
+    @abstractmethod
+    def _span(self, name: str, parameter: Any, optimizer: Any) -> tuple[int, int, int, int] | None:
+        """Return the group of a parameter's master weights, the position in it, and this rank's range."""
 
     @abstractmethod
     def _master(self, optimizer: Any) -> list[Tensor]:
@@ -216,20 +223,17 @@ class ZeroStrategy(TorchStrategy, ABC):
         for name, parameter in self.modules.trained().items():
             yield name, parameter, self._engines[separate and name.startswith("critic.")].optimizer
 
-    def _init_moments(self, checkpoint: Checkpoint) -> None:
+    def init_moments(self, steps: Mapping[str, int]) -> None:
         """Make moments of all that this rank's optimizers step: one flat tensor for many parameters."""
         for engine in self._engines:
             # Parameters of a flat tensor are stepped together.
-            counts = checkpoint.parameter_steps
-            steps = max(counts[name] for name, _, its in self._named() if its is engine.optimizer)
+            count = max(steps[name] for name, _, its in self._named() if its is engine.optimizer)
             state = engine.optimizer.optimizer.state
             for flat in self._master(engine.optimizer):
-                current = state.get(flat) or {}
-                if not steps:
-                    state.pop(flat, None)
-                    continue
-                moments = {key: current.get(key, torch.zeros_like(flat.detach())) for key in MOMENTS}
-                state[flat] = {"step": torch.tensor(float(steps)), **moments}
+                current = state.pop(flat, None) or {}
+                if count:
+                    moments = {key: current.get(key, torch.zeros_like(flat.detach())) for key in MOMENTS}
+                    state[flat] = {"step": torch.tensor(float(count)), **moments}
 
 
 class Zero12Strategy(ZeroStrategy):
@@ -243,30 +247,23 @@ class Zero12Strategy(ZeroStrategy):
     def wrap(self, modules: TrainedModules) -> None:
         """Make the engines, and note which ranges are this rank's: offloaded weights lose that note."""
         super().wrap(modules)
-        mappings = ((name, getattr(one, "_hp_mapping", None)) for name, one, _ in self._named())
-        self._ranges = {name: _range(mapping) for name, mapping in mappings if mapping is not None}
+        self._spans: dict[str, tuple[int, int, int, int]] = {}
+        for name, parameter, _ in self._named():
+            if (mapping := getattr(parameter, "_hp_mapping", None)) is not None:
+                address, start = mapping.hp_fragment_address, mapping.lp_fragment_address.start
+                stop = start + address.numel
+                self._spans[name] = (mapping.param_group_index, address.start, start, stop)
 
-    def fragments(self) -> list[Fragment]:
-        """Return this rank's range of the flat master weights, by parameter."""
-        fragments = []
-        for name, _, optimizer in self._named():
-            if name not in self._ranges:  # another rank has all of it
-                continue
-            group, at, count, start = self._ranges[name]
-            flat = self._master(optimizer)[group]
-            held = {"weight": flat.detach(), **optimizer.optimizer.state.get(flat, {})}
-            tensors = {key: held[key][at : at + count] for key in ("weight", *MOMENTS) if key in held}
-            fragments.append(Fragment(name, start, start + count, tensors))
-        return fragments
+    def restored(self) -> list[Fragment]:
+        """Return this rank's fragments, and all weights that are computed with."""
+        weights = [
+            Fragment(name, 0, parameter.numel(), {"weight": parameter.detach().view(-1)})
+            for name, parameter in self.modules.trained().items()
+        ]
+        return [*self.fragments(), *weights]
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore this rank's fragments, and all weights that are computed with."""
-        with all_or_none(self.group):
-            self._init_moments(checkpoint)
-            fill(self.fragments(), checkpoint)
-            for name, parameter in self.modules.trained().items():
-                whole = {"weight": parameter.detach().view(-1)}
-                fill([Fragment(name, 0, parameter.numel(), whole)], checkpoint)
+    def _span(self, name: str, parameter: Any, optimizer: Any) -> tuple[int, int, int, int] | None:
+        return self._spans.get(name)
 
     def _master(self, optimizer: Any) -> list[Tensor]:
         master: list[Tensor] = optimizer.single_partition_of_fp32_groups
@@ -313,20 +310,11 @@ class Zero3Strategy(ZeroStrategy):
         with deepspeed.zero.GatheredParameters(list(parameters)):
             return [p.detach().clone() if self.rank == 0 else p.new_empty(0) for p in parameters]
 
-    def fragments(self) -> list[Fragment]:
-        """Return this rank's range of every parameter."""
-        fragments = []
-        for name, parameter, optimizer in self._named():
-            ds: Any = parameter
-            start = min(self.rank * ds.ds_tensor.ds_numel, ds.ds_numel)
-            stop = min(start + ds.ds_tensor.ds_numel, ds.ds_numel)
-            group, at, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
-            flat = self._master(optimizer)[group]
-            held = {"weight": flat.detach(), **optimizer.optimizer.state.get(flat, {})}
-            keys = [key for key in ("weight", *MOMENTS) if key in held]
-            tensors = {key: held[key][at : at + stop - start] for key in keys}
-            fragments.append(Fragment(name, start, stop, tensors))
-        return fragments
+    def _span(self, name: str, parameter: Any, optimizer: Any) -> tuple[int, int, int, int]:
+        start = min(self.rank * parameter.ds_tensor.ds_numel, parameter.ds_numel)
+        stop = min(start + parameter.ds_tensor.ds_numel, parameter.ds_numel)
+        group, at, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        return group, at, start, stop
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore this rank's fragments, then the weights that are computed with."""
@@ -345,12 +333,6 @@ class Zero3Strategy(ZeroStrategy):
         super()._move_rest(part, to)
         if part == "optimizer":
             move(self.tensors(part), to)
-
-
-def _range(mapping: Any) -> tuple[int, int, int, int]:
-    """Return a parameter's group, its start and length in the group's range, and its own first element."""
-    address = mapping.hp_fragment_address
-    return mapping.param_group_index, address.start, address.numel, mapping.lp_fragment_address.start
 
 
 @torch.no_grad()
