@@ -31,8 +31,8 @@ class RandomAgent(Agent):
 class RandomPlayer(Player):
     """One episode's random choices."""
 
-    def __init__(self, face: TextInterface, seed: int) -> None:
-        self._face = face
+    def __init__(self, interface: TextInterface, seed: int) -> None:
+        self._face = interface
         self._rng = derive_rng("random agent", seed)
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> str:

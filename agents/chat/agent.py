@@ -132,8 +132,8 @@ class ChatPlayer(Player):
         self._agent.dropped_turns += count
 
     def _add_turn(self, observation: str, reply: str) -> None:
-        kept = reply if self._agent.options.reasoning == "keep" else strip_thinking(reply)
-        self._turns.append(Exchange(observation, kept))
+        history_reply = reply if self._agent.options.reasoning == "keep" else strip_thinking(reply)
+        self._turns.append(Exchange(observation, history_reply))
         if self._history_limit is not None:
             del self._turns[: max(0, len(self._turns) - self._history_limit)]
 

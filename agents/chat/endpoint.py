@@ -84,15 +84,15 @@ class Endpoint:
         self.requests += 1
         response = await self._post(body)
         # Everything read from here on may be recorded, so the key is removed first.
-        answer = read_body(_decoded(response), self._key.hide)
-        check_status(response.status, response.headers, answer)
-        tokens = read_tokens(answer)
+        payload = read_body(_decoded(response), self._key.hide)
+        check_status(response.status, response.headers, payload)
+        tokens = read_tokens(payload)
         if tokens is not None:
             spent.append(tokens)
             self.tokens = _sum([self.tokens, tokens])
             if self._token_limit:
                 self._token_limit.give_back(estimate - sum(tokens))
-        return read_reply(answer)
+        return read_reply(payload)
 
     async def _post(self, body: Mapping[str, Any]) -> HttpResponse:
         timeout = self._options.timeout

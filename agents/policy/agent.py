@@ -33,23 +33,23 @@ def make_policy_agent(setup: AgentSetup, **options: Any) -> PolicyAgent:
     """
     model = options.get("model")
     defaults = NAMED[model].options if isinstance(model, str) and model in NAMED else {}
-    given = {name: value for name, value in options.items() if name != "model"}
-    agent_options, engine_options = read_options({**defaults, **given})
+    overrides = {name: value for name, value in options.items() if name != "model"}
+    agent_options, engine_options = read_options({**defaults, **overrides})
     if find_spec("torch") is None:
         raise MissingExtra("Agent 'lm'", "train")
     folder = _model_folder(model)
     saved = saved_options(folder)
     if saved is not None:
-        agent_options, engine_options = read_options({**saved.options, **given})
+        agent_options, engine_options = read_options({**saved.options, **overrides})
     agent = PolicyAgent(
         lambda: _open_engine(folder, engine_options),
         load_tokenizer(folder),
         agent_options,
         model_info=describe_model(folder),
-        template_text=saved.template_text if saved is not None and "template" not in given else "",
+        template_text=saved.template_text if saved is not None and "template" not in overrides else "",
     )
     if saved is not None:
-        agent.notes = saved.notes(folder, given, setup)
+        agent.notes = saved.notes(folder, overrides, setup)
     return agent
 
 

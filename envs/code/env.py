@@ -10,8 +10,8 @@ import numpy as np
 from rollgym.core.env import StepResult, TextEnv, check_whole
 from rollgym.core.errors import UnknownName, UsageError
 from rollgym.core.tasks import Task
-from rollgym.envs.code.actions import Said, defines, submits, taken_apart
-from rollgym.envs.code.formatting import told, told_tests
+from rollgym.envs.code.actions import ParsedAction, defines, parse_action, submits
+from rollgym.envs.code.formatting import format_run, format_test_results
 from rollgym.envs.code.judge import Result, judge
 from rollgym.envs.code.loaders import load_problems
 from rollgym.envs.code.problems import Generated, Problems
@@ -105,16 +105,16 @@ class CodeEnv(TextEnv):
     def respond(self, action: str) -> StepResult:
         """Run a block, or judge."""
         self._turns += 1
-        said = taken_apart(action)
-        if len(said.blocks) > 1:
+        parsed = parse_action(action)
+        if len(parsed.blocks) > 1:
             return self._nothing(
-                f"There are {len(said.blocks)} blocks: write one block a turn. Nothing was run."
+                f"There are {len(parsed.blocks)} blocks: write one block a turn. Nothing was run."
             )
-        if submits(said):
-            return self._submit(said)
-        if not said.blocks:
+        if submits(parsed):
+            return self._submit(parsed)
+        if not parsed.blocks:
             return self._nothing("That is neither a block of code between ``` fences nor `submit`.")
-        return self._run(said.blocks[0])
+        return self._run(parsed.blocks[0])
 
     def facts(self) -> Mapping[str, Any]:
         """Statement, turns left and sandbox level."""
@@ -154,8 +154,8 @@ class CodeEnv(TextEnv):
         return "\n".join([*lines, self._left()])
 
     def _left(self) -> str:
-        left = self._max_turns - self._turns
-        return f"Turns left: {left}." if left else "No turns left."
+        turns_left = self._max_turns - self._turns
+        return f"Turns left: {turns_left}." if turns_left else "No turns left."
 
     def _prepare(self) -> None:
         if self._problem.prelude:
@@ -164,9 +164,9 @@ class CodeEnv(TextEnv):
     def _nothing(self, sentence: str) -> StepResult:
         return self._go_on(sentence, valid=False)
 
-    def _submit(self, said: Said) -> StepResult:
-        if said.blocks:
-            self._solution = said.blocks[0]
+    def _submit(self, parsed: ParsedAction) -> StepResult:
+        if parsed.blocks:
+            self._solution = parsed.blocks[0]
         if self._solution is None:
             return self._nothing(
                 f"There is nothing to submit: no block has defined {self._problem.name} yet."
@@ -176,19 +176,19 @@ class CodeEnv(TextEnv):
     def _run(self, block: str) -> StepResult:
         limits = self._box.limits()
         ran = self._box.use(lambda sandbox: sandbox.run(block, limits=limits))
-        parts = ["The sandbox broke down; the session begins again with nothing."]
+        lines = ["The sandbox broke down; the session begins again with nothing."]
         if ran is None:
             self._prepare()
         else:
-            parts = [told(ran, limits, self._chars)]
+            lines = [format_run(ran, limits, self._chars)]
         passed = False
         if defines(block, self._problem.name):
             self._solution = block
             if len(self._problem.public):
                 results = self._results(self._problem.public)
-                parts.append(told_tests(self._problem.shown, results))
+                lines.append(format_test_results(self._problem.shown, results))
                 passed = all(result.passed for result in results)
-        text = "\n".join(parts)
+        text = "\n".join(lines)
         return self._judged(f"{text}\n") if passed and self._end_on_pass else self._go_on(text)
 
     def _go_on(self, text: str, valid: bool = True) -> StepResult:

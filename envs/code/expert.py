@@ -46,7 +46,7 @@ class PythonToolExpert(SoloAgent):
             return f"answer: {rest.splitlines()[0]}"
         if info.get("kind") not in KINDS:
             raise UsageError("The expert knows generated questions only, not those of a file.")
-        return f"```python\n{KINDS[info['kind']].written(info['parameters'])}```"
+        return f"```python\n{KINDS[info['kind']].program_for(info['parameters'])}```"
 
 
 class SnippetsExpert(SoloAgent):
@@ -54,7 +54,7 @@ class SnippetsExpert(SoloAgent):
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         """The lines of the goal's steps, in its order, by number or name."""
-        wanted = [CODE[words] for words in info["goal"]]
-        if wanted[0] in info["lines"]:
-            return " ".join(str(info["lines"].index(line) + 1) for line in wanted)
-        return " ".join(NAMES[line] for line in wanted)
+        lines = [CODE[words] for words in info["goal"]]
+        if lines[0] in info["lines"]:
+            return " ".join(str(info["lines"].index(line) + 1) for line in lines)
+        return " ".join(NAMES[line] for line in lines)

@@ -29,19 +29,19 @@ def choose_families(difficulty: int | None = None, family: str | None = None) ->
     """The families of a level (all by default), of a topic or of a name."""
     if difficulty is not None and difficulty not in LEVELS:
         raise UsageError(f"difficulty must be 1, 2 or 3 (or left out for all), not {difficulty!r}.")
-    chosen = list(FAMILIES.values())
+    candidates = list(FAMILIES.values())
     if family is not None:
-        chosen = [one for one in chosen if family in (one.name, one.topic)]
-        if not chosen:
-            topics = dict.fromkeys(one.topic for one in FAMILIES.values())
+        candidates = [candidate for candidate in candidates if family in (candidate.name, candidate.topic)]
+        if not candidates:
+            topics = dict.fromkeys(candidate.topic for candidate in FAMILIES.values())
             raise UnknownName(
                 "family of problems", str(family), [*FAMILIES, *topics], f"Topics: {', '.join(topics)}."
             )
-    found = [one for one in chosen if difficulty in (None, one.level)]
-    if not found:
-        levels = sorted({one.level for one in chosen})
+    matching = [candidate for candidate in candidates if difficulty in (None, candidate.level)]
+    if not matching:
+        levels = sorted({candidate.level for candidate in candidates})
         raise UsageError(f"{family!r} has no problems of difficulty {difficulty}, only of {levels}.")
-    return found
+    return matching
 
 
 def random_problem(rng: np.random.Generator, families: Sequence[Family]) -> tuple[Family, dict[str, Any]]:

@@ -41,9 +41,9 @@ class Listed:
     """Problems that were read from somewhere."""
 
     def __init__(self, name: str, problems: Mapping[str, Sequence[Problem]]) -> None:
-        self._problems = {split: tuple(found) for split, found in problems.items() if found}
-        content = stable_digest(*(repr(one) for found in self._problems.values() for one in found))
-        sizes = {split: len(found) for split, found in self._problems.items()}
+        self._problems = {split: tuple(listed) for split, listed in problems.items() if listed}
+        content = stable_digest(*(repr(problem) for listed in self._problems.values() for problem in listed))
+        sizes = {split: len(listed) for split, listed in self._problems.items()}
         self.tasks = TaskSet(f"Code-{name}-{content.hex()[:12]}", sizes)
 
     def problem(self, task: Task) -> Problem:

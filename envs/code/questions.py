@@ -35,25 +35,25 @@ class Kind:
     """Prints the answer."""
     choose: Callable[[Rng], dict[str, Any]]
 
-    def written(self, parameters: Mapping[str, Any]) -> str:
+    def program_for(self, parameters: Mapping[str, Any]) -> str:
         """The program for these parameters."""
         return fill(self.program, {name: repr(value) for name, value in parameters.items()})
 
     def question(self, parameters: Mapping[str, Any]) -> Question:
         """The question with its answer, worked out here by the program of its kind."""
-        body = self.written(parameters).replace("\n", "\n    ").rstrip()
-        answer = compiled(f"def work_out(print):\n    {body}\n", "work_out")
-        said: list[float] = []
-        answer(said.append)
-        told = {name: _told(value) for name, value in parameters.items()}
+        body = self.program_for(parameters).replace("\n", "\n    ").rstrip()
+        work_out = compiled(f"def work_out(print):\n    {body}\n", "work_out")
+        printed: list[float] = []
+        work_out(printed.append)
+        texts = {name: _format_parameter(value) for name, value in parameters.items()}
         return Question(
-            text=fill(self.text, told), answer=said[-1], kind=self.name, parameters=dict(parameters)
+            text=fill(self.text, texts), answer=printed[-1], kind=self.name, parameters=dict(parameters)
         )
 
 
-def _told(value: Any) -> str:
+def _format_parameter(value: Any) -> str:
     if isinstance(value, dict):
-        return "\n".join(f"{name}: {_told(one)}" for name, one in value.items())
+        return "\n".join(f"{name}: {_format_parameter(item)}" for name, item in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)
@@ -164,18 +164,18 @@ def random_question(rng: Rng) -> Question:
 
 def read_number(text: str) -> float | None:
     """The one number in a text, with or without a sign of money, commas or a unit; else ``None``."""
-    found = [match[0] for match in _NUMBER.finditer(text)]
-    if len(found) != 1:
+    matches = [match[0] for match in _NUMBER.finditer(text)]
+    if len(matches) != 1:
         return None
     try:
-        return float(re.sub(r"[,_]", "", found[0]))
+        return float(re.sub(r"[,_]", "", matches[0]))
     except ValueError:
         return None
 
 
-def right(answer: float, expected: float) -> bool:
+def is_right(value: float, expected: float) -> bool:
     """Whether a number equals the answer up to rounding in the tenth digit."""
-    return abs(answer - expected) <= 1e-9 * max(1.0, abs(expected))
+    return abs(value - expected) <= 1e-9 * max(1.0, abs(expected))
 
 
 def load_questions(path: str) -> dict[str, list[Question]]:

@@ -26,10 +26,10 @@ step must end with an answer even then."""
 _BACKENDS = get_args(get_type_hints(SandboxSettings)["backend"])
 
 
-def sandbox_settings(given: Mapping[str, Any] | None) -> SandboxSettings:
+def sandbox_settings(values: Mapping[str, Any] | None) -> SandboxSettings:
     """Settings from plain values: ``{"minimum": "namespaces", "limits": {"seconds": 5}}``."""
-    values = _mapping("sandbox", given or {})
-    _only("setting of the sandbox", values, [one.name for one in fields(SandboxSettings)])
+    values = _mapping("sandbox", values or {})
+    _check_names("setting of the sandbox", values, [option.name for option in fields(SandboxSettings)])
     if values.get("backend", "auto") not in _BACKENDS:
         raise UnknownName(
             "sandbox backend", str(values["backend"]), _BACKENDS, f"There are: {', '.join(_BACKENDS)}."
@@ -51,25 +51,25 @@ def _level(name: Any) -> Level:
     return names[str(name).lower()]
 
 
-def _limits(given: Any) -> Limits:
-    values = {**LIMITS, **_mapping("sandbox.limits", given)}
-    _only("limit of the sandbox", values, [one.name for one in fields(Limits)])
+def _limits(values: Any) -> Limits:
+    values = {**LIMITS, **_mapping("sandbox.limits", values)}
+    _check_names("limit of the sandbox", values, [option.name for option in fields(Limits)])
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise UsageError(f"The limit {name} must be a number, not {value!r}.")
     return Limits(**values)
 
 
-def _mapping(name: str, given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise UsageError(f"{name} must be a mapping of names to values, not {given!r}.")
-    return dict(given)
+def _mapping(name: str, values: Any) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{name} must be a mapping of names to values, not {values!r}.")
+    return dict(values)
 
 
-def _only(what: str, values: Mapping[str, Any], known: list[str]) -> None:
+def _check_names(noun: str, values: Mapping[str, Any], names: list[str]) -> None:
     for name in values:
-        if name not in known:
-            raise UnknownName(what, str(name), known, f"There are: {', '.join(known)}.")
+        if name not in names:
+            raise UnknownName(noun, str(name), names, f"There are: {', '.join(names)}.")
 
 
 def open_handle(settings: SandboxSettings) -> Sandbox:
@@ -86,12 +86,12 @@ class SandboxHandle:
     was done in it.
     """
 
-    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         """Settings as plain values; ``counts`` among them says whether `facts` count sandboxes."""
         self._joined: SandboxPool | None = None
         self._leave: Callable[[SandboxPool], None]
         self._sandbox: Sandbox | None = None
-        values = _mapping("sandbox", given or {})
+        values = _mapping("sandbox", values or {})
         self._counted = bool(values.pop("counts", False))
         self.settings = sandbox_settings(values)
 
@@ -106,8 +106,8 @@ class SandboxHandle:
 
     def facts(self) -> dict[str, Any]:
         """Isolation facts for the record."""
-        walls = self.pool.isolation
-        facts: dict[str, Any] = {"backend": walls.backend, "level": walls.level.name.lower()}
+        isolation = self.pool.isolation
+        facts: dict[str, Any] = {"backend": isolation.backend, "level": isolation.level.name.lower()}
         return facts | {"counts": asdict(self.pool.counts)} if self._counted else facts
 
     def weaknesses(self) -> list[str]:
@@ -122,7 +122,7 @@ class SandboxHandle:
     def use(self, work: Callable[[Sandbox], T]) -> T | None:
         """Do something in the sandbox of this episode; ``None`` where that broke it."""
         if self._sandbox is None:
-            self._sandbox = _opened(self.pool.take)
+            self._sandbox = _take_sandbox(self.pool.take)
         try:
             return work(self._sandbox)
         except (RunError, OSError):
@@ -131,11 +131,11 @@ class SandboxHandle:
 
     def once(self, work: Callable[[Sandbox], T], *, unused: bool = False) -> T | None:
         """Do something in another one, ``unused`` in one where nothing was ever run; ``None`` as above."""
-        done = None
+        result = None
         with self.pool.turn():
-            sandbox = _opened(lambda: self.pool.take(unused=unused))
+            sandbox = _take_sandbox(lambda: self.pool.take(unused=unused))
             try:
-                done = work(sandbox)
+                result = work(sandbox)
             except (RunError, OSError):
                 sandbox.close()  # it is broken: no other environment may get it
             finally:
@@ -143,12 +143,12 @@ class SandboxHandle:
         if unused:
             # The number of open sandboxes must not depend on timing.
             self.pool.settle()
-        return done
+        return result
 
     def limits(self) -> Limits:
         """The limits of an execution that begins now: it ends before the step must."""
-        limits, left = self.settings.limits, self.seconds()
-        return limits if left is None else replace(limits, seconds=min(limits.seconds, left))
+        limits, seconds_left = self.settings.limits, self.seconds()
+        return limits if seconds_left is None else replace(limits, seconds=min(limits.seconds, seconds_left))
 
     def seconds(self) -> float | None:
         """Remaining seconds for the executions of this step; ``None``: unlimited."""
@@ -177,7 +177,7 @@ class SandboxHandle:
             self.pool.give(sandbox)
 
 
-def _opened(take: Callable[[], Sandbox]) -> Sandbox:
+def _take_sandbox(take: Callable[[], Sandbox]) -> Sandbox:
     """A sandbox out of a pool, tried for a while where one cannot be opened at once."""
     for openings in range(OPENINGS, 0, -1):
         try:

@@ -35,7 +35,7 @@ POOL: Mapping[str, tuple[str, int, str]] = {
     "add index": ("index", 0, "numbered"),
 }
 """Goals by their words: step, its number and the name of its line."""
-CODE: Mapping[str, str] = {words: STEPS[step].written(n) for words, (step, n, _) in POOL.items()}
+CODE: Mapping[str, str] = {words: STEPS[step].code_for(n) for words, (step, n, _) in POOL.items()}
 NAMES: Mapping[str, str] = {CODE[words]: name for words, (_, _, name) in POOL.items()}
 VIEWS = ("lines", "names")
 TESTS = 6
@@ -110,7 +110,7 @@ class SnippetsEnv(TextEnv):
 
     def begin(self, task: Task) -> str:
         """Set the task's goal and lines."""
-        self._puzzle = self.tasks.draw(task, self._random_puzzle, lambda one: ", ".join(one.goal))
+        self._puzzle = self.tasks.draw(task, self._random_puzzle, lambda puzzle: ", ".join(puzzle.goal))
         self._tests = _tests(task.rng(), [CODE[words] for words in self._puzzle.goal])
         self._left = self._attempts
         self._box.fresh()
@@ -120,13 +120,13 @@ class SnippetsEnv(TextEnv):
         """Put the lines together, run them on the tests."""
         self._left -= 1
         over = self._left == 0
-        called = dict(zip(self._called(), self._puzzle.lines, strict=True))
-        chosen = re.split(r"[\s,;]+", bare(action).lower())
-        if not called.keys() >= set(chosen) or len(chosen) != self._steps or len(set(chosen)) < len(chosen):
-            what = "of the names" if self._named else f"numbers from 1 to {self._lines}"
-            note = f"Answer with {self._steps} different {what}."
+        lines = dict(zip(self._called(), self._puzzle.lines, strict=True))
+        names = re.split(r"[\s,;]+", bare(action).lower())
+        if len(names) != self._steps or len(set(names)) < len(names) or not lines.keys() >= set(names):
+            hint = "of the names" if self._named else f"numbers from 1 to {self._lines}"
+            note = f"Answer with {self._steps} different {hint}."
             return StepResult(self._again(note), terminated=over, valid=False)
-        results = self._results(_program([called[one] for one in chosen]))
+        results = self._results(_program([lines[name] for name in names]))
         passed = sum(result.passed for result in results)
         if passed == len(results):
             return StepResult("all tests passed", 1.0, terminated=True, success=True)
@@ -139,7 +139,7 @@ class SnippetsEnv(TextEnv):
             "lines": self._called() if self._named else list(self._puzzle.lines),
             "attempts_left": self._left,
             "sandbox": self._box.facts(),
-            "actions": [" ".join(one) for one in itertools.permutations(self._called(), self._steps)],
+            "actions": [" ".join(names) for names in itertools.permutations(self._called(), self._steps)],
         }
 
     @property
@@ -159,17 +159,17 @@ class SnippetsEnv(TextEnv):
 
     def _question(self) -> str:
         lines = [f"{number} {line}" for number, line in enumerate(self._puzzle.lines, 1)]
-        shown = [f"lines: {' '.join(self._called())}"] if self._named else lines
-        return "\n".join([f"goal: {', '.join(self._puzzle.goal)}", *shown])
+        choices = [f"lines: {' '.join(self._called())}"] if self._named else lines
+        return "\n".join([f"goal: {', '.join(self._puzzle.goal)}", *choices])
 
     def _again(self, note: str) -> str:
         return f"{note}\n{self._question()}" if self._left else note
 
     def _random_puzzle(self, rng: Rng) -> Puzzle:
-        names = list(POOL)
-        chosen = [names[int(k)] for k in rng.choice(len(names), size=self._lines, replace=False)]
+        goals = list(POOL)
+        chosen_goals = [goals[int(k)] for k in rng.choice(len(goals), size=self._lines, replace=False)]
         order = rng.permutation(self._lines)
-        return Puzzle(tuple(chosen[: self._steps]), tuple(CODE[chosen[int(k)]] for k in order))
+        return Puzzle(tuple(chosen_goals[: self._steps]), tuple(CODE[chosen_goals[int(k)]] for k in order))
 
     def _results(self, program: str) -> list[Result]:
         box = self._box

@@ -10,9 +10,9 @@ import numpy as np
 from rollgym.core.env import StepResult, TextEnv, check_whole
 from rollgym.core.seeding import stable_digest
 from rollgym.core.tasks import Task, TaskSet
-from rollgym.envs.code.actions import answered, taken_apart
-from rollgym.envs.code.formatting import told
-from rollgym.envs.code.questions import Question, load_questions, random_question, read_number, right
+from rollgym.envs.code.actions import parse_action, parse_answer
+from rollgym.envs.code.formatting import format_run
+from rollgym.envs.code.questions import Question, is_right, load_questions, random_question, read_number
 from rollgym.envs.code.sandbox_handle import SandboxHandle
 
 _INSTRUCTIONS = """\
@@ -69,7 +69,7 @@ class PythonToolEnv(TextEnv):
     def begin(self, task: Task) -> str:
         """Ask the task's question."""
         if self._listed is None:
-            self._question = self.tasks.draw(task, random_question, lambda one: one.text)
+            self._question = self.tasks.draw(task, random_question, lambda question: question.text)
         else:
             self._question = self._listed[task.split][task.index]
         self._turns = 0
@@ -79,20 +79,20 @@ class PythonToolEnv(TextEnv):
     def respond(self, action: str) -> StepResult:
         """Run a block, or compare an answer."""
         self._turns += 1
-        said = taken_apart(action)
-        answer = answered(said)
+        parsed = parse_action(action)
+        answer = parse_answer(parsed)
         if answer is not None:
             return self._compare(answer)
-        if len(said.blocks) != 1:
-            many = f"There are {len(said.blocks)} blocks: write one a turn." if said.blocks else ""
+        if len(parsed.blocks) != 1:
+            note = f"There are {len(parsed.blocks)} blocks: write one a turn." if parsed.blocks else ""
             return self._go_on(
-                many or "That is neither a block between ``` fences nor `answer: X`.", valid=False
+                note or "That is neither a block between ``` fences nor `answer: X`.", valid=False
             )
         limits = self._box.limits()
-        ran = self._box.use(lambda sandbox: sandbox.run(said.blocks[0], limits=limits))
+        ran = self._box.use(lambda sandbox: sandbox.run(parsed.blocks[0], limits=limits))
         if ran is None:
             return self._go_on("The sandbox broke down; the session begins again with nothing.")
-        return self._go_on(told(ran, limits, self._chars))
+        return self._go_on(format_run(ran, limits, self._chars))
 
     def facts(self) -> Mapping[str, Any]:
         """Turns left, sandbox level and the question."""
@@ -129,12 +129,12 @@ class PythonToolEnv(TextEnv):
             return self._go_on(
                 f"{answer[:80]!r} is not one number. Write for example `answer: 408`.", valid=False
             )
-        success = right(value, self._question.answer)
+        success = is_right(value, self._question.answer)
         return StepResult("Right." if success else "Wrong.", float(success), terminated=True, success=success)
 
 
 def _tasks(listed: Mapping[str, list[Question]] | None) -> TaskSet:
     if listed is None:
         return TaskSet("PythonTool", {"train": 20_000, "dev": 500, "test": 500})
-    content = stable_digest(*(one for found in listed.values() for one in found)).hex()[:12]
-    return TaskSet(f"PythonTool-{content}", {split: len(found) for split, found in listed.items()})
+    content = stable_digest(*(question for questions in listed.values() for question in questions)).hex()[:12]
+    return TaskSet(f"PythonTool-{content}", {split: len(questions) for split, questions in listed.items()})

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One call and what it is to return, both in the form that `inside.encode` gives."""
+    """One call and what it is to return, both in the form that `harness.encode` gives."""
 
     arguments: list[Any]
     expected: Any

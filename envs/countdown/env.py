@@ -76,12 +76,14 @@ class CountdownEnv(TextEnv):
         over = self._left == 0
         try:
             text, value = self._work_out(action)
-        except BadExpression as wrong:
-            return StepResult(f"Not a proper expression. {wrong}{self._rest()}", terminated=over, valid=False)
+        except BadExpression as error:
+            return StepResult(f"Not a proper expression. {error}{self._rest()}", terminated=over, valid=False)
         if value == self._puzzle.target:
             return StepResult(f"Correct! {text} = {value}.", 1.0, terminated=True, success=True)
         reward = _PARTIAL if over and self._partial else 0.0
-        return StepResult(f"{text} = {_shown(value)}, not {self._puzzle.target}.{self._rest()}", reward, over)
+        return StepResult(
+            f"{text} = {_number_text(value)}, not {self._puzzle.target}.{self._rest()}", reward, over
+        )
 
     def facts(self) -> Mapping[str, Any]:
         """The numbers, the target and the attempts left."""
@@ -93,16 +95,16 @@ class CountdownEnv(TextEnv):
 
     def _work_out(self, action: str) -> tuple[str, Fraction]:
         text = bare(action)
-        left, equals, right = text.rpartition("=")
-        if equals and right.strip() == str(self._puzzle.target):
-            text = left.rstrip()
-        value, used = evaluate(text)
-        for number, times in Counter(used).items():
-            given = self._puzzle.numbers.count(number)
-            if times > given:
+        expression, equals, result = text.rpartition("=")
+        if equals and result.strip() == str(self._puzzle.target):
+            text = expression.rstrip()
+        value, numbers = evaluate(text)
+        for number, times in Counter(numbers).items():
+            available = self._puzzle.numbers.count(number)
+            if times > available:
                 raise BadExpression(
-                    f"{number} is used {times} times but given {given} times."
-                    if given
+                    f"{number} is used {times} times but given {available} times."
+                    if available
                     else f"{number} is not one of the given numbers."
                 )
         return text, value
@@ -119,6 +121,6 @@ def _numbers_key(puzzle: Puzzle) -> str:
     return " ".join(map(str, sorted(puzzle.numbers)))
 
 
-def _shown(value: Fraction) -> str:
+def _number_text(value: Fraction) -> str:
     """A whole number, or a fraction with a rounded value beside it."""
     return str(value) if value.denominator == 1 else f"{value} (about {float(value):.2f})"

@@ -72,9 +72,9 @@ def _search(parts: list[Part], target: int, failed: set[tuple[int, ...]]) -> str
         for j, second in enumerate(parts[:i]):
             rest = [part for k, part in enumerate(parts) if k not in (i, j)]
             for joined in _joined_parts(first, second):
-                found = _search([joined, *rest], target, failed)
-                if found:
-                    return found
+                expression = _search([joined, *rest], target, failed)
+                if expression:
+                    return expression
     failed.add(values)
     return None
 

@@ -90,10 +90,10 @@ class FrozenLakeEnv(TextEnv):
         if move is None:
             note = "That is not a move. Answer Left, Down, Right or Up."
             return StepResult(f"{note}\n{self.render_text()}", valid=False)
-        before, wanted = self._cell, self._ahead(move)
+        previous, intended = self._cell, self._ahead(move)
         state, reward, over, _, _ = self._lake.step(move)
         self._cell = self._where(state)
-        note = self._note(before, wanted)
+        note = self._note(previous, intended)
         won = self._letter() == "G"
         return StepResult(f"{note}{self.render_text()}", float(reward), terminated=bool(over), success=won)
 
@@ -113,13 +113,13 @@ class FrozenLakeEnv(TextEnv):
         cells[row][column] = _PLAYER[self._letter()]
         return "\n".join(self._gap.join(line) for line in cells)
 
-    def _note(self, before: tuple[int, int], wanted: tuple[int, int]) -> str:
-        slipped = "You slipped. " if self._cell != wanted else ""
+    def _note(self, previous: tuple[int, int], intended: tuple[int, int]) -> str:
+        slipped = "You slipped. " if self._cell != intended else ""
         if self._letter() == "H":
             return f"{slipped}You fell into a hole.\n"
         if self._letter() == "G":
             return f"{slipped}You reached the goal.\n"
-        if self._cell == before:
+        if self._cell == previous:
             return f"{slipped}The edge stopped you.\n"
         return f"{slipped.strip()}\n" if slipped else ""
 
@@ -134,8 +134,8 @@ class FrozenLakeEnv(TextEnv):
     def _ahead(self, move: int) -> tuple[int, int]:
         row, column = self._cell
         down, right = ((0, -1), (1, 0), (0, 1), (-1, 0))[move]
-        last = self._size - 1
-        return min(max(row + down, 0), last), min(max(column + right, 0), last)
+        edge = self._size - 1
+        return min(max(row + down, 0), edge), min(max(column + right, 0), edge)
 
 
 def _rate(slippery: bool, success_rate: float | None) -> float:

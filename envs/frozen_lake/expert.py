@@ -34,13 +34,13 @@ def best_moves(rows: tuple[str, ...], success_rate: float) -> tuple[int, ...]:
     chances, following, rewards = _tables(make_lake(rows, success_rate).P)
     value = np.zeros(len(chances))
     for _ in range(_SWEEPS):
-        worth = (chances * (rewards + _DISCOUNT * value[following])).sum(axis=2)
-        change = np.abs(worth.max(axis=1) - value).max()
-        value = worth.max(axis=1)
+        action_values = (chances * (rewards + _DISCOUNT * value[following])).sum(axis=2)
+        change = np.abs(action_values.max(axis=1) - value).max()
+        value = action_values.max(axis=1)
         if change < _CLOSE:
             break
     # Rounded, so that ties are broken by order and not by float noise.
-    return tuple(int(move) for move in worth.round(7).argmax(axis=1))
+    return tuple(int(move) for move in action_values.round(7).argmax(axis=1))
 
 
 def _tables(dynamics: Any) -> tuple[Any, Any, Any]:

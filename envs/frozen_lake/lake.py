@@ -35,7 +35,7 @@ def random_map(rng: np.random.Generator, size: int, frozen_probability: float) -
         if has_path(frozen):
             return _letters(frozen)
     # If ice is so rare that solvable maps hardly occur, lay one path explicitly.
-    return _letters(_with_a_way(frozen, rng))
+    return _letters(_with_path(frozen, rng))
 
 
 def has_path(frozen: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
@@ -53,7 +53,7 @@ def has_path(frozen: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
     return (rows - 1, columns - 1) in seen
 
 
-def _with_a_way(
+def _with_path(
     frozen: np.ndarray[Any, np.dtype[np.bool_]], rng: np.random.Generator
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     row = column = 0

@@ -14,9 +14,9 @@ from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.mastermind.codes import (
     SYMBOLS,
     code_at,
+    code_index,
     count_codes,
     pegs,
-    place_in_order,
     shuffled_numbers,
 )
 
@@ -86,8 +86,8 @@ class MastermindEnv(TextEnv):
 
     def begin(self, task: Task) -> str:
         """Choose the task's code."""
-        place = place_in_order(task, self._count)
-        number = int(shuffled_numbers(task.set_name, self._count)[place])
+        index = code_index(task, self._count)
+        number = int(shuffled_numbers(task.set_name, self._count)[index])
         self._code = code_at(number, self._length, self._digits, self._duplicates)
         self._history = []
         self._left = self._guesses
@@ -100,8 +100,8 @@ class MastermindEnv(TextEnv):
         if guess is not None:
             self._history.append((guess, *pegs(self._code, guess)))
         if guess == self._code:
-            found = self._table(f"You found the code: {self._code}.")
-            return StepResult(found, 1.0, terminated=True, success=True)
+            observation = self._table(f"You found the code: {self._code}.")
+            return StepResult(observation, 1.0, terminated=True, success=True)
         note = "" if guess else f"Not a guess: answer {self._length} digits from 1 to {self._digits}. "
         ending = self._guesses_left() if self._left else f"No guesses left. The code was {self._code}."
         return StepResult(self._table(note + ending), terminated=self._left == 0, valid=guess is not None)
@@ -124,8 +124,8 @@ class MastermindEnv(TextEnv):
     def _parse(self, action: str) -> str | None:
         match = _GUESS.fullmatch(bare(action))
         guess = re.sub(r"[\s,]", "", match[1]) if match else ""
-        known = set(guess) <= set(SYMBOLS[: self._digits])
-        return guess if len(guess) == self._length and known else None
+        is_valid = set(guess) <= set(SYMBOLS[: self._digits])
+        return guess if len(guess) == self._length and is_valid else None
 
     def _table(self, last_line: str) -> str:
         lines = [f"{guess}: {black} black, {white} white" for guess, black, white in self._history]

@@ -118,8 +118,8 @@ class MinesweeperEnv(TextEnv):
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         """Reveal any closed cell that has no flag; with flags everywhere, remove one."""
         text = "".join(info["board"])
-        verb, wanted = ("reveal", HIDDEN) if HIDDEN in text else ("unflag", FLAG)
-        cell = int(rng.choice([cell for cell, symbol in enumerate(text) if symbol == wanted]))
+        verb, target = ("reveal", HIDDEN) if HIDDEN in text else ("unflag", FLAG)
+        cell = int(rng.choice([cell for cell, symbol in enumerate(text) if symbol == target]))
         return f"{verb} {cell // self._columns + 1} {cell % self._columns + 1}"
 
     def _draw(self, task: Task) -> Field:
@@ -187,9 +187,9 @@ def _check_arguments(rows: int, columns: int, mines: int, no_guess: bool, turns:
             f"A field has at least 4 rows, at least 4 columns and at most {_MAX_CELLS} cells, "
             f"not {rows}x{columns}."
         )
-    most = rows * columns // 5 if no_guess else rows * columns - 10
-    if not 2 <= mines <= most:
+    max_mines = rows * columns // 5 if no_guess else rows * columns - 10
+    if not 2 <= mines <= max_mines:
         without = " that can be cleared without guessing" if no_guess else ""
-        raise UsageError(f"A {rows}x{columns} field{without} has 2 to {most} mines, not {mines}.")
+        raise UsageError(f"A {rows}x{columns} field{without} has 2 to {max_mines} mines, not {mines}.")
     if turns is not None and turns < 1:
         raise UsageError(f"turns must be at least 1, not {turns}.")

@@ -85,8 +85,8 @@ class SokobanEnv(TextEnv):
         self._progress = check_amount("progress_reward", progress_reward)
         self._end_when_lost = bool(end_when_lost)
         self._tell_bumps = bool(tell_bumps)
-        wishes = LevelRequest(size, boxes, min_moves, max_moves, max_steps)
-        self._rules, self._max_steps = wishes.settle(preset, from_file=levels is not None)
+        request = LevelRequest(size, boxes, min_moves, max_moves, max_steps)
+        self._rules, self._max_steps = request.settle(preset, from_file=levels is not None)
         self._file = None if levels is None else FileLevels(levels)
         self.tasks = self._file.tasks if self._file else TaskSet(self._rules.name)
         super().__init__(render_mode=render_mode)
@@ -171,8 +171,8 @@ class SokobanEnv(TextEnv):
 
     def _moves_left(self) -> int:
         """Return the moves a solver needs from here; if unknown, the previous value."""
-        found = moves_left(self._game.text)
-        return self._left if found is None else int(min(found, self._max_steps))
+        moves = moves_left(self._game.text)
+        return self._left if moves is None else int(min(moves, self._max_steps))
 
     def _show(self) -> str:
         return show(self._game.text, self._view, self._table)
@@ -201,15 +201,15 @@ def generated(rules: Rules, task: Task) -> Level:
 @functools.lru_cache(maxsize=65_536)
 def moves_left(board: str) -> float | None:
     """Moves of the shortest solution: infinite where there is none, ``None`` where it takes long to tell."""
-    found = solve(board, node_limit=SEARCH_LIMIT)
-    if found.status is Status.GAVE_UP:
+    result = solve(board, node_limit=SEARCH_LIMIT)
+    if result.status is Status.GAVE_UP:
         return None
-    return found.moves if found.solved else math.inf
+    return result.moves if result.solved else math.inf
 
 
 def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> str:
     symbols = "" if view in ("coords", "cells", "relative", "around") else f"Symbols: {legend(vocabulary)}.\n"
-    places = {
+    coordinates_note = {
         "grid": "",
         "cells": "Cells are named by column, a at the left, and row, 1 at the top. The border of the room is "
         "wall.\n",
@@ -228,7 +228,7 @@ def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> 
     )
     return (
         "You are playing Sokoban. Push every box onto a target.\n"
-        f"{symbols}{places}"
+        f"{symbols}{coordinates_note}"
         "Actions: Up, Down, Left, Right. You walk one cell; if a box is in the way, you push it, provided "
         "the cell behind it is free. You cannot pull a box, push two at once, or walk through walls.\n"
         f"{several}"
@@ -239,8 +239,8 @@ def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> 
 
 def _reward_range(per_turn: int, idle: float, progress: float, max_steps: int) -> tuple[float, float]:
     """Each action could lose a box; the last could solve the level after each other one placed a box."""
-    least = min(sum([STEP_REWARD - BOX_REWARD] * per_turn), idle)
-    most = sum([STEP_REWARD + BOX_REWARD] * (per_turn - 1)) + STEP_REWARD + BOX_REWARD + SOLVED_REWARD
+    lowest = min(sum([STEP_REWARD - BOX_REWARD] * per_turn), idle)
+    highest = sum([STEP_REWARD + BOX_REWARD] * (per_turn - 1)) + STEP_REWARD + BOX_REWARD + SOLVED_REWARD
     # No move brings the end nearer by more than itself; one push can make it as far as it counts. Where the
     # solver did not know for a while, what it finds later counts at once.
-    return least - progress * max_steps, most + progress * max_steps
+    return lowest - progress * max_steps, highest + progress * max_steps

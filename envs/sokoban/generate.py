@@ -99,11 +99,11 @@ def carve(rng: np.random.Generator, rules: Rules) -> int:
     row = rules.width + 1
     inside = _inside(rules)
     room = inside.bit_count()
-    wanted = max(floor_needed(rules.boxes), int(room * (0.55 + 0.4 * rng.random())))
+    floor_size = max(floor_needed(rules.boxes), int(room * (0.55 + 0.4 * rng.random())))
     steps = (-row, row, -1, 1)
     cell = floor = _pick(rng, list(split(inside)))
     step = _pick(rng, steps)
-    while floor.bit_count() < min(wanted, room):
+    while floor.bit_count() < min(floor_size, room):
         if rng.random() < 0.4:
             step = _pick(rng, steps)
         floor |= _moved(cell, _pick(rng, steps)) & inside
@@ -124,9 +124,9 @@ def pull_away(rng: np.random.Generator, floor: int, boxes: int, player: int, row
     for _ in range(pulls):
         free = floor & ~boxes
         options = [
-            (box, way)
-            for way in (-row, row, -1, 1)
-            for box in split(boxes & _moved(area, -way) & _moved(free, -2 * way))
+            (box, direction)
+            for direction in (-row, row, -1, 1)
+            for box in split(boxes & _moved(area, -direction) & _moved(free, -2 * direction))
         ]
         if not options:
             break
@@ -143,9 +143,9 @@ def draw_text(rules: Rules, floor: int, targets: int, boxes: int, player: int) -
     """The board in XSB."""
     glyphs = ["#"] * (rules.height * (rules.width + 1) - 1)
     glyphs[rules.width :: rules.width + 1] = ["\n"] * (rules.height - 1)
-    for cells, here, on_target in ((floor, " ", "."), (boxes, "$", "*"), (player, "@", "+")):
+    for cells, off_target, on_target in ((floor, " ", "."), (boxes, "$", "*"), (player, "@", "+")):
         for bit in split(cells):
-            glyphs[bit.bit_length() - 1] = on_target if bit & targets else here
+            glyphs[bit.bit_length() - 1] = on_target if bit & targets else off_target
     return "".join(glyphs)
 
 

@@ -110,7 +110,7 @@ def normalize(text: str) -> str:
     cells = [list(row[indent:].ljust(width)) for row in rows]
     _check_counts(text)
     outside = _outside(cells)
-    _check_outside({place: cells[place[0]][place[1]] for place in outside})
+    _check_outside({cell: cells[cell[0]][cell[1]] for cell in outside})
     for row, column in outside:
         cells[row][column] = "#"
     return "\n".join("".join(row) for row in cells)
@@ -136,20 +136,20 @@ def _outside(cells: list[list[str]]) -> list[tuple[int, int]]:
     edge = [(r, c) for r in range(height) for c in (0, width - 1)]
     edge += [(r, c) for r in (0, height - 1) for c in range(width)]
     todo = [(r, c) for r, c in edge if cells[r][c] != "#"]
-    found = dict.fromkeys(todo)
+    outside = dict.fromkeys(todo)
     while todo:
         row, column = todo.pop()
         for r, c in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
-            if 0 <= r < height and 0 <= c < width and cells[r][c] != "#" and (r, c) not in found:
-                found[r, c] = None
+            if 0 <= r < height and 0 <= c < width and cells[r][c] != "#" and (r, c) not in outside:
+                outside[r, c] = None
                 todo.append((r, c))
-    return list(found)
+    return list(outside)
 
 
 def _check_outside(outside: dict[tuple[int, int], str]) -> None:
     if not {"@", "+"}.isdisjoint(outside.values()):
         raise ValueError("it is not enclosed: there is a way from the player to the outside")
-    stray = [place for place, symbol in outside.items() if symbol != " "]
+    stray = [cell for cell, symbol in outside.items() if symbol != " "]
     if stray:
         row, column = min(stray)
         raise ValueError(f"a box or target lies outside the walls (row {row}, column {column}, from 0)")

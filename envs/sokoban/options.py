@@ -45,13 +45,13 @@ class LevelRequest(NamedTuple):
             self._refuse_rules()
             return PRESETS[preset], self.max_steps or DEFAULT_MAX_STEPS
         base = _base_rules(PRESETS[preset], self.size, self.boxes)
-        most = self.max_moves or base.max_moves
-        limit = self.max_steps or 2 * most
-        most = min(most, limit)
-        least = self.min_moves or min(base.min_moves, most)
-        if least > most:
-            raise UsageError(f"min_moves={least} is too much: max_moves or max_steps allows {most}.")
-        return Rules(base.height, base.width, base.boxes, least, most), limit
+        max_moves = self.max_moves or base.max_moves
+        limit = self.max_steps or 2 * max_moves
+        max_moves = min(max_moves, limit)
+        min_moves = self.min_moves or min(base.min_moves, max_moves)
+        if min_moves > max_moves:
+            raise UsageError(f"min_moves={min_moves} is too much: max_moves or max_steps allows {max_moves}.")
+        return Rules(base.height, base.width, base.boxes, min_moves, max_moves), limit
 
     def _refuse_rules(self) -> None:
         for name, value in self._asdict().items():
@@ -59,10 +59,10 @@ class LevelRequest(NamedTuple):
                 raise UsageError(f"{name} is for levels made at random: leave it out with a levels file.")
 
 
-def check_choice(name: str, value: str, known: Collection[str]) -> None:
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """Refuse a value that is none of the known ones."""
-    if value not in list(known):
-        raise UnknownName(f"{name} of Sokoban", str(value), known, f"Choose from: {', '.join(known)}.")
+    if value not in list(choices):
+        raise UnknownName(f"{name} of Sokoban", str(value), choices, f"Choose from: {', '.join(choices)}.")
 
 
 def check_amount(name: str, value: Any) -> float:
@@ -92,8 +92,8 @@ def _read_size(size: Any) -> tuple[int, int]:
         sides = [int(side) for side in match.groups()]
     elif isinstance(size, int):
         sides = [size, size]
-    good = isinstance(sides, (list, tuple)) and len(sides) == 2
-    if not good or not all(type(side) is int and 4 <= side <= MAX_SIDE for side in sides):
+    is_pair = isinstance(sides, (list, tuple)) and len(sides) == 2
+    if not is_pair or not all(type(side) is int and 4 <= side <= MAX_SIDE for side in sides):
         raise UsageError(
             f"size must be a number from 4 to {MAX_SIDE} or rows and columns like '7x9', not {size!r}."
         )

@@ -96,10 +96,10 @@ def pushes(maze: Maze, boxes: int, player: int) -> Iterator[tuple[int, int, int]
     stands = right >> 1 | left << 1 | down >> row | up << row
     steps, ring, seen = 1, player, player
     while ring:
-        here = ring & stands
-        while here:
-            cell = here & -here
-            here ^= cell
+        standing = ring & stands
+        while standing:
+            cell = standing & -standing
+            standing ^= cell
             if cell << 1 & right:
                 yield steps, cell << 1, cell << 2
             if cell >> 1 & left:

@@ -91,7 +91,7 @@ class SudokuEnv(TextEnv):
         """Make the task's puzzle."""
         assert self.tasks is not None
         self._full, rng = self.tasks.draw(
-            task, lambda rng: (full_grid(rng, self._size), rng), lambda made: _rows_text(made[0])
+            task, lambda rng: (full_grid(rng, self._size), rng), lambda drawn: _rows_text(drawn[0])
         )
         puzzle = None
         while puzzle is None:

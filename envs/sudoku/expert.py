@@ -22,10 +22,10 @@ class SudokuExpert(SoloAgent):
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         """Clear the first wrong digit, or fill the first blank."""
-        now, size = "".join(info["board"]), len(info["board"])
-        right = _solved("".join(info["given"]))
-        for cell, (here, digit) in enumerate(zip(now, right, strict=True)):
-            if here not in (".", digit):
+        board, size = "".join(info["board"]), len(info["board"])
+        solved = _solved("".join(info["given"]))
+        for cell, (current, digit) in enumerate(zip(board, solved, strict=True)):
+            if current not in (".", digit):
                 return f"clear {cell // size + 1} {cell % size + 1}"
-        cell = now.index(".")
-        return f"fill {cell // size + 1} {cell % size + 1} {right[cell]}"
+        cell = board.index(".")
+        return f"fill {cell // size + 1} {cell % size + 1} {solved[cell]}"

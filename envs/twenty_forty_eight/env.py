@@ -128,8 +128,8 @@ class TwentyFortyEightEnv(TextEnv):
             success=won,
         )
 
-    def _refuse(self, why: str) -> StepResult:
-        return StepResult(self._show(why), truncated=self._left == 0, valid=False)
+    def _refuse(self, reason: str) -> StepResult:
+        return StepResult(self._show(reason), truncated=self._left == 0, valid=False)
 
     def _show(self, note: str = "") -> str:
         width = max(4, len(str(largest(self._board))))

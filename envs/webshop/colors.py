@@ -13,9 +13,9 @@ mauve merlot midnight mint mocha multicolor mushroom mustard natural navy nude o
 pink plum purple rainbow red rose royal rust sand sapphire seashell silver skull slate steel stone
 stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow
 """
-COLOURS: tuple[str, ...] = tuple(_WORDS.split())
+COLORS: tuple[str, ...] = tuple(_WORDS.split())
 
 
 def color_in(value: str) -> str:
     """The first color word within a value, or the value itself where there is none."""
-    return next((color for color in COLOURS if color in value), value)
+    return next((color for color in COLORS if color in value), value)

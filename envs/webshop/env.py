@@ -100,8 +100,8 @@ class WebShopEnv(TextEnv):
 
     def respond(self, action: str) -> StepResult:
         """Search or click."""
-        meant = shop_action(action, self._page) if self._compact else action
-        outcome = act(self.shop, self._goal, self._session, meant, self._page)
+        shop_text = shop_action(action, self._page) if self._compact else action
+        outcome = act(self.shop, self._goal, self._session, shop_text, self._page)
         self._turns += 1
         if outcome.session is not self._session:
             self._move(outcome.session)
@@ -166,13 +166,13 @@ class WebShopEnv(TextEnv):
         self._session, self._page = session, view(self.shop, self._goal, session)
 
     def _observe(self, outcome: Outcome) -> str:
-        shown = self._show(self._page)
+        observation = self._show(self._page)
         if outcome.valid or not (self._spoken and self.shop.rules.explain):
-            return shown
+            return observation
         if self._compact:
-            return f"not possible\n{shown}"
-        end = "\n" if self._show is text_rich else SEPARATOR
-        return f"Not possible: {outcome.note}.{end}{shown}"
+            return f"not possible\n{observation}"
+        separator = "\n" if self._show is text_rich else SEPARATOR
+        return f"Not possible: {outcome.note}.{separator}{observation}"
 
     def _revealed(self) -> dict[str, Any]:
         """Goal facts for an oracle."""
@@ -181,9 +181,9 @@ class WebShopEnv(TextEnv):
         return {"goal": {"asin": goal.asin, "title": title, "options": goal.options}}
 
 
-def _check(what: str, name: str, known: Any) -> None:
-    if name not in known:
-        raise UnknownName(what, str(name), known, f"There are: {', '.join(known)}.")
+def _check(noun: str, name: str, choices: Any) -> None:
+    if name not in choices:
+        raise UnknownName(noun, str(name), choices, f"There are: {', '.join(choices)}.")
 
 
 def _tasks(shop: Shop, goals: str, splits: str) -> tuple[TaskSet, Mapping[str, Any]]:

@@ -22,7 +22,7 @@ PRICE_STEP, PRICE_MOST = 10, 990
 CANDIDATES = 4
 
 
-class Wish(Protocol):
+class HumanRequest(Protocol):
     """What a person asked for: a record of ``items_human_ins.json``."""
 
     @property
@@ -48,8 +48,8 @@ def price_bound(price: float, *parts: object) -> float:
     bounds = range(max(lowest, PRICE_STEP), PRICE_MOST + 1, PRICE_STEP)[:CANDIDATES]
     if len(bounds) < 2:
         return NO_BOUND
-    drawn = derive_rng("price bound", *parts).choice(len(bounds), size=2, replace=False)
-    return float(bounds[int(drawn.max())])
+    indices = derive_rng("price bound", *parts).choice(len(bounds), size=2, replace=False)
+    return float(bounds[int(indices.max())])
 
 
 def price_words(bound: float) -> str:
@@ -64,10 +64,10 @@ def combinations(product: Product) -> Iterator[dict[str, str]]:
         yield dict(zip(names, values, strict=True))
 
 
-def attribute_counts(wanted: Iterable[tuple[Product, Sequence[str]]]) -> Counter[str]:
+def attribute_counts(products: Iterable[tuple[Product, Sequence[str]]]) -> Counter[str]:
     """In how many synthetic goals each attribute is wanted, from every product with its wanted attributes."""
     counts: Counter[str] = Counter()
-    for product, attributes in wanted:
+    for product, attributes in products:
         goals = math.prod(len(values) for values in product.options.values())
         for attribute in attributes:
             counts[attribute] += goals
@@ -94,10 +94,10 @@ def synthetic_goals(
     bound = price_bound(product.price, seed, "synthetic", product.asin)
     weight = sum(1.0 / counts[name] for name in attributes) / len(attributes) if attributes else 1.0
     for options in combinations(product):
-        chosen = ", and ".join(f"{name}: {value}" for name, value in options.items())
+        option_text = ", and ".join(f"{name}: {value}" for name, value in options.items())
         yield Goal(
             asin=product.asin,
-            instruction=f"{instruction}{' with ' if chosen else ''}{chosen}{price_words(bound)}",
+            instruction=f"{instruction}{' with ' if option_text else ''}{option_text}{price_words(bound)}",
             attributes=tuple(attributes),
             options=options,
             price_upper=bound,
@@ -105,17 +105,17 @@ def synthetic_goals(
         )
 
 
-def human_goals(product: Product, wishes: Iterable[Wish], *, seed: object = 0) -> Iterator[Goal]:
+def human_goals(product: Product, requests: Iterable[HumanRequest], *, seed: object = 0) -> Iterator[Goal]:
     """A goal for each instruction that a person wrote for the product, where it names an attribute."""
-    for number, wish in enumerate(wishes):
-        if not wish.instruction_attributes:
+    for number, request in enumerate(requests):
+        if not request.instruction_attributes:
             continue
         bound = price_bound(product.price, seed, "human", product.asin, number)
         yield Goal(
             asin=product.asin,
-            instruction=wish.instruction.strip(".") + price_words(bound),
-            attributes=tuple(wish.instruction_attributes),
-            options=tuple(wish.instruction_options),
+            instruction=request.instruction.strip(".") + price_words(bound),
+            attributes=tuple(request.instruction_attributes),
+            options=tuple(request.instruction_options),
             price_upper=bound,
             human=True,
         )

@@ -77,13 +77,13 @@ def describe(folder: Path) -> dict[str, Any]:
         "goals": {
             kind: {
                 "count": sizes["count"],
-                **{way: dict(zip(SPLITS, sizes[way], strict=True)) for way in ("original", "disjoint")},
+                **{split: dict(zip(SPLITS, sizes[split], strict=True)) for split in ("original", "disjoint")},
             }
             for kind, sizes in manifest["goals"].items()
         },
         "nouns": manifest["tagger"],
         "prices": manifest.get("prices"),
         "left_out": manifest.get("left_out"),
-        "bytes": sum(said["size"] for said in manifest["files"].values()),
+        "bytes": sum(entry["size"] for entry in manifest["files"].values()),
         "fingerprint": manifest["fingerprint"],
     }

@@ -14,10 +14,10 @@ def matching_values(options: Mapping[str, Sequence[str]], instruction: str) -> d
     text = " ".join(instruction.lower().split())
     chosen = {}
     for name, values in options.items():
-        said = [value for value in values if _has(text, f"{name}: {value}")]
-        said = said or [value for value in values if _has(text, value)]
-        if said:
-            chosen[name] = max(said, key=len)
+        named = [value for value in values if _has(text, f"{name}: {value}")]
+        named = named or [value for value in values if _has(text, value)]
+        if named:
+            chosen[name] = max(named, key=len)
     return chosen
 
 

@@ -51,8 +51,8 @@ class RuleAgent(SoloAgent):
 
     def open(self, info: Mapping[str, Any]) -> str:
         """Which of the products found to look at."""
-        found = found_products(info)
-        return f"click[{found[0]}]" if found else BACK
+        products = found_products(info)
+        return f"click[{products[0]}]" if products else BACK
 
     def clicks(self, info: Mapping[str, Any]) -> list[str]:
         """The options to choose."""
@@ -73,8 +73,8 @@ class BrowsingAgent(RuleAgent):
 
     def open(self, info: Mapping[str, Any]) -> str:
         """Any product."""
-        found = found_products(info)
-        return f"click[{found[int(self._rng.integers(len(found)))]}]" if found else BACK
+        products = found_products(info)
+        return f"click[{products[int(self._rng.integers(len(products)))]}]" if products else BACK
 
 
 def found_products(info: Mapping[str, Any]) -> list[str]:

@@ -97,8 +97,8 @@ def act(shop: Shop, goal: Goal, session: Session, text: str, page: Page | None =
     return _click(shop, goal, session, element)
 
 
-def _refused(session: Session, why: str) -> Outcome:
-    return Outcome(session, valid=False, note=why)
+def _refused(session: Session, reason: str) -> Outcome:
+    return Outcome(session, valid=False, note=reason)
 
 
 def _search(shop: Shop, session: Session, argument: str) -> Outcome:
@@ -150,5 +150,5 @@ def _kind_by_url(session: Session) -> PageKind:
 def _buy(shop: Shop, goal: Goal, session: Session) -> Outcome:
     bought, target = shop.by_asin(session.asin), shop.by_asin(goal.asin)
     result = score(bought, target, goal, dict(session.options), shop.rules)
-    end = dataclasses.replace(session, kind="done", sub="", reward=result.reward)
-    return Outcome(end, result.reward, done=True, score=result)
+    final = dataclasses.replace(session, kind="done", sub="", reward=result.reward)
+    return Outcome(final, result.reward, done=True, score=result)

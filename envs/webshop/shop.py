@@ -46,8 +46,8 @@ class Shop:
     def _special(self, kind: str, words: tuple[str, ...]) -> tuple[int, ...]:
         if kind == "<r>":
             count = len(self.catalog)
-            draws = derive_rng("random search", self.catalog.fingerprint, *words)
-            return tuple(map(int, draws.choice(count, size=min(RESULTS, count), replace=False)))
+            rng = derive_rng("random search", self.catalog.fingerprint, *words)
+            return tuple(map(int, rng.choice(count, size=min(RESULTS, count), replace=False)))
         departments, queries = self._listings
         if kind == "<c>":
             return departments.get(words[0].strip() if words else "", ())
@@ -73,8 +73,8 @@ def open_shop(name: str, *, rules: str, search: str, goals: str) -> Shop:
     from rollgym.envs.webshop.catalog.build import resolve_shop
     from rollgym.envs.webshop.catalog.store import open_shop as open_store
 
-    wanted = rules_called(rules)
-    return _shop(open_store(resolve_shop(name), goals), wanted, search)
+    rule_set = rules_called(rules)
+    return _shop(open_store(resolve_shop(name), goals), rule_set, search)
 
 
 @functools.lru_cache(maxsize=16)

@@ -76,12 +76,12 @@ class WordleEnv(TextEnv):
         text = bare(action).lower()
         guess = text.replace(" ", "") if _WORD.fullmatch(text) else ""
         if not self._known(guess):
-            what = f"{guess} is not in the word list." if guess else f"Answer one word of {LENGTH} letters."
-            return StepResult(f"{what} {self._rest()}", terminated=self._left == 0, valid=False)
+            note = f"{guess} is not in the word list." if guess else f"Answer one word of {LENGTH} letters."
+            return StepResult(f"{note} {self._rest()}", terminated=self._left == 0, valid=False)
         self._past.append((guess, mark(guess, self._hidden)))
         if guess == self._hidden:
-            return StepResult(f"{_shown(*self._past[-1])}\nCorrect!", 1.0, terminated=True, success=True)
-        return StepResult(f"{_shown(*self._past[-1])}\n{self._rest()}", terminated=self._left == 0)
+            return StepResult(f"{_marked(*self._past[-1])}\nCorrect!", 1.0, terminated=True, success=True)
+        return StepResult(f"{_marked(*self._past[-1])}\n{self._rest()}", terminated=self._left == 0)
 
     def facts(self) -> Mapping[str, Any]:
         """The guesses so far with their marks, and the guesses left."""
@@ -94,7 +94,7 @@ class WordleEnv(TextEnv):
 
     def render_text(self) -> str:
         """All guesses with their marks."""
-        return "\n".join([*(_shown(*pair) for pair in self._past), f"Guesses left: {self._left}."])
+        return "\n".join([*(_marked(*pair) for pair in self._past), f"Guesses left: {self._left}."])
 
     def _words_of(self, split: str) -> list[str]:
         """The words a split may hide, in a fixed random order."""
@@ -111,6 +111,6 @@ class WordleEnv(TextEnv):
         return f"Guesses left: {self._left}." if self._left else f"No guesses left: it was {self._hidden}."
 
 
-def _shown(guess: str, marks: str) -> str:
+def _marked(guess: str, marks: str) -> str:
     """A guess over its marks, the letters apart so that a tokenizer keeps them apart."""
     return f"{' '.join(guess.upper())}\n{' '.join(marks)}"

@@ -28,8 +28,8 @@ def mark(guess: str, hidden: str) -> str:
     """
     marks = ["G" if a == b else "-" for a, b in zip(guess, hidden, strict=True)]
     spare = [b for a, b in zip(guess, hidden, strict=True) if a != b]
-    for place, letter in enumerate(guess):
-        if marks[place] == "-" and letter in spare:
-            marks[place] = "Y"
+    for position, letter in enumerate(guess):
+        if marks[position] == "-" and letter in spare:
+            marks[position] = "Y"
             spare.remove(letter)
     return "".join(marks)

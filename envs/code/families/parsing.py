@@ -6,18 +6,18 @@ from rollgym.envs.code.families.base import WORDS, Family, Rng, letters, number
 
 
 def _pairs(rng: Rng, joint: str, between: str) -> str:
-    parts = []
+    entries = []
     for _ in range(number(rng, 3, 7)):
         name = WORDS[number(rng, 0, 7)]
         value = str(number(rng, -9, 99)) if rng.random() < 0.8 else letters(rng, "xyz", 1, 3)
-        parts.append(f"{name}{joint}{value}" if rng.random() < 0.9 else name)
-    return between.join(parts)
+        entries.append(f"{name}{joint}{value}" if rng.random() < 0.9 else name)
+    return between.join(entries)
 
 
-def _sum(rng: Rng, deep: int = 0) -> str:
-    if deep and (deep > 2 or rng.random() < 0.3):
+def _sum(rng: Rng, depth: int = 0) -> str:
+    if depth and (depth > 2 or rng.random() < 0.3):
         return str(number(rng, 0, 20))
-    left, right = _sum(rng, deep + 1), _sum(rng, deep + 1)
+    left, right = _sum(rng, depth + 1), _sum(rng, depth + 1)
     return f"({left} {'+-*'[number(rng, 0, 2)]} {right})"
 
 

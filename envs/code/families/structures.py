@@ -7,11 +7,11 @@ from typing import Any
 from rollgym.envs.code.families.base import WORDS, Family, Rng, letters, number, numbers, words
 
 
-def _tree(rng: Rng, deep: int = 0) -> Any:
+def _tree(rng: Rng, depth: int = 0) -> Any:
     """A tree [value, left, right], None where there is none."""
-    if deep and (deep > 3 or rng.random() < 0.3):
+    if depth and (depth > 3 or rng.random() < 0.3):
         return None
-    return [number(rng, -9, 30), _tree(rng, deep + 1), _tree(rng, deep + 1)]
+    return [number(rng, -9, 30), _tree(rng, depth + 1), _tree(rng, depth + 1)]
 
 
 def _edges(rng: Rng, letters_: str = "ABCDEFG") -> list[list[str]]:

@@ -96,13 +96,13 @@ class WebShopBrowserEnv(WebShopEnv):
 
     def respond(self, action: str) -> StepResult:
         """Click, type or go back."""
-        said = bare(action)
+        text = bare(action)
         self._turns += 1
-        if (found := _CLICK.fullmatch(said)) is not None:
-            return self._click(found[1].lower())
-        if (found := _TYPE.fullmatch(said)) is not None:
-            return self._type(found[1].lower(), found[2])
-        if said.lower() == BACK:
+        if (match := _CLICK.fullmatch(text)) is not None:
+            return self._click(match[1].lower())
+        if (match := _TYPE.fullmatch(text)) is not None:
+            return self._type(match[1].lower(), match[2])
+        if text.lower() == BACK:
             return self._back()
         return self._refuse("an action is click[e1], type[e1][words] or back")
 
@@ -147,10 +147,10 @@ class WebShopBrowserEnv(WebShopEnv):
     def _click(self, ref: str) -> StepResult:
         target = self._tree.targets.get(ref)
         if target is None or target.role not in CLICKED:
-            why = (
+            reason = (
                 f"there is no [{ref}] on this page" if target is None else f"[{ref}] is a field to type into"
             )
-            return self._refuse(why)
+            return self._refuse(reason)
         tab = self._open_tab()
         self._arrive(*self._seat.call(lambda: tab.click(target.ref)))
         return self._reply()
@@ -193,9 +193,9 @@ class WebShopBrowserEnv(WebShopEnv):
         outcome = step.outcome
         return self._answer(self._tree.text, outcome.reward, outcome.done, outcome.valid, purchase(outcome))
 
-    def _refuse(self, why: str) -> StepResult:
-        said = f"Not possible: {why}.\n" if self.shop.rules.explain else ""
-        return self._answer(said + self._tree.text, valid=False)
+    def _refuse(self, reason: str) -> StepResult:
+        note = f"Not possible: {reason}.\n" if self.shop.rules.explain else ""
+        return self._answer(note + self._tree.text, valid=False)
 
     def _answer(
         self,

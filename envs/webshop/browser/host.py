@@ -48,12 +48,12 @@ class BrowserLost(WorkerLost):
     """The browser crashed, was killed or does not answer; not the episode's fault."""
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """What Playwright says, without its logs but for what Chromium itself complains of."""
     text = str(error)
-    own = " ".join(re.findall(r"^\[pid=\d+\]\[err\] (.*)", text, re.MULTILINE))[-300:]
-    first = " ".join(re.split(r"\n(?:Browser logs|Call log):", text)[0].split())[:300]
-    return f"{first or one_line(error)}{f' ({own})' if own else ''}"
+    browser_log = " ".join(re.findall(r"^\[pid=\d+\]\[err\] (.*)", text, re.MULTILINE))[-300:]
+    message = " ".join(re.split(r"\n(?:Browser logs|Call log):", text)[0].split())[:300]
+    return f"{message or one_line(error)}{f' ({browser_log})' if browser_log else ''}"
 
 
 class Engine:
@@ -87,7 +87,7 @@ class Engine:
         except Error as error:
             await driver.stop()
             name = program or "Playwright's own"
-            raise RunError(f"Chromium ({name}) does not start: {_said(error)}. {FIX}") from error
+            raise RunError(f"Chromium ({name}) does not start: {_error_text(error)}. {FIX}") from error
         return cls(driver, browser)
 
     @property
@@ -97,9 +97,9 @@ class Engine:
 
     async def close(self) -> None:
         """End the browser and its driver, whatever state they are in."""
-        for end in (self.browser.close, self._driver.stop):
+        for stop in (self.browser.close, self._driver.stop):
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(end(), 5)
+                await asyncio.wait_for(stop(), 5)
 
 
 class Host:
@@ -119,11 +119,11 @@ class Host:
 
     def call(self, work: Coroutine[Any, Any, T], seconds: float = 4 * SECONDS) -> T:
         """Do something in the loop, from any other thread."""
-        waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return waiting.result(seconds)
+            return future.result(seconds)
         except BaseException:
-            waiting.cancel()
+            future.cancel()
             raise
 
     def post(self, work: Coroutine[Any, Any, T]) -> Future[T] | None:
@@ -232,9 +232,9 @@ class Seat:
 
     def open(self, path: str) -> Tab:
         """A new tab at a path of the shop's server, in place of the one before."""
-        here = host()
-        if here is not self._host:  # the first episode, or the first in a forked process
-            self._host, self._engine, self.tab = here, None, None
+        current_host = host()
+        if current_host is not self._host:  # the first episode, or the first in a forked process
+            self._host, self._engine, self.tab = current_host, None, None
         if self._engine is not None and not self._engine.alive:
             self.close(broken=True)
 
@@ -243,9 +243,9 @@ class Seat:
             if before is not None:
                 await before.close()
             if self._engine is None:
-                self._engine = await here.enter(self._program)
+                self._engine = await current_host.enter(self._program)
             self._engine.tabs += 1
-            self.tab = await Tab.open(self._engine.browser, here.address, path)
+            self.tab = await Tab.open(self._engine.browser, current_host.address, path)
             return self.tab
 
         return self.call(work)
@@ -264,7 +264,7 @@ class Seat:
             return self._host.call(bounded())
         except (Error, TimeoutError, ConnectionError) as error:
             self.close(broken=True)
-            raise BrowserLost(f"the browser was lost: {_said(error)}") from error
+            raise BrowserLost(f"the browser was lost: {_error_text(error)}") from error
 
     def close(self, broken: bool = False) -> None:
         """Release the slot. A broken browser is not waited for and takes no more episodes."""
@@ -278,9 +278,9 @@ class Seat:
         self._leaving(broken=False)
 
     def _leaving(self, broken: bool) -> Future[None] | None:
-        here, tab, engine = self._host, self.tab, self._engine
+        current_host, tab, engine = self._host, self.tab, self._engine
         self.tab = self._engine = None
-        if here is None or here is not _host or engine is None:
+        if current_host is None or current_host is not _host or engine is None:
             return None
         engine.old = engine.old or broken
-        return here.post(here.leave(engine, tab))
+        return current_host.post(current_host.leave(engine, tab))

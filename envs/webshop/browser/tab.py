@@ -61,8 +61,8 @@ class Tab:
     async def look(self) -> tuple[Tree, str]:
         """The page as an agent sees it, and the path of its address."""
         self._tree = read_tree(await self.page.aria_snapshot(mode="ai"))
-        found = _ADDRESS.fullmatch(self.page.url)
-        return self._tree, found[1] if found else self.page.url
+        match = _ADDRESS.fullmatch(self.page.url)
+        return self._tree, match[1] if match else self.page.url
 
     async def click(self, ref: str) -> tuple[Tree, str]:
         """Click something, and look at the page that it leads to."""

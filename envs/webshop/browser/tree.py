@@ -67,15 +67,15 @@ def read_tree(snapshot: str) -> Tree:
         if node.role in CLICKED | TYPED and "ref" in node.marks and "disabled" not in node.marks:
             ref = f"e{len(targets) + 1}"
             targets[ref] = Target(node.marks["ref"], node.role, node.name)
-        shown = _shown(node, ref)
-        if shown and not (above and shown == above[-1].name):
-            lines.append("  " * len(above) + shown)
+        line = _line_of(node, ref)
+        if line and not (above and line == above[-1].name):
+            lines.append("  " * len(above) + line)
             if node.role not in _SILENT:
                 above.append(node)
     return Tree("\n".join(lines), targets)
 
 
-def _shown(node: Node, ref: str) -> str:
+def _line_of(node: Node, ref: str) -> str:
     if node.role in _SILENT:
         return node.text
     states = "".join(f" ({state})" for state in _STATES if state in node.marks)
@@ -86,19 +86,19 @@ def _shown(node: Node, ref: str) -> str:
 
 def _node(line: str) -> Node | None:
     """A line of the snapshot; None for one that is a property of the line above."""
-    found = _LINE.fullmatch(line)
-    if found is None:
+    match = _LINE.fullmatch(line)
+    if match is None:
         return None
-    depth, rest = len(found[1]), found[2]
-    key = _QUOTED_KEY.fullmatch(rest)
+    depth, content = len(match[1]), match[2]
+    key = _QUOTED_KEY.fullmatch(content)
     if key is not None:
-        rest = key[1].replace("''", "'") + (key[2] or "")
-    if rest.startswith("/"):
+        content = key[1].replace("''", "'") + (key[2] or "")
+    if content.startswith("/"):
         return None
-    parts = _NODE.fullmatch(rest)
-    if parts is None:
-        return Node(depth, "text", "", _value(rest), {})
-    role, name, marks, text = parts.groups()
+    fields = _NODE.fullmatch(content)
+    if fields is None:
+        return Node(depth, "text", "", _value(content), {})
+    role, name, marks, text = fields.groups()
     return Node(depth, role, _value(name or ""), _value(text or ""), dict(_MARK.findall(marks)))
 
 

@@ -82,12 +82,12 @@ def build_shop(
     _refuse_foreign(target)
     kinds = goals if isinstance(goals, Mapping) else {SYNTHETIC: goals}
 
-    def said() -> dict[str, Any]:
+    def about() -> dict[str, Any]:
         return {"kind": kind, "seed": seed, "tagger": tagger, **(facts() if facts else {})}
 
-    with locked(target), replaced(target) as new:
+    with locked(target), replaced(target) as work:
         write_shop(
-            new, products, kinds, facts=said, order=order, total=total, search=search, progress=progress
+            work, products, kinds, facts=about, order=order, total=total, search=search, progress=progress
         )
     return target
 
@@ -108,8 +108,8 @@ def synthetic_shop(
     if seed < 0:
         raise UsageError(f"The seed of a shop is 0 or more, not {seed}.")
     key = stable_digest("synthetic shop", FORMAT, style, size, seed, _sources()).hex()
-    kept = cache_folder() / f"{_style_name(style)}-{size}-{seed}-{key[:8]}"
-    target = kept if out is None else out.absolute()
+    cached = cache_folder() / f"{_style_name(style)}-{size}-{seed}-{key[:8]}"
+    target = cached if out is None else out.absolute()
     if _is_whole(target, key):
         return target
     _refuse_foreign(target)
@@ -126,7 +126,7 @@ def _write_synthetic(
     # Here and not above: only who builds such a shop needs its words.
     from rollgym.envs.webshop import synthetic
 
-    said = {
+    facts = {
         "kind": SYNTHETIC,
         "name": shop_name(size, seed, style),
         "seed": seed,
@@ -134,12 +134,12 @@ def _write_synthetic(
         "tagger": "given",
         "key": key,
     }
-    with replaced(target) as new:
+    with replaced(target) as work_folder:
         write_shop(
-            new,
+            work_folder,
             synthetic.products(size, seed, style=style),
             {SYNTHETIC: lambda shop: synthetic.goals(catalog=shop, size=size, seed=seed, style=style)},
-            facts=lambda: said,
+            facts=lambda: facts,
             total=size,
             progress=progress,
         )
@@ -149,8 +149,8 @@ def imported_shop(name: str) -> Path:
     """The folder of an import. A damaged one is refused: only its owner has the files it was made from."""
     target = import_folder(name)
     if not target.is_dir():
-        known = [*STYLES, *imported_names()]
-        raise UnknownName("shop", name, known, f"Known: {', '.join(known)}, synthetic:SIZE, or a folder.")
+        names = [*STYLES, *imported_names()]
+        raise UnknownName("shop", name, names, f"Known: {', '.join(names)}, synthetic:SIZE, or a folder.")
     try:
         manifest = read_manifest(target)
     except DamagedShop as error:
@@ -185,7 +185,7 @@ def shop_name(size: int, seed: int, style: str = "full") -> str:
 
 
 def _style_name(style: str) -> str:
-    return next(name for name, known in STYLES.items() if known == style)
+    return next(name for name, its_style in STYLES.items() if its_style == style)
 
 
 def _size_and_seed(text: str) -> tuple[int, int]:
@@ -248,6 +248,6 @@ def _was_shop(folder: Path) -> bool:
 
 @functools.cache
 def _sources() -> str:
-    here = Path(__file__).parents[1]
-    files = sorted({path for pattern in _SOURCES.split() for path in here.glob(pattern) if path.is_file()})
+    folder = Path(__file__).parents[1]
+    files = sorted({path for pattern in _SOURCES.split() for path in folder.glob(pattern) if path.is_file()})
     return stable_digest(*(f"{path.name} {file_hash(path)}" for path in files)).hex()

@@ -35,7 +35,7 @@ class Import:
 
 
 def import_shop(
-    place: str | Path,
+    path: str | Path,
     *,
     name: str | None = None,
     prices: Path | None = None,
@@ -49,7 +49,7 @@ def import_shop(
     """Make the shop ``name`` of the files in a folder, in place of an earlier import of that name.
 
     Args:
-        place: The folder, or its items_shuffle file.
+        path: The folder, or its items_shuffle file.
         name: What `resolve_shop` will find it by; by default ``webshop`` and what the file's name adds.
         prices: A JSON file of prices by asin, for products whose price is a range (or any other).
         nouns: A JSON file of lists of nouns by asin, instead of a tagger.
@@ -61,19 +61,19 @@ def import_shop(
     """
     if goals not in KINDS:
         raise UsageError(f"goals should be one of {', '.join(KINDS)}, not {goals!r}.")
-    files = find_files(place)
+    files = find_files(path)
     if goals == "human" and files.human is None:
         raise UsageError(f"{files.products.parent} has no items_human_ins.json, so there are no human goals.")
     name = name or "webshop" + files.products.stem.removeprefix("items_shuffle").replace("_", "-")
     target = import_folder(name)
     tagger = Tagger(read_noun_file(nouns) if nouns else None)
-    given = read_price_file(prices) if prices else {}
+    listed_prices = read_price_file(prices) if prices else {}
     problems = Problems(strict=strict)
 
     def facts() -> dict[str, Any]:
         return {
             "name": name,
-            "prices": "file, else drawn" if given else "drawn",
+            "prices": "file, else drawn" if listed_prices else "drawn",
             "source": {path.name: file_hash(path) for path in _paths(files)},
             "left_out": {"bad": problems.bad, **problems.passed_over},
         }
@@ -82,7 +82,7 @@ def import_shop(
 
     def products(work: Path) -> Iterator[Product]:
         records = read_records(
-            files, work, nouns=tagger, seed=seed, prices=given, problems=problems, progress=progress
+            files, work, nouns=tagger, seed=seed, prices=listed_prices, problems=problems, progress=progress
         )
         return notes.taken(records, work)
 
@@ -121,8 +121,8 @@ class _Notes:
     def of(self, shop: ShopCatalog) -> Iterator[tuple[Product, Instructions]]:
         """Every product that has instructions, with them."""
         table, decoder = Table(self._folder, "instructions"), msgspec.msgpack.Decoder(_Noted)
-        for place in range(len(table)):
-            number, instructions = decoder.decode(table[place])
+        for index in range(len(table)):
+            number, instructions = decoder.decode(table[index])
             yield shop.product(number), instructions
 
 
@@ -131,14 +131,14 @@ def _goals(notes: _Notes, kinds: tuple[str, ...], seed: int) -> Mapping[str, Goa
         counts = rules.attribute_counts(
             (p, i.instruction_attributes) for p, i in notes.of(shop) if i.instruction
         )
-        for product, found in notes.of(shop):
-            if found.instruction:
-                wanted = found.instruction_attributes
-                yield from rules.synthetic_goals(product, found.instruction, wanted, counts=counts, seed=seed)
+        for product, instructions in notes.of(shop):
+            if instructions.instruction:
+                text, attributes = instructions.instruction, instructions.instruction_attributes
+                yield from rules.synthetic_goals(product, text, attributes, counts=counts, seed=seed)
 
     def human(shop: ShopCatalog) -> Iterator[Goal]:
-        for product, found in notes.of(shop):
-            yield from rules.human_goals(product, found.human, seed=seed)
+        for product, instructions in notes.of(shop):
+            yield from rules.human_goals(product, instructions.human, seed=seed)
 
     makers: dict[str, Goals] = {"synthetic": synthetic, "human": human}
     return {kind: makers[kind] for kind in kinds}

@@ -28,16 +28,16 @@ class Files:
     human: Path | None
 
 
-def find_files(place: str | Path) -> Files:
+def find_files(path: str | Path) -> Files:
     """The files in a folder; name the products file itself where a folder has several."""
-    place = Path(place)
-    if place.is_file():
-        products = place
-    elif place.is_dir():
-        products = _only(place, "items_shuffle*.json")
+    path = Path(path)
+    if path.is_file():
+        products = path
+    elif path.is_dir():
+        products = _only(path, "items_shuffle*.json")
     else:
         raise UsageError(
-            f"Folder not found: {place}. Expected a folder with the original files items_shuffle*.json."
+            f"Folder not found: {path}. Expected a folder with the original files items_shuffle*.json."
         )
     folder, ending = products.parent, products.name.removeprefix("items_shuffle")
     attributes = folder / f"items_ins_v2{ending}"
@@ -48,13 +48,13 @@ def find_files(place: str | Path) -> Files:
 
 
 def _only(folder: Path, pattern: str) -> Path:
-    found = sorted(folder.glob(pattern))
-    if not found:
+    paths = sorted(folder.glob(pattern))
+    if not paths:
         raise UsageError(f"{folder} holds no {pattern}, which the original data has.")
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
+    if len(paths) > 1:
+        names = " and ".join(path.name for path in paths)
         raise UsageError(f"{folder} holds {names}: name the items_shuffle file itself instead of its folder.")
-    return found[0]
+    return paths[0]
 
 
 def stream_array(path: Path, progress: Progress | None) -> Iterator[Any]:
@@ -77,24 +77,24 @@ def _each(path: Path, file: BinaryIO, items: Iterator[Any], progress: Progress |
             if progress and number % EVERY == 0:
                 progress(file.tell(), size, path.name)
     except _ijson().JSONError as error:
-        said = error.args[0] if error.args else ""
-        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+        reason = error.args[0] if error.args else ""
+        reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
         raise UsageError(
             f"{path} is not a complete JSON file: it ends after {number} records "
-            f"({said.strip().splitlines()[0] if said.strip() else 'no reason known'}). Get it again."
+            f"({reason.strip().splitlines()[0] if reason.strip() else 'no reason known'}). Get it again."
         ) from None
     if progress:
         progress(size, size, path.name)
 
 
 @contextmanager
-def _opened(path: Path, first: str, what: str) -> Iterator[BinaryIO]:
+def _opened(path: Path, bracket: str, content: str) -> Iterator[BinaryIO]:
     try:
         with open(path, "rb") as file:
-            start = file.read(64).lstrip()[:1].decode("latin-1")
-            if start != first:
+            first_char = file.read(64).lstrip()[:1].decode("latin-1")
+            if first_char != bracket:
                 raise UsageError(
-                    f"{path} should be {what}, so begin with {first}, but it begins with {start!r}."
+                    f"{path} should be {content}, so begin with {bracket}, but it begins with {first_char!r}."
                 )
             file.seek(0)
             yield file
@@ -127,7 +127,7 @@ def read_noun_file(path: Path) -> dict[str, tuple[str, ...]]:
     return {asin: tuple(word.lower() for word in words) for asin, words in nouns.items()}
 
 
-def _read_object(path: Path, what: str) -> dict[str, Any]:
+def _read_object(path: Path, content: str) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -135,5 +135,5 @@ def _read_object(path: Path, what: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{path} is not a JSON file ({error}).") from None
     if not isinstance(value, dict):
-        raise UsageError(f"{path} should hold {what} by asin, as one JSON object.")
+        raise UsageError(f"{path} should hold {content} by asin, as one JSON object.")
     return value

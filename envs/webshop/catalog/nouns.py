@@ -46,8 +46,8 @@ class Tagger:
 
     def __call__(self, asin: str, title: str) -> tuple[str, ...]:
         """The nouns of a title, lower case, in order, with repeats."""
-        found = self._given.get(asin)
-        return self._tag(title) if found is None else found
+        nouns = self._given.get(asin)
+        return self._tag(title) if nouns is None else nouns
 
 
 def best_tagger() -> tuple[Tag, str]:

@@ -71,9 +71,9 @@ class Problems:
     passed_over: Counter[str] = field(default_factory=Counter)
     """Records that the original leaves out as well, by reason."""
 
-    def add(self, where: str, what: str) -> None:
+    def add(self, where: str, problem: str) -> None:
         """Note a bad record, or stop there."""
-        sentence = f"{where}: {what}"
+        sentence = f"{where}: {problem}"
         if self.strict:
             raise UsageError(f"{sentence}. Without --strict such records are left out.")
         self.bad += 1
@@ -119,35 +119,36 @@ def read_records(
     A price between two ends is drawn from the seed and the asin, unless ``prices`` has the product.
     """
     problems = problems if problems is not None else Problems()
-    attributes = _index_attributes(files.attributes, work, problems, progress)
+    find_attributes = _index_attributes(files.attributes, work, problems, progress)
     human = _read_human(files.human, problems) if files.human else {}
-    seen: set[str] = set()
-    made = 0
+    asins: set[str] = set()
+    num_products = 0
     for number, value in enumerate(stream_array(files.products, progress)):
         raw = _checked(value, _Raw, files.products.name, number, problems)
-        if raw is None or not _wanted(raw.asin, seen, problems):
+        if raw is None or not _is_new_product(raw.asin, asins, problems):
             continue
-        seen.add(raw.asin)
-        found = attributes(raw.asin)
+        asins.add(raw.asin)
+        entry = find_attributes(raw.asin)
         try:
-            product = make_product(raw, found, nouns=nouns, seed=seed, given=(prices or {}).get(raw.asin))
+            listed_price = (prices or {}).get(raw.asin)
+            product = make_product(raw, entry, nouns=nouns, seed=seed, listed_price=listed_price)
         except ValueError as error:
             problems.add(_where(files.products.name, number, raw.asin), str(error))
             continue
-        made += 1
-        yield Record(product, _instructions(found, human.get(raw.asin, ())))
-    if not made:
-        raise UsageError(f"{files.products} holds no product that could be read.{_first(problems)}")
+        num_products += 1
+        yield Record(product, _instructions(entry, human.get(raw.asin, ())))
+    if not num_products:
+        raise UsageError(f"{files.products} holds no product that could be read.{_first_problem(problems)}")
 
 
 def make_product(
-    raw: _Raw, found: _Attributes | None, *, nouns: Nouns, seed: int, given: float | None
+    raw: _Raw, entry: _Attributes | None, *, nouns: Nouns, seed: int, listed_price: float | None
 ) -> Product:
     """A product as the shop shows it. A ValueError says what is wrong with the record."""
     prices = parse_prices(raw.pricing)
     bullets = raw.small_description
     images = raw.images if isinstance(raw.images, list) else [raw.images]
-    known = None if found is None else found.attributes
+    attribute_names = None if entry is None else entry.attributes
     return Product(
         asin=raw.asin,
         title=raw.name,
@@ -157,9 +158,9 @@ def make_product(
         query=raw.query.lower().strip(),
         product_category=raw.product_category,
         prices=prices,
-        price=given if given is not None else draw_price(prices, raw.asin, seed),
+        price=listed_price if listed_price is not None else draw_price(prices, raw.asin, seed),
         options=_options(raw),
-        attributes=NO_ATTRIBUTES if known is None else known,
+        attributes=NO_ATTRIBUTES if attribute_names is None else attribute_names,
         nouns=nouns(raw.asin, raw.name),
         image=(images[0] if images else None) or "",
     )
@@ -196,17 +197,17 @@ def _options(raw: _Raw) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _instructions(found: _Attributes | None, human: tuple[HumanInstruction, ...]) -> Instructions:
-    if found is None or found.instruction is None:
+def _instructions(entry: _Attributes | None, human: tuple[HumanInstruction, ...]) -> Instructions:
+    if entry is None or entry.instruction is None:
         return Instructions(human=human)
-    return Instructions(found.instruction, found.instruction_attributes or (), human)
+    return Instructions(entry.instruction, entry.instruction_attributes or (), human)
 
 
-def _wanted(asin: str, seen: set[str], problems: Problems) -> bool:
+def _is_new_product(asin: str, asins: set[str], problems: Problems) -> bool:
     if not asin or asin == "nan" or len(asin) > LONGEST_ASIN:
         problems.passed_over["no product id"] += 1
         return False
-    if asin in seen:
+    if asin in asins:
         problems.passed_over["seen before"] += 1
         return False
     return True
@@ -219,13 +220,13 @@ def _index_attributes(
     encoder, keys = msgspec.msgpack.Encoder(), list[bytes]()
     with TableWriter(work, "attributes") as table:
         for number, (asin, value) in enumerate(stream_object(path, progress)):
-            found = _checked(value, _Attributes, path.name, number, problems, asin)
-            if found is not None and found.instruction is not None and not found.instruction_attributes:
+            entry = _checked(value, _Attributes, path.name, number, problems, asin)
+            if entry is not None and entry.instruction is not None and not entry.instruction_attributes:
                 problems.add(_where(path.name, number, asin), "an instruction without instruction_attributes")
-                found.instruction = None
-            if found is not None:
+                entry.instruction = None
+            if entry is not None:
                 keys.append(asin.encode("utf-8", "surrogatepass"))
-                table.add(encoder.encode(found))
+                table.add(encoder.encode(entry))
     write_names(work, "attributes", keys)
     names, records = Names(work, "attributes"), Table(work, "attributes")
     decoder = msgspec.msgpack.Decoder(_Attributes)
@@ -239,12 +240,12 @@ def _index_attributes(
 
 def _read_human(path: Path, problems: Problems) -> dict[str, tuple[HumanInstruction, ...]]:
     """Instructions by asin: some ten thousand in the largest set, so they are simply held."""
-    found = {}
+    by_asin = {}
     for number, (asin, value) in enumerate(stream_object(path, None)):
-        given = _checked(value, tuple[HumanInstruction, ...], path.name, number, problems, asin)
-        if given is not None:
-            found[asin] = given
-    return found
+        instructions = _checked(value, tuple[HumanInstruction, ...], path.name, number, problems, asin)
+        if instructions is not None:
+            by_asin[asin] = instructions
+    return by_asin
 
 
 def _checked(
@@ -264,5 +265,5 @@ def _where(file: str, number: int, asin: object) -> str:
     return f"{file}, record {number}" + (f" ({asin})" if isinstance(asin, str) and asin else "")
 
 
-def _first(problems: Problems) -> str:
+def _first_problem(problems: Problems) -> str:
     return f" The first bad record: {problems.first[0]}." if problems.first else ""

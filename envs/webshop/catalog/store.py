@@ -76,8 +76,8 @@ class ShopCatalog:
         sizes = self.manifest["goals"][kind]
         disjoint = Numbers(read_column(self.folder / f"goals-{kind}.disjoint", UINT32))
         self._splits = {
-            "original": _parts(range(self._goal_count), sizes["original"]),
-            "disjoint": _parts(disjoint, sizes["disjoint"]),
+            "original": _split(range(self._goal_count), sizes["original"]),
+            "disjoint": _split(disjoint, sizes["disjoint"]),
         }
 
     @classmethod
@@ -89,18 +89,18 @@ class ShopCatalog:
         folder = Path(folder).resolve()
         manifest = read_manifest(folder)
         check_sizes(folder, manifest)
-        first = cls(folder, manifest, ProductTable(folder))
+        catalog = cls(folder, manifest, ProductTable(folder))
         kinds = list(manifest["goals"])
-        return first.with_goals(goals) if goals or kinds else first
+        return catalog.with_goals(goals) if goals or kinds else catalog
 
     def with_goals(self, kind: str | None) -> ShopCatalog:
         """The same shop with other goals: ``synthetic`` or ``human``; None is the first that it has."""
         kinds = list(self.manifest["goals"])
-        wanted = kind or next(iter(kinds), None)
-        if wanted is None or wanted not in kinds:
-            has = f"only {', '.join(kinds)}" if kinds else "only products"
-            raise UsageError(f"The shop {self.folder.name} has no {wanted or ''} goals, {has}.")
-        return ShopCatalog(self.folder, self.manifest, self._products, wanted)
+        goal_kind = kind or next(iter(kinds), None)
+        if goal_kind is None or goal_kind not in kinds:
+            available = f"only {', '.join(kinds)}" if kinds else "only products"
+            raise UsageError(f"The shop {self.folder.name} has no {goal_kind or ''} goals, {available}.")
+        return ShopCatalog(self.folder, self.manifest, self._products, goal_kind)
 
     @property
     def human_goals(self) -> ShopCatalog | None:
@@ -180,14 +180,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def check_sizes(folder: Path, manifest: Mapping[str, Any]) -> None:
     """The cheap check: every file is there, as long as it was."""
-    for name, said in manifest["files"].items():
+    for name, entry in manifest["files"].items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
         if size is None:
             raise DamagedShop(f"{folder} is damaged: {name} is missing.{_fix(manifest)}")
-        if size != said["size"]:
+        if size != entry["size"]:
             raise DamagedShop(
-                f"{folder} is damaged: {name} has {size} bytes instead of {said['size']}.{_fix(manifest)}"
+                f"{folder} is damaged: {name} has {size} bytes instead of {entry['size']}.{_fix(manifest)}"
             )
 
 
@@ -195,8 +195,8 @@ def verify(folder: Path) -> int:
     """The whole check: every file has the hash it was built with. Gives back how many files there are."""
     manifest = read_manifest(folder)
     check_sizes(folder, manifest)
-    for name, said in manifest["files"].items():
-        if file_hash(folder / name) != said["sha256"]:
+    for name, entry in manifest["files"].items():
+        if file_hash(folder / name) != entry["sha256"]:
             raise DamagedShop(f"{folder} is damaged: {name} is not what was built.{_fix(manifest)}")
     if fingerprint_of(manifest["files"]) != manifest["fingerprint"]:
         raise DamagedShop(f"{folder} is damaged: its fingerprint does not match its files.{_fix(manifest)}")
@@ -214,8 +214,8 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 def fingerprint_of(files: Mapping[str, Mapping[str, Any]]) -> str:
     """A hash of the content; without ``search/``, whose files may differ where the answers do not."""
-    parts = [f"{name} {said['sha256']}" for name, said in sorted(files.items()) if "/" not in name]
-    return stable_digest("shop", FORMAT, *parts).hex()
+    lines = [f"{name} {entry['sha256']}" for name, entry in sorted(files.items()) if "/" not in name]
+    return stable_digest("shop", FORMAT, *lines).hex()
 
 
 def import_again(name: object) -> str:
@@ -229,16 +229,16 @@ def _fix(manifest: Mapping[str, Any]) -> str:
     return " Remove it and build it again: rollgym shop build."
 
 
-def _parts(numbers: Any, sizes: Sequence[int]) -> dict[str, Sequence[int]]:
+def _split(numbers: Any, sizes: Sequence[int]) -> dict[str, Sequence[int]]:
     """Consecutive parts of a sequence, by split name."""
-    parts, start = {}, 0
+    splits, start = {}, 0
     for name, size in zip(SPLITS, sizes, strict=True):
-        parts[name] = numbers[start : start + size]
+        splits[name] = numbers[start : start + size]
         start += size
-    return parts
+    return splits
 
 
-def _reader(table: Table, kind: type[_T], folder: Path, what: str) -> Callable[[int], _T]:
+def _reader(table: Table, kind: type[_T], folder: Path, noun: str) -> Callable[[int], _T]:
     """A function from a number to the decoded record, which remembers the latest."""
     decoder = msgspec.msgpack.Decoder(kind)
 
@@ -248,7 +248,7 @@ def _reader(table: Table, kind: type[_T], folder: Path, what: str) -> Callable[[
             return decoder.decode(table[number])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RunError(
-                f"{folder} is damaged: {what} {number} cannot be read ({error}). "
+                f"{folder} is damaged: {noun} {number} cannot be read ({error}). "
                 "rollgym shop info --verify says more."
             ) from None
 

@@ -79,8 +79,8 @@ class Names:
         key = name.encode("utf-8", "surrogatepass")
         # Cut to the column's width: for a longer one numpy would copy the whole column into a wider one.
         cut = np.array(key, dtype=self._names.dtype)
-        place = int(np.searchsorted(self._names, cut, side="right")) - 1
-        return int(self._numbers[place]) if place >= 0 and self._names[place] == key else None
+        index = int(np.searchsorted(self._names, cut, side="right")) - 1
+        return int(self._numbers[index]) if index >= 0 and self._names[index] == key else None
 
 
 def write_names(folder: Path, name: str, keys: Sequence[bytes]) -> str | None:
@@ -119,16 +119,16 @@ class Numbers(Sequence[int]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def write_column(path: Path, values: Iterable[int] | npt.NDArray[Any], kind: str) -> None:
+def write_column(path: Path, values: Iterable[int] | npt.NDArray[Any], dtype: str) -> None:
     """Write integers."""
     if not isinstance(values, np.ndarray):
         values = np.asarray(values if isinstance(values, array) else list(values))
-    values.astype(kind, copy=False).tofile(path)
+    values.astype(dtype, copy=False).tofile(path)
 
 
-def read_column(path: Path, kind: str) -> npt.NDArray[Any]:
+def read_column(path: Path, dtype: str) -> npt.NDArray[Any]:
     """Integers of a file, mapped."""
-    return np.frombuffer(_map(path), dtype=kind)
+    return np.frombuffer(_map(path), dtype=dtype)
 
 
 def _map(path: Path) -> mmap.mmap | bytes:

@@ -47,26 +47,26 @@ def write_shop(
     progress: Progress | None = None,
 ) -> None:
     """Write everything, the manifest last, with what ``facts`` then says in it."""
-    tell = progress or _silent
+    report = progress or _silent
     work = folder / "work"
     work.mkdir()
-    given = products(work) if callable(products) else products
-    write_products(folder, _counted(given, total, "products", tell))
+    product_stream = products(work) if callable(products) else products
+    write_products(folder, _counted(product_stream, total, "products", report))
     shop = ShopCatalog(folder, {"goals": {}}, ProductTable(folder))
-    written = {}
+    sizes = {}
     for kind, source in goals.items():
-        made = source(shop) if callable(source) else source
-        written[kind] = write_goals(folder, kind, _counted(made, None, f"{kind} goals", tell), shop, order)
+        items = source(shop) if callable(source) else source
+        sizes[kind] = write_goals(folder, kind, _counted(items, None, f"{kind} goals", report), shop, order)
     shutil.rmtree(work)
     if search:
-        _write_search(folder, shop, tell)
-    tell(0, None, "hashes")
+        _write_search(folder, shop, report)
+    report(0, None, "hashes")
     files = store.describe_files(folder)
     manifest = {
         "format": store.FORMAT,
         **facts(),
         "products": len(shop),
-        "goals": written,
+        "goals": sizes,
         "fingerprint": store.fingerprint_of(files),
         "files": files,
     }
@@ -124,30 +124,30 @@ def disjoint_split(products: npt.NDArray[Any], shop: ShopCatalog) -> tuple[npt.N
 
     Products stand in the order of a hash of their asin, and the middle of a product's goals decides.
     """
-    found, counts = np.unique(products, return_counts=True)
-    digests = [stable_digest("shop split", shop.product(int(number)).asin) for number in found]
-    rank = sorted(range(len(found)), key=digests.__getitem__)
+    with_goals, counts = np.unique(products, return_counts=True)
+    digests = [stable_digest("shop split", shop.product(int(number)).asin) for number in with_goals]
+    rank = sorted(range(len(with_goals)), key=digests.__getitem__)
     ordered = counts[rank]
     middle = np.cumsum(ordered) - ordered / 2
-    part = np.empty(len(found), dtype=np.uint8)
-    part[rank] = np.searchsorted([0.1 * len(products), 0.3 * len(products)], middle, side="right")
-    of_goal = part[np.searchsorted(found, products)]
-    numbers = np.argsort(of_goal, kind="stable")
-    return numbers, [int(np.count_nonzero(of_goal == index)) for index in range(3)]
+    split_of_product = np.empty(len(with_goals), dtype=np.uint8)
+    split_of_product[rank] = np.searchsorted([0.1 * len(products), 0.3 * len(products)], middle, side="right")
+    split_of_goal = split_of_product[np.searchsorted(with_goals, products)]
+    numbers = np.argsort(split_of_goal, kind="stable")
+    return numbers, [int(np.count_nonzero(split_of_goal == index)) for index in range(3)]
 
 
 def _reorder(folder: Path, name: str, column: npt.NDArray[Any], order: Sequence[int]) -> npt.NDArray[Any]:
     """Rewrite a table in another order, together with its product column."""
     table = Table(folder, name)
-    with TableWriter(folder, f"{name}-ordered") as again:
+    with TableWriter(folder, f"{name}-ordered") as reordered:
         for number in order:
-            again.add(bytes(table[number]))
+            reordered.add(bytes(table[number]))
     for ending in ("blob", "offsets"):
         (folder / f"{name}-ordered.{ending}").replace(folder / f"{name}.{ending}")
     return column[np.asarray(order, dtype=np.int64)]
 
 
-def _write_search(folder: Path, shop: ShopCatalog, tell: Progress) -> None:
+def _write_search(folder: Path, shop: ShopCatalog, report: Progress) -> None:
     # Here and not above: the search engines are optional packages.
     from rollgym.envs.webshop.search import ENGINES, LARGE, build_search, default_engines, document
 
@@ -158,20 +158,20 @@ def _write_search(folder: Path, shop: ShopCatalog, tell: Progress) -> None:
     asins = (shop.product(number).asin for number in range(len(shop))) if len(shop) < LARGE else None
     build_search(
         folder / "search",
-        _counted(documents, len(shop), "search index", tell),
+        _counted(documents, len(shop), "search index", report),
         engines=engines,
         names=asins,
     )
 
 
-def _counted(items: Iterable[Any], total: int | None, what: str, tell: Progress) -> Iterator[Any]:
+def _counted(items: Iterable[Any], total: int | None, phase: str, report: Progress) -> Iterator[Any]:
     done = 0
     for done, item in enumerate(items, 1):
         yield item
         if done % EVERY == 0:
-            tell(done, total, what)
-    tell(done, done, what)
+            report(done, total, phase)
+    report(done, done, phase)
 
 
-def _silent(done: int, total: int | None, what: str) -> None:
+def _silent(done: int, total: int | None, phase: str) -> None:
     """Progress callback that does nothing."""

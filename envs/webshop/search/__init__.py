@@ -62,23 +62,23 @@ def build_search(
     """
     folder.mkdir(parents=True, exist_ok=True)
     for engine in engines:
-        _known(engine)
-    places = {engine: folder / f".{engine}-{secrets.token_hex(4)}" for engine in dict.fromkeys(engines)}
+        _check_engine(engine)
+    work_folders = {engine: folder / f".{engine}-{secrets.token_hex(4)}" for engine in dict.fromkeys(engines)}
     try:
-        count = _index(places, documents, names, progress)
-        for engine, place in places.items():
-            _seal(place, engine, count)
+        count = _index(work_folders, documents, names, progress)
+        for engine, work_folder in work_folders.items():
+            _seal(work_folder, engine, count)
             shutil.rmtree(folder / engine, ignore_errors=True)
-            place.rename(folder / engine)
+            work_folder.rename(folder / engine)
     finally:
-        for place in places.values():
-            shutil.rmtree(place, ignore_errors=True)
+        for work_folder in work_folders.values():
+            shutil.rmtree(work_folder, ignore_errors=True)
 
 
 def open_search(folder: Path, engine: str = "auto") -> Search:
     """The search of a shop: ``auto`` is `lucene-exact` under 100,000 products where built, else tantivy."""
     if engine != "auto":
-        _known(engine)
+        _check_engine(engine)
     built = {name: _manifest(folder / name) for name in ENGINES if (folder / name).is_dir()}
     if engine == "auto":
         engine = _choose({name: manifest["documents"] for name, manifest in built.items()})
@@ -92,7 +92,7 @@ def open_search(folder: Path, engine: str = "auto") -> Search:
     return lucene.LuceneIndex(folder / engine)
 
 
-def _known(engine: str) -> None:
+def _check_engine(engine: str) -> None:
     if engine not in ENGINES:
         raise UnknownName("search engine", engine, ENGINES, f"There are {' and '.join(ENGINES)}.")
 
@@ -105,13 +105,13 @@ def _choose(built: dict[str, int]) -> str:
 
 
 def _index(
-    places: dict[str, Path],
+    work_folders: dict[str, Path],
     documents: Iterable[str],
     names: Iterable[str] | None,
     progress: Callable[[int], None] | None,
 ) -> int:
     """Give every document to every engine; the number of documents."""
-    builders = [_builder(engine, place) for engine, place in places.items()]
+    builders = [_builder(engine, work_folder) for engine, work_folder in work_folders.items()]
     try:
         count = _add(builders, documents, progress)
         all_names = None if names is None else list(names)
@@ -139,34 +139,34 @@ def _add(builders: list[_Builder], documents: Iterable[str], progress: Callable[
     return count
 
 
-def _builder(engine: str, place: Path) -> _Builder:
-    place.mkdir()
-    return LuceneBuilder(place) if engine == lucene.NAME else tantivy_index.TantivyBuilder(place)
+def _builder(engine: str, folder: Path) -> _Builder:
+    folder.mkdir()
+    return LuceneBuilder(folder) if engine == lucene.NAME else tantivy_index.TantivyBuilder(folder)
 
 
-def _seal(place: Path, engine: str, count: int) -> None:
+def _seal(folder: Path, engine: str, count: int) -> None:
     """Write down, last, what belongs to a whole index."""
-    files = {path.name: path.stat().st_size for path in sorted(place.iterdir()) if path.suffix != ".lock"}
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.suffix != ".lock"}
     manifest = {"format": _FORMAT, "engine": engine, "documents": count, "files": files}
-    (place / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
-def _manifest(place: Path) -> dict[str, Any]:
+def _manifest(folder: Path) -> dict[str, Any]:
     """Verify the files against the record of `_seal`."""
     again = "build the shop's search again."
     try:
-        manifest: dict[str, Any] = json.loads((place / _MANIFEST).read_text())
+        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
         version, files = manifest["format"], dict(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
-            f"The search index {place} is not whole ({_MANIFEST} cannot be read): {again}"
+            f"The search index {folder} is not whole ({_MANIFEST} cannot be read): {again}"
         ) from None
     if version != _FORMAT:
-        raise UsageError(f"The search index {place} has format {version}, {_FORMAT} is expected: {again}")
+        raise UsageError(f"The search index {folder} has format {version}, {_FORMAT} is expected: {again}")
     for name, size in files.items():
-        path = place / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found} bytes, {size} are expected"
-            raise UsageError(f"The search index {place} is not whole ({name} {state}): {again}")
+        path = folder / name
+        actual = path.stat().st_size if path.is_file() else None
+        if actual != size:
+            state = "is missing" if actual is None else f"has {actual} bytes, {size} are expected"
+            raise UsageError(f"The search index {folder} is not whole ({name} {state}): {again}")
     return manifest

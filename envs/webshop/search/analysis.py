@@ -68,31 +68,31 @@ def _lower(word: str) -> str:
 def _words(piece: str) -> Iterator[str]:
     """The words of a text, none longer than `LONGEST`; in time that grows with the text, whatever it says."""
     find = _ASCII_WORD.search if piece.isascii() else _unicode_word().search
-    place = 0
-    while place < len(piece):
-        match = find(piece, place, place + _WINDOW)
+    position = 0
+    while position < len(piece):
+        match = find(piece, position, position + _WINDOW)
         if match is None:
-            place += _WINDOW - LONGEST
+            position += _WINDOW - LONGEST
             continue
         start, end = match.span()
-        if start > place + _WINDOW - 2 * LONGEST:
-            place = start  # Too near to the end of the window to be seen whole: look again from here.
+        if start > position + _WINDOW - 2 * LONGEST:
+            position = start  # Too near to the end of the window to be seen whole: look again from here.
             continue
         if end - start > LONGEST // 2 and (limit := _limit(piece, start)) < end:
             # Lucene, too, reads through a window: it takes the longest word that fits into it.
             match = find(piece, start, limit)
             end = match.end() if match else limit
         yield piece[start:end]
-        place = end
+        position = end
 
 
 def _limit(piece: str, start: int) -> int:
     """How far `LONGEST` UTF-16 units reach from ``start``."""
-    room = LONGEST
-    for place in range(start, len(piece)):
-        room -= 1 + (piece[place] > "\uffff")
-        if room < 0:
-            return place
+    units_left = LONGEST
+    for position in range(start, len(piece)):
+        units_left -= 1 + (piece[position] > "\uffff")
+        if units_left < 0:
+            return position
     return len(piece)
 
 

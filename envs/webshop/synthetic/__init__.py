@@ -55,12 +55,12 @@ def goals(catalog: Catalog, size: int, seed: int, *, style: str = "full") -> Ite
         style: The style of the products.
     """
     total = goal_count(size)
-    chosen = min(size, total)
-    numbers = [place * size // chosen for place in range(chosen)] if chosen else []
-    rounds = math.ceil(total / chosen) if chosen else 0
-    rows = [_wishes(catalog.product(number), number, rounds, seed, style) for number in numbers]
-    for place in range(total):
-        yield rows[place % chosen][place // chosen]
+    num_chosen = min(size, total)
+    numbers = [index * size // num_chosen for index in range(num_chosen)] if num_chosen else []
+    rounds = math.ceil(total / num_chosen) if num_chosen else 0
+    rows = [_product_goals(catalog.product(number), number, rounds, seed, style) for number in numbers]
+    for index in range(total):
+        yield rows[index % num_chosen][index // num_chosen]
 
 
 def goal_count(size: int) -> int:
@@ -68,7 +68,7 @@ def goal_count(size: int) -> int:
     return min(size * GOALS_A_PRODUCT, MOST_GOALS)
 
 
-def _wishes(product: Product, number: int, count: int, seed: int, style: str) -> list[Goal]:
+def _product_goals(product: Product, number: int, count: int, seed: int, style: str) -> list[Goal]:
     words = vocabulary(style)
     kind = words.by_query.get(product.query)
     if kind is None:
@@ -81,9 +81,9 @@ def _wishes(product: Product, number: int, count: int, seed: int, style: str) ->
 
 def _asin(number: int) -> str:
     """A name that no other number has: B0 and eight digits and consonants, so that none reads as a word."""
-    rest = number * _STRIDE % _NAMES
+    remainder = number * _STRIDE % _NAMES
     letters = []
     for _ in range(8):
-        rest, place = divmod(rest, len(_LETTERS))
-        letters.append(_LETTERS[place])
+        remainder, digit = divmod(remainder, len(_LETTERS))
+        letters.append(_LETTERS[digit])
     return "B0" + "".join(letters)

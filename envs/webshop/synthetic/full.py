@@ -26,7 +26,7 @@ def full_product(asin: str, words: Vocabulary, draw: Rng) -> Product:
     kind = draw.pick_early(draw.pick_early(draw.pick(words.departments)))
     qualities = draw.some(kind.qualities, 2 + draw.below(3))
     features = draw.some(kind.features, 1 + draw.below(3))
-    says = {
+    phrases = {
         "brand": draw.pick(words.brands),
         "line": draw.pick(words.lines),
         "word": draw.pick(kind.words),
@@ -36,13 +36,13 @@ def full_product(asin: str, words: Vocabulary, draw: Rng) -> Product:
         "quality2": qualities[1],
         "feature": bare(features[0]),
     }
-    title, nouns = _title(draw.pick(words.titles), says, words)
+    title, nouns = _title(draw.pick(words.titles), phrases, words)
     prices, price = _prices(kind, draw)
     return Product(
         asin=asin,
         title=title,
-        description=_description(kind, says, qualities, features, words, draw),
-        bullets=_bullets(kind, says, qualities, features, words, draw),
+        description=_description(kind, phrases, qualities, features, words, draw),
+        bullets=_bullets(kind, phrases, qualities, features, words, draw),
         category=kind.category,
         query=kind.query,
         product_category=kind.path,
@@ -56,8 +56,8 @@ def full_product(asin: str, words: Vocabulary, draw: Rng) -> Product:
 
 def choose_options(kind: ProductType, count: int, spread: int, draw: Rng) -> dict[str, tuple[str, ...]]:
     """So many options, each with two values or up to ``spread`` - 1 more."""
-    chosen = draw.in_order(kind.options, count)
-    return {option.name: _values(option, 2 + draw.below(spread), draw) for option in chosen}
+    options = draw.in_order(kind.options, count)
+    return {option.name: _values(option, 2 + draw.below(spread), draw) for option in options}
 
 
 def _values(option: Option, count: int, draw: Rng) -> tuple[str, ...]:
@@ -65,15 +65,15 @@ def _values(option: Option, count: int, draw: Rng) -> tuple[str, ...]:
     return tuple(value if isinstance(value, str) else draw.pick(value) for value in values)
 
 
-def _title(pattern: str, says: dict[str, str], words: Vocabulary) -> tuple[str, tuple[str, ...]]:
-    phrases = {name: says[name] for name in _fields(pattern)}
+def _title(pattern: str, phrases: dict[str, str], words: Vocabulary) -> tuple[str, tuple[str, ...]]:
+    phrases = {name: phrases[name] for name in _fields(pattern)}
     title = pattern.format_map({name: headline(phrase) for name, phrase in phrases.items()})
     return title, tuple(noun for phrase in phrases.values() for noun in words.nouns(phrase))
 
 
 def _description(
     kind: ProductType,
-    says: dict[str, str],
+    phrases: dict[str, str],
     qualities: list[str],
     features: list[str],
     words: Vocabulary,
@@ -81,7 +81,7 @@ def _description(
 ) -> str:
     this, verb, comes = _SPEAK[kind.form]
     notes = draw.some(kind.notes, 2)
-    fields = says | {
+    fields = phrases | {
         "this": this,
         "This": this.capitalize(),
         "is": verb,
@@ -98,19 +98,19 @@ def _description(
 
 def _bullets(
     kind: ProductType,
-    says: dict[str, str],
+    phrases: dict[str, str],
     qualities: list[str],
     features: list[str],
     words: Vocabulary,
     draw: Rng,
 ) -> tuple[str, ...]:
     patterns = words.bullets
-    told = [quality for quality in qualities if draw.chance(TOLD)]
-    named = [feature for feature in features if draw.chance(TOLD)]
-    fields = {"type": spell(kind.name), "word": says["word"]}
-    lines = [draw.pick(patterns.use).format(says["use"])]
-    lines += [draw.pick(patterns.quality).format(spell(quality), **fields) for quality in told]
-    lines += [draw.pick(patterns.feature).format(spell(feature)) for feature in named]
+    told_qualities = [quality for quality in qualities if draw.chance(TOLD)]
+    told_features = [feature for feature in features if draw.chance(TOLD)]
+    fields = {"type": spell(kind.name), "word": phrases["word"]}
+    lines = [draw.pick(patterns.use).format(phrases["use"])]
+    lines += [draw.pick(patterns.quality).format(spell(quality), **fields) for quality in told_qualities]
+    lines += [draw.pick(patterns.feature).format(spell(feature)) for feature in told_features]
     lines = [line[0].upper() + line[1:] for line in lines]
     return tuple(draw.some(lines, len(lines)))
 

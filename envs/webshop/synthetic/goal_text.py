@@ -33,8 +33,8 @@ def goal_texts(
         options = _options(product, draw)
         bound = _bound(product.price, style, draw)
         key = (*sorted(attributes), *sorted(options.items()), bound)
-        say = simple_instruction if style == "simple" else full_instruction
-        text = say(kind, attributes, options, bound, words, draw)
+        write_instruction = simple_instruction if style == "simple" else full_instruction
+        text = write_instruction(kind, attributes, options, bound, words, draw)
         goal = Goal(
             asin=product.asin,
             instruction=text,
@@ -67,9 +67,10 @@ def simple_instruction(
     draw: Rng,
 ) -> str:
     """An instruction in one of the few phrasings of the simple style."""
-    wanted = f"{' '.join(attributes)} {kind.name}"
-    chosen = "".join(f", {name} {value}" for name, value in options.items())
-    return f"{draw.pick(words.openers).format(wanted)}{chosen}, {words.price_clauses[0].format(bound)}"
+    product_text = f"{' '.join(attributes)} {kind.name}"
+    option_text = "".join(f", {name} {value}" for name, value in options.items())
+    opening = draw.pick(words.openers).format(product_text)
+    return f"{opening}{option_text}, {words.price_clauses[0].format(bound)}"
 
 
 def full_instruction(
@@ -113,13 +114,13 @@ def _demands(kind: ProductType, qualities: list[str], features: list[str]) -> st
 
 
 def _choices(options: dict[str, str]) -> str:
-    said = [f"the {name} should be {value}" for name, value in options.items()]
-    return f" {join(said).capitalize()}." if said else ""
+    phrases = [f"the {name} should be {value}" for name, value in options.items()]
+    return f" {join(phrases).capitalize()}." if phrases else ""
 
 
 def _asked(kind: ProductType, options: dict[str, str], draw: Rng) -> list[str]:
-    ways = {option.name: option.say for option in kind.options}
-    return [draw.pick(ways[name]).format(value) for name, value in options.items()]
+    patterns = {option.name: option.say for option in kind.options}
+    return [draw.pick(patterns[name]).format(value) for name, value in options.items()]
 
 
 def _with_article(kind: ProductType, phrase: str) -> str:

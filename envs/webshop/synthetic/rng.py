@@ -44,16 +44,16 @@ class Rng:
 
     def some(self, items: Sequence[_T], count: int) -> list[_T]:
         """So many different ones (or all there are), in an order by chance."""
-        rest = list(items)
-        count = min(count, len(rest))
-        for place in range(count):
-            other = place + int(next(self._numbers) * (len(rest) - place))
-            rest[place], rest[other] = rest[other], rest[place]
-        return rest[:count]
+        pool = list(items)
+        count = min(count, len(pool))
+        for index in range(count):
+            other = index + int(next(self._numbers) * (len(pool) - index))
+            pool[index], pool[other] = pool[other], pool[index]
+        return pool[:count]
 
     def in_order(self, items: Sequence[_T], count: int) -> list[_T]:
         """So many different ones (or all there are), in their own order."""
-        return [items[place] for place in sorted(self.some(range(len(items)), count))]
+        return [items[index] for index in sorted(self.some(range(len(items)), count))]
 
 
 def numbered_draws(size: int, *parts: object) -> Iterator[Rng]:

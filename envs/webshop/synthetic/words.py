@@ -126,9 +126,9 @@ class Vocabulary:
     def _nouns(self, phrase: str) -> tuple[str, ...]:
         """The nouns of a phrase of this vocabulary, in order."""
         words = phrase.lower().split()
-        verbs = {place + 1 for place, word in enumerate(words) if word == "to"}
+        verbs = {index + 1 for index, word in enumerate(words) if word == "to"}
         return tuple(
-            word for place, word in enumerate(words) if place not in verbs and word not in self._not_nouns
+            word for index, word in enumerate(words) if index not in verbs and word not in self._not_nouns
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollgym.core.errors import UsageError
-from rollgym.envs.code.compare import same
+from rollgym.envs.code.compare import values_equal
 from rollgym.envs.code.families.base import compiled
 from rollgym.envs.code.families.steps import STEPS
 from rollgym.envs.code.generate import FAMILIES, LEVELS, choose_families
@@ -59,7 +59,7 @@ def test_the_reference_gives_the_expected_values_from_fresh_inputs(name: str) ->
     assert isinstance(made.hidden, Cases)
     function = compiled(made.solution, made.name)
     for case in made.hidden.cases:
-        assert same(encode(function(*(decode(one) for one in case.arguments))), case.expected)
+        assert values_equal(encode(function(*(decode(one) for one in case.arguments))), case.expected)
 
 
 def test_references_pass_in_the_sandbox(sandbox: Sandbox) -> None:
@@ -85,7 +85,7 @@ def test_values_one_can_check_by_hand() -> None:
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_does_something(name: str) -> None:
     names = {"xs": [3, -4, 4, 4, 50, 7, 12]}
-    program = f"def change(xs):\n    {STEPS[name].written(STEPS[name].choices[-1])}\n    return xs\n"
+    program = f"def change(xs):\n    {STEPS[name].code_for(STEPS[name].choices[-1])}\n    return xs\n"
     assert compiled(program, "change")(list(names["xs"])) != names["xs"]
 
 

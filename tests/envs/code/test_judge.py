@@ -50,7 +50,7 @@ CHEATS: Mapping[str, str] = {
         "def f(xs):\n    return None"
     ),
     "patches the judge's functions": (
-        "import __main__\nfor name in ('encode', 'same', '_one', '_judged', 'decide'):\n"
+        "import __main__\nfor name in ('encode', 'values_equal', '_run_call', '_run_test', 'decide'):\n"
         "    setattr(__main__, name, lambda *a: [0, 'passed', ''])\n"
         "def f(xs):\n    return xs"
     ),
