@@ -21,12 +21,7 @@ from rollgym.agents.chat.options import ChatOptions
 from rollgym.agents.chat.rate_limit import RateLimiter
 from rollgym.core.errors import AgentError
 from rollgym.core.files import gunzip
-from rollgym.utils.http_client import (
-    HttpClient,
-    HttpResponse,
-    ResponseTooLarge,
-    TransportError,
-)
+from rollgym.utils.http_client import HttpClient, HttpResponse, ResponseTooLarge, TransportError
 from rollgym.utils.retry import RetryableError, RetryPolicy
 
 FIRST_WAIT = 0.5

@@ -8,6 +8,7 @@ from typing import Any
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 from rollgym.envs.bandit.arms import NAMES, Arm, random_arms, single_arms
 
 _EXPLORE = """\
@@ -60,10 +61,8 @@ class BanditEnv(TextEnv):
             raise UsageError(f"mode must be 'explore' or 'single', not {mode!r}.")
         if mode == "single" and (arms, turns, payoff) != (4, 20, "bernoulli"):
             raise UsageError("In the mode 'single', arms, turns and payoff are fixed: leave them out.")
-        if not 2 <= arms <= 10:
-            raise UsageError(f"arms must be from 2 to 10, not {arms}.")
-        if not 1 <= turns <= 10_000:
-            raise UsageError(f"turns must be from 1 to 10,000, not {turns}.")
+        check_range("arms", arms, 2, 10)
+        check_range("turns", turns, 1, 10_000)
         if payoff not in _PAYS:
             raise UsageError(f"payoff must be 'bernoulli' or 'gaussian', not {payoff!r}.")
         self._single = mode == "single"

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, check_whole
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.code.actions import ParsedAction, defines, parse_action, submits
 from rollgym.envs.code.formatting import format_run, format_test_results
 from rollgym.envs.code.judge import Result, judge
@@ -74,8 +75,7 @@ class CodeEnv(TextEnv):
         render_mode: str | None = None,
     ) -> None:
         """Problems are ``generated`` or from a file; ``sandbox`` sets isolation and limits."""
-        if reward not in REWARDS:
-            raise UnknownName("reward", str(reward), REWARDS, f"There are: {', '.join(REWARDS)}.")
+        check_choice("reward", reward, REWARDS)
         check_whole("max_turns", max_turns)
         check_whole("output_chars", output_chars, 100)
         self._problems = _problems(problems, form, difficulty, family)

@@ -16,11 +16,18 @@ from rollgym.envs.code.families.simulation import SIMULATION
 from rollgym.envs.code.families.steps import PIPELINES
 from rollgym.envs.code.families.strings import STRINGS
 from rollgym.envs.code.families.structures import STRUCTURES
-from rollgym.envs.code.types import Problem
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (*STRINGS, *LISTS, *MATHS, *PARSING, *SIMULATION, *STRUCTURES, *PIPELINES)
+}
+TOPICS: Mapping[str, Sequence[Family]] = {
+    "strings": STRINGS,
+    "lists": (*LISTS, *PIPELINES),
+    "maths": MATHS,
+    "parsing": PARSING,
+    "simulation": SIMULATION,
+    "data structures": STRUCTURES,
 }
 LEVELS = (1, 2, 3)
 
@@ -31,11 +38,11 @@ def choose_families(difficulty: int | None = None, family: str | None = None) ->
         raise UsageError(f"difficulty must be 1, 2 or 3 (or left out for all), not {difficulty!r}.")
     candidates = list(FAMILIES.values())
     if family is not None:
-        candidates = [candidate for candidate in candidates if family in (candidate.name, candidate.topic)]
+        named = [FAMILIES[family]] if family in FAMILIES else []
+        candidates = [*named, *TOPICS.get(family, ())]
         if not candidates:
-            topics = dict.fromkeys(candidate.topic for candidate in FAMILIES.values())
             raise UnknownName(
-                "family of problems", str(family), [*FAMILIES, *topics], f"Topics: {', '.join(topics)}."
+                "family of problems", str(family), [*FAMILIES, *TOPICS], f"Topics: {', '.join(TOPICS)}."
             )
     matching = [candidate for candidate in candidates if difficulty in (None, candidate.level)]
     if not matching:
@@ -54,9 +61,3 @@ def content_key(content: tuple[Family, Mapping[str, Any]]) -> str:
     """Names the content, so that no two splits share any."""
     family, parameters = content
     return f"{family.name} {sorted(parameters.items())}"
-
-
-def build(content: tuple[Family, Mapping[str, Any]], rng: np.random.Generator) -> Problem:
-    """The problem of a family and its parameters, with tests."""
-    family, parameters = content
-    return family.problem(parameters, rng)

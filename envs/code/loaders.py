@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
 from rollgym.core.files import gunzip, read_bounded
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.code.families.base import example
 from rollgym.envs.code.harness import encode
 from rollgym.envs.code.problems import Listed
@@ -24,8 +25,7 @@ _ORDER = ("train", "dev", "test", "prompt")
 
 def load_problems(path: str, form: str = "auto") -> Listed:
     """The problems of a file, in the splits that its form has."""
-    if form != "auto" and form not in FORMS:
-        raise UnknownName("form of problems", str(form), FORMS, f"There are: auto, {', '.join(FORMS)}.")
+    check_choice("form of problems", form, ("auto", *FORMS))
     splits: dict[str, list[Problem]] = {split: [] for split in _ORDER}
     keys: set[str] = set()
     for where, record in read_records(path):

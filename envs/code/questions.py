@@ -64,6 +64,11 @@ def _stock(rng: Rng) -> dict[str, list[int]]:
     return {name: [number(rng, 1, 60), number(rng, 2, 99)] for name in names}
 
 
+def _multiples(rng: Rng) -> dict[str, int]:
+    divisor = number(rng, 7, 400)
+    return {name: divisor * number(rng, 11, 999) for name in "abc"}
+
+
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -147,9 +152,7 @@ KINDS: Mapping[str, Kind] = {
             name="common divisor",
             text="What is the greatest number that divides $a, $b and $c?",
             program="from math import gcd\nprint(gcd($a, gcd($b, $c)))\n",
-            choose=lambda rng: {
-                **(lambda d: {name: d * number(rng, 11, 999) for name in "abc"})(number(rng, 7, 400)),
-            },
+            choose=_multiples,
         ),
     )
 }

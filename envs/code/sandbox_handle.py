@@ -8,7 +8,8 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from rollgym.core.deadline import seconds_left
-from rollgym.core.errors import RunError, UnknownName, UsageError
+from rollgym.core.errors import RunError, UsageError
+from rollgym.envs.arguments import check_choice
 from rollgym.sandbox.types import Level, Limits, Sandbox, SandboxSettings
 
 if TYPE_CHECKING:
@@ -29,11 +30,9 @@ _BACKENDS = get_args(get_type_hints(SandboxSettings)["backend"])
 def sandbox_settings(values: Mapping[str, Any] | None) -> SandboxSettings:
     """Settings from plain values: ``{"minimum": "namespaces", "limits": {"seconds": 5}}``."""
     values = _mapping("sandbox", values or {})
-    _check_names("setting of the sandbox", values, [option.name for option in fields(SandboxSettings)])
-    if values.get("backend", "auto") not in _BACKENDS:
-        raise UnknownName(
-            "sandbox backend", str(values["backend"]), _BACKENDS, f"There are: {', '.join(_BACKENDS)}."
-        )
+    for name in values:
+        check_choice("setting of the sandbox", name, [option.name for option in fields(SandboxSettings)])
+    check_choice("sandbox backend", values.get("backend", "auto"), _BACKENDS)
     if "minimum" in values:
         values["minimum"] = _level(values["minimum"])
     if "preload" in values:
@@ -46,15 +45,14 @@ def _level(name: Any) -> Level:
     names = {level.name.lower(): level for level in Level}
     if isinstance(name, Level):
         return name
-    if str(name).lower() not in names:
-        raise UnknownName("isolation level", str(name), names, f"There are: {', '.join(names)}.")
+    check_choice("isolation level", str(name).lower(), names)
     return names[str(name).lower()]
 
 
 def _limits(values: Any) -> Limits:
     values = {**LIMITS, **_mapping("sandbox.limits", values)}
-    _check_names("limit of the sandbox", values, [option.name for option in fields(Limits)])
     for name, value in values.items():
+        check_choice("limit of the sandbox", name, [option.name for option in fields(Limits)])
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise UsageError(f"The limit {name} must be a number, not {value!r}.")
     return Limits(**values)
@@ -64,12 +62,6 @@ def _mapping(name: str, values: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise UsageError(f"{name} must be a mapping of names to values, not {values!r}.")
     return dict(values)
-
-
-def _check_names(noun: str, values: Mapping[str, Any], names: list[str]) -> None:
-    for name in values:
-        if name not in names:
-            raise UnknownName(noun, str(name), names, f"There are: {', '.join(names)}.")
 
 
 def open_handle(settings: SandboxSettings) -> Sandbox:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollgym.core.env import StepResult, TextEnv, bare, check_whole
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.code.families.base import Rng, compiled, numbers
 from rollgym.envs.code.families.steps import STEPS
 from rollgym.envs.code.harness import encode
 from rollgym.envs.code.judge import Result, judge
+from rollgym.envs.code.problems import SPLITS
 from rollgym.envs.code.sandbox_handle import SandboxHandle
 from rollgym.envs.code.types import Case, Cases
 
@@ -93,11 +95,10 @@ class SnippetsEnv(TextEnv):
             raise UsageError(f"steps must be 2 or 3, not {steps!r}.")
         if lines not in range(4, 9):
             raise UsageError(f"lines must be from 4 to 8, not {lines!r}.")
-        if view not in VIEWS:
-            raise UnknownName("view", str(view), VIEWS, f"There are: {', '.join(VIEWS)}.")
+        check_choice("view", view, VIEWS)
         self._steps, self._lines, self._attempts, self._named = steps, lines, attempts, view == "names"
         self._box = SandboxHandle(sandbox)
-        self.tasks = TaskSet(f"CodeSnippets-{steps}-{lines}", {"train": 20_000, "dev": 500, "test": 500})
+        self.tasks = TaskSet(f"CodeSnippets-{steps}-{lines}", SPLITS)
         example = list(NAMES.values()) if self._named else list("21345678")
         self.instructions = _INSTRUCTIONS.format(
             called=view if self._named else "numbers",

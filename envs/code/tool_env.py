@@ -12,6 +12,7 @@ from rollgym.core.seeding import stable_digest
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.code.actions import parse_action, parse_answer
 from rollgym.envs.code.formatting import format_run
+from rollgym.envs.code.problems import SPLITS
 from rollgym.envs.code.questions import Question, is_right, load_questions, random_question, read_number
 from rollgym.envs.code.sandbox_handle import SandboxHandle
 
@@ -97,10 +98,7 @@ class PythonToolEnv(TextEnv):
     def facts(self) -> Mapping[str, Any]:
         """Turns left, sandbox level and the question."""
         question = self._question
-        facts: dict[str, Any] = {
-            "turns_left": self._max_turns - self._turns,
-            "sandbox": self._box.facts(),
-        }
+        facts: dict[str, Any] = {"turns_left": self._max_turns - self._turns, "sandbox": self._box.facts()}
         if question.kind:
             facts |= {"kind": question.kind, "parameters": question.parameters}
         if self._turns == 0:
@@ -135,6 +133,6 @@ class PythonToolEnv(TextEnv):
 
 def _tasks(listed: Mapping[str, list[Question]] | None) -> TaskSet:
     if listed is None:
-        return TaskSet("PythonTool", {"train": 20_000, "dev": 500, "test": 500})
+        return TaskSet("PythonTool", SPLITS)
     content = stable_digest(*(question for questions in listed.values() for question in questions)).hex()[:12]
     return TaskSet(f"PythonTool-{content}", {split: len(questions) for split, questions in listed.items()})

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, bare
-from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 from rollgym.envs.countdown.arithmetic import BadExpression, evaluate, random_expression
 from rollgym.envs.countdown.puzzle import Puzzle, random_puzzle
 
@@ -53,10 +53,8 @@ class CountdownEnv(TextEnv):
         self, *, count: int = 4, attempts: int = 3, partial: bool = False, render_mode: str | None = None
     ) -> None:
         """Give ``count`` numbers and this many attempts."""
-        if not 3 <= count <= 6:
-            raise UsageError(f"count must be from 3 to 6, not {count}.")
-        if not 1 <= attempts <= 1_000:
-            raise UsageError(f"attempts must be from 1 to 1,000, not {attempts}.")
+        check_range("count", count, 3, 6)
+        check_range("attempts", attempts, 1, 1_000)
         self._count, self._attempts, self._partial = count, attempts, partial
         self.instructions = _INSTRUCTIONS.format(
             attempts=attempts, s="s"[: attempts != 1], partial=_PARTIAL_TEXT if partial else ""

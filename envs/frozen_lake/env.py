@@ -8,6 +8,7 @@ from typing import Any
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 from rollgym.envs.frozen_lake.lake import GYM_RATE, RATE_IS_SETTABLE, make_lake, random_map
 
 MOVES = ("Left", "Down", "Right", "Up")
@@ -62,10 +63,8 @@ class FrozenLakeEnv(TextEnv):
         render_mode: str | None = None,
     ) -> None:
         """See docs/environments/frozen_lake.md for the options."""
-        if not 3 <= size <= 32:
-            raise UsageError(f"size must be from 3 to 32, not {size}.")
-        if not 0.3 <= frozen_probability <= 0.95:
-            raise UsageError(f"frozen_probability must be from 0.3 to 0.95, not {frozen_probability}.")
+        check_range("size", size, 3, 32)
+        check_range("frozen_probability", frozen_probability, 0.3, 0.95)
         self._size, self._frozen = size, frozen_probability
         self._rate = _rate(slippery, success_rate)
         self._gap = " " if spaced else ""

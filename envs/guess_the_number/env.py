@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, bare
-from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,12}")
 
@@ -45,10 +45,8 @@ class GuessTheNumberEnv(TextEnv):
 
     def __init__(self, *, highest: int = 100, guesses: int = 10, render_mode: str | None = None) -> None:
         """Hide a number from 1 to ``highest``; allow this many guesses."""
-        if not 2 <= highest <= 1_000_000:
-            raise UsageError(f"highest must be from 2 to 1,000,000, not {highest}.")
-        if not 1 <= guesses <= 1_000:
-            raise UsageError(f"guesses must be from 1 to 1,000, not {guesses}.")
+        check_range("highest", highest, 2, 1_000_000)
+        check_range("guesses", guesses, 1, 1_000)
         self._highest, self._guesses = highest, guesses
         self.instructions = _INSTRUCTIONS.format(
             highest=highest, guesses=guesses, example=max(1, highest // 3)

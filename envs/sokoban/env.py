@@ -13,12 +13,13 @@ import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, check_whole
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.sokoban.actions import NAMES, SEPARATOR, parse_actions
 from rollgym.envs.sokoban.deadlock import is_lost
 from rollgym.envs.sokoban.game import BOX_REWARD, NOOP, SOLVED_REWARD, STEP_REWARD, Game
 from rollgym.envs.sokoban.generate import Rules, canonical, generate
 from rollgym.envs.sokoban.levels import Level
-from rollgym.envs.sokoban.options import FileLevels, LevelRequest, check_amount, check_choice
+from rollgym.envs.sokoban.options import FileLevels, LevelRequest, check_amount
 from rollgym.envs.sokoban.solver import Status, solve
 from rollgym.envs.sokoban.views import VIEWS, VOCABULARIES, legend, palette, show, translation
 
@@ -77,8 +78,8 @@ class SokobanEnv(TextEnv):
         tell_bumps: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        check_choice("vocabulary", vocabulary, VOCABULARIES)
-        check_choice("view", view, VIEWS)
+        check_choice("vocabulary of Sokoban", vocabulary, VOCABULARIES)
+        check_choice("view of Sokoban", view, VIEWS)
         self._per_turn = check_whole("actions_per_turn", actions_per_turn)
         self._penalty = check_amount("invalid_penalty", invalid_penalty)
         self._bump_penalty = check_amount("bump_penalty", bump_penalty)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollgym.core.env import check_whole
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.sokoban.game import DEFAULT_MAX_STEPS
 from rollgym.envs.sokoban.generate import Rules, floor_needed
 from rollgym.envs.sokoban.levels import Level, content_hash, load_levels
@@ -37,7 +37,7 @@ class LevelRequest(NamedTuple):
         Without ``max_steps`` the limit is twice ``max_moves`` (gym-sokoban's 120 for levels of a file). A
         limit below ``max_moves`` lowers it, so that every level can be solved within the limit.
         """
-        check_choice("preset", preset, PRESETS)
+        check_choice("preset of Sokoban", preset, PRESETS)
         for name, value in self._asdict().items():
             if name != "size" and value is not None:
                 check_whole(name, value)
@@ -57,12 +57,6 @@ class LevelRequest(NamedTuple):
         for name, value in self._asdict().items():
             if name != "max_steps" and value is not None:
                 raise UsageError(f"{name} is for levels made at random: leave it out with a levels file.")
-
-
-def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """Refuse a value that is none of the known ones."""
-    if value not in list(choices):
-        raise UnknownName(f"{name} of Sokoban", str(value), choices, f"Choose from: {', '.join(choices)}.")
 
 
 def check_amount(name: str, value: Any) -> float:

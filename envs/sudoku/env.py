@@ -12,7 +12,8 @@ import numpy as np
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
-from rollgym.envs.sudoku.grid import Grid, Solver, digits_of, full_grid, puzzle_from, units_of
+from rollgym.envs.arguments import check_range
+from rollgym.envs.sudoku.grid import Solver, digits_of, full_grid, puzzle_from, units_of
 
 _ACTION = re.compile(
     r"(?:(fill)[\s:(\[]+([0-9])[\s,]+([0-9])[\s,=]+([0-9])|(clear)[\s:(\[]+([0-9])[\s,]+([0-9]))\s*[)\]]?",
@@ -81,10 +82,6 @@ class SudokuEnv(TextEnv):
         self.instructions = _INSTRUCTIONS.format(
             size=size, box=self._box, turns=self._turns, reward=_SHAPED if shaped else _PLAIN
         )
-        self._full: Grid = []
-        self._given: Grid = []
-        self._grid: Grid = []
-        self._left = self._turns
         super().__init__(render_mode=render_mode)
 
     def begin(self, task: Task) -> str:
@@ -189,5 +186,4 @@ def _check_arguments(size: int, blanks: int | None, turns: int | None) -> None:
         raise UsageError(f"size must be 4 or 9, not {size}.")
     if blanks is not None and not 1 <= blanks <= _MOST_BLANKS[size]:
         raise UsageError(f"blanks must be from 1 to {_MOST_BLANKS[size]} for size {size}, not {blanks}.")
-    if turns is not None and turns < 1:
-        raise UsageError(f"turns must be at least 1, not {turns}.")
+    check_range("turns", turns, 1)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, check_whole
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
 from rollgym.core.seeding import stable_digest
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.webshop.compact import compact, compact_actions, shop_action, shop_words
 from rollgym.envs.webshop.html import html, template_called
 from rollgym.envs.webshop.pages import SEPARATOR, Page, text, text_rich, view
@@ -72,9 +73,9 @@ class WebShopEnv(TextEnv):
         reveal: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        _check("observation", observation, (*OBSERVATIONS, "compact"))
-        _check("kind of goals", goals, GOALS)
-        _check("kind of splits", splits, SPLITS)
+        check_choice("observation", observation, (*OBSERVATIONS, "compact"))
+        check_choice("kind of goals", goals, GOALS)
+        check_choice("kind of splits", splits, SPLITS)
         check_whole("max_turns", max_turns)
         if observation == "html":
             template_called("page.html")  # a missing package is said now
@@ -105,15 +106,7 @@ class WebShopEnv(TextEnv):
         self._turns += 1
         if outcome.session is not self._session:
             self._move(outcome.session)
-        return StepResult(
-            self._observe(outcome),
-            outcome.reward,
-            terminated=outcome.done,
-            truncated=not outcome.done and self._turns >= self._max_turns,
-            success=outcome.done and outcome.reward == 1,
-            valid=outcome.valid,
-            info=purchase(outcome),
-        )
+        return self._result(self._observe(outcome), outcome)
 
     def facts(self) -> Mapping[str, Any]:
         """Available actions: clickable names, whether search is possible, and both as actions."""
@@ -162,6 +155,17 @@ class WebShopEnv(TextEnv):
         """The goal. For upper bounds and tests only; agents see the instruction."""
         return self._goal
 
+    def _result(self, observation: str, outcome: Outcome) -> StepResult:
+        return StepResult(
+            observation,
+            outcome.reward,
+            terminated=outcome.done,
+            truncated=not outcome.done and self._turns >= self._max_turns,
+            success=outcome.done and outcome.reward == 1,
+            valid=outcome.valid,
+            info=_purchase(outcome),
+        )
+
     def _move(self, session: Session) -> None:
         self._session, self._page = session, view(self.shop, self._goal, session)
 
@@ -179,11 +183,6 @@ class WebShopEnv(TextEnv):
         goal = self._goal
         title = self.shop.by_asin(goal.asin).title
         return {"goal": {"asin": goal.asin, "title": title, "options": goal.options}}
-
-
-def _check(noun: str, name: str, choices: Any) -> None:
-    if name not in choices:
-        raise UnknownName(noun, str(name), choices, f"There are: {', '.join(choices)}.")
 
 
 def _tasks(shop: Shop, goals: str, splits: str) -> tuple[TaskSet, Mapping[str, Any]]:
@@ -214,7 +213,7 @@ def _options(page: Page) -> dict[str, list[str]]:
     return options
 
 
-def purchase(outcome: Outcome) -> dict[str, Any]:
+def _purchase(outcome: Outcome) -> dict[str, Any]:
     """What ``info`` says of a purchase: the product and its options, and the parts of the reward."""
     if outcome.score is None:
         return {}

@@ -11,31 +11,14 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from rollgym.core.seeding import derive_rng
-from rollgym.envs.webshop.types import NO_BOUND, Goal, Product
+from rollgym.envs.webshop.types import NO_BOUND, Goal, HumanInstruction, Product
 
 ORDER_SEED = 233
 PRICE_STEP, PRICE_MOST = 10, 990
 """Bounds are multiples of the one, up to the other."""
 CANDIDATES = 4
-
-
-class HumanRequest(Protocol):
-    """What a person asked for: a record of ``items_human_ins.json``."""
-
-    @property
-    def instruction(self) -> str:
-        """In their words."""
-
-    @property
-    def instruction_attributes(self) -> Sequence[str]:
-        """The attributes these name."""
-
-    @property
-    def instruction_options(self) -> Sequence[str]:
-        """The values of options these name, without the options' names."""
 
 
 def price_bound(price: float, *parts: object) -> float:
@@ -105,17 +88,17 @@ def synthetic_goals(
         )
 
 
-def human_goals(product: Product, requests: Iterable[HumanRequest], *, seed: object = 0) -> Iterator[Goal]:
+def human_goals(product: Product, texts: Iterable[HumanInstruction], *, seed: object = 0) -> Iterator[Goal]:
     """A goal for each instruction that a person wrote for the product, where it names an attribute."""
-    for number, request in enumerate(requests):
-        if not request.instruction_attributes:
+    for number, human in enumerate(texts):
+        if not human.instruction_attributes:
             continue
         bound = price_bound(product.price, seed, "human", product.asin, number)
         yield Goal(
             asin=product.asin,
-            instruction=request.instruction.strip(".") + price_words(bound),
-            attributes=tuple(request.instruction_attributes),
-            options=tuple(request.instruction_options),
+            instruction=human.instruction.strip(".") + price_words(bound),
+            attributes=tuple(human.instruction_attributes),
+            options=tuple(human.instruction_options),
             price_upper=bound,
             human=True,
         )

@@ -56,6 +56,15 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     human: bool = False
 
 
+class HumanInstruction(msgspec.Struct, frozen=True):
+    """What a person asked for: a record of ``items_human_ins.json``."""
+
+    instruction: str
+    instruction_attributes: tuple[str, ...] = ()
+    instruction_options: tuple[str, ...] = ()
+    """Values of options, without the options' names."""
+
+
 class Catalog(Protocol):
     """The products and goals of a shop, numbered, the same in every process."""
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, bare
-from rollgym.core.errors import UsageError
 from rollgym.core.seeding import derive_rng
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 from rollgym.envs.wordle.words import LENGTH, mark, word_list, word_set
 
 _WORD = re.compile(r"[a-z]{5}|[a-z]( [a-z]){4}")
@@ -54,8 +54,7 @@ class WordleEnv(TextEnv):
 
     def __init__(self, *, guesses: int = 6, any_word: bool = False, render_mode: str | None = None) -> None:
         """Allow this many guesses; with ``any_word`` of any letters."""
-        if not 1 <= guesses <= 1_000:
-            raise UsageError(f"guesses must be from 1 to 1,000, not {guesses}.")
+        check_range("guesses", guesses, 1, 1_000)
         self._guesses, self._any_word = guesses, any_word
         self.instructions = _INSTRUCTIONS.format(guesses=guesses, rule=_ANY if any_word else _LISTED)
         self._words: dict[str, list[str]] = {}

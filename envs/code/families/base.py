@@ -27,7 +27,6 @@ class Family:
     """A problem family. ``$name`` in its texts stands for a parameter."""
 
     name: str
-    topic: str
     level: int
     """1 is a line or two, 2 a loop with a twist, 3 a small algorithm."""
     signature: str

@@ -28,7 +28,6 @@ def _clock(rng: Rng) -> str:
 PARSING = (
     Family(
         name="read pairs",
-        topic="parsing",
         level=2,
         signature="read_pairs(text: str) -> dict[str, int]",
         statement=(
@@ -68,7 +67,6 @@ PARSING = (
     ),
     Family(
         name="brackets",
-        topic="parsing",
         level=2,
         signature="check_brackets(text: str) -> int",
         statement=(
@@ -92,10 +90,7 @@ PARSING = (
         return waiting[0] + $more
     return $good
 """,
-        parameters={
-            "good": (-1, -2, -10),
-            "more": (0, 1, 10, 100),
-        },
+        parameters={"good": (-1, -2, -10), "more": (0, 1, 10, 100)},
         inputs=lambda rng, p: (
             letters(rng, "()[]ab", 2, 10) if rng.random() < 0.6 else "([a])" * number(rng, 1, 4) + "[b",
         ),
@@ -103,7 +98,6 @@ PARSING = (
     ),
     Family(
         name="work out sums",
-        topic="parsing",
         level=3,
         signature="work_out(text: str) -> int",
         statement=(
@@ -147,7 +141,6 @@ PARSING = (
     ),
     Family(
         name="times of day",
-        topic="parsing",
         level=1,
         signature="later(clock: str) -> str",
         statement=(
@@ -170,7 +163,6 @@ PARSING = (
     ),
     Family(
         name="read a table",
-        topic="parsing",
         level=2,
         signature="column(table: str) -> list[int]",
         statement=(

@@ -104,7 +104,6 @@ class Pipeline(Family):
 PIPELINES = tuple(
     Pipeline(
         name=f"{count} steps",
-        topic="lists",
         level=level,
         signature="change(xs: list[int]) -> list[int]",
         statement="",

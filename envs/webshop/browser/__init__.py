@@ -16,9 +16,10 @@ from rollgym.envs.webshop.browser.find import find_chromium
 from rollgym.envs.webshop.browser.host import BrowserLost, Seat, host
 from rollgym.envs.webshop.browser.tab import Tab
 from rollgym.envs.webshop.browser.tree import CLICKED, TYPED, Tree
-from rollgym.envs.webshop.env import WebShopEnv, purchase
+from rollgym.envs.webshop.env import WebShopEnv
 from rollgym.envs.webshop.html import template_called
-from rollgym.envs.webshop.server.sessions import ShopSession, Step
+from rollgym.envs.webshop.server.sessions import ShopSession
+from rollgym.envs.webshop.session import Outcome
 
 BACK = "back"
 WORDS_HINT = "your words"
@@ -79,7 +80,7 @@ class WebShopBrowserEnv(WebShopEnv):
         self.instructions = _instructions(max_turns)
         self._visit: ShopSession | None = None
         self._tree = Tree("", {})
-        self._way: list[int] = []
+        self._history: list[int] = []
         """Numbers of the visit's pages in the browser's history, the current one last."""
         self._finalizer = weakref.finalize(self, Seat.abandon, self._seat)
 
@@ -89,7 +90,7 @@ class WebShopBrowserEnv(WebShopEnv):
         self._leave()
         number = int(self._numbers[task.split][task.index])
         self._visit = host().visits.open(self.shop, number)
-        self._way = []
+        self._history = []
         tab = self._seat.open(self._visit.address(0))
         self._arrive(*self._seat.call(tab.look))
         return self._tree.text
@@ -167,12 +168,12 @@ class WebShopBrowserEnv(WebShopEnv):
         return self._reply()
 
     def _back(self) -> StepResult:
-        if len(self._way) < 2:
+        if len(self._history) < 2:
             return self._refuse("there is no page to go back to")
         tab = self._open_tab()
-        self._way = self._way[:-2]
+        self._history = self._history[:-2]
         self._arrive(*self._seat.call(tab.back))
-        return self._answer(self._tree.text)
+        return self._result(self._tree.text, Outcome(self._session))
 
     def _arrive(self, tree: Tree, path: str) -> None:
         """The browser is on a page: find out which."""
@@ -184,42 +185,23 @@ class WebShopBrowserEnv(WebShopEnv):
                 f"the browser was lost: it shows {path[:100]!r}, which is not a page of the session"
             )
         self._tree = tree
-        self._way.append(number)
+        self._history.append(number)
         self._move(visit.steps[number].session)
 
     def _reply(self) -> StepResult:
-        step: Step = self._open_visit().steps[self._way[-1]]
-        assert step.outcome is not None, "only the first page has none"
-        outcome = step.outcome
-        return self._answer(self._tree.text, outcome.reward, outcome.done, outcome.valid, purchase(outcome))
+        outcome = self._open_visit().steps[self._history[-1]].outcome
+        assert outcome is not None, "only the first page has none"
+        return self._result(self._tree.text, outcome)
 
     def _refuse(self, reason: str) -> StepResult:
         note = f"Not possible: {reason}.\n" if self.shop.rules.explain else ""
-        return self._answer(note + self._tree.text, valid=False)
-
-    def _answer(
-        self,
-        shown: str,
-        reward: float = 0.0,
-        done: bool = False,
-        valid: bool = True,
-        info: Mapping[str, Any] | None = None,
-    ) -> StepResult:
-        return StepResult(
-            shown,
-            reward,
-            terminated=done,
-            truncated=not done and self._turns >= self._max_turns,
-            success=done and reward == 1,
-            valid=valid,
-            info=info or {},
-        )
+        return self._result(note + self._tree.text, Outcome(self._session, valid=False))
 
     def _actions(self) -> list[str]:
         typed = [f"type[{ref}][{WORDS_HINT}]" for ref in self._tree.refs(TYPED)]
         # A search without words leads nowhere.
         clicks = [f"click[{ref}]" for ref in self._tree.refs(CLICKED)] if not typed else []
-        return [*typed, *clicks, *([BACK] if len(self._way) > 1 else [])]
+        return [*typed, *clicks, *([BACK] if len(self._history) > 1 else [])]
 
     def _open_tab(self) -> Tab:
         if self._seat.tab is None:

@@ -22,6 +22,8 @@ from typing import Any
 
 from rollgym.core.errors import UnknownName, UsageError
 from rollgym.core.seeding import file_hash, stable_digest
+from rollgym.envs.arguments import check_choice
+from rollgym.envs.webshop.catalog.jsonfiles import Progress
 from rollgym.envs.webshop.catalog.store import (
     FORMAT,
     MANIFEST,
@@ -30,7 +32,7 @@ from rollgym.envs.webshop.catalog.store import (
     import_again,
     read_manifest,
 )
-from rollgym.envs.webshop.catalog.writer import Goals, Order, Products, Progress, write_shop
+from rollgym.envs.webshop.catalog.writer import Goals, Order, Products, write_shop
 from rollgym.io.atomic import cache_root, locked, replaced
 
 SIZE, SEED = 1000, 0
@@ -101,8 +103,7 @@ def synthetic_shop(
     progress: Progress | None = None,
 ) -> Path:
     """Return a synthetic shop, built if missing or incomplete."""
-    if style not in STYLES.values():
-        raise UnknownName("style", style, STYLES.values(), f"There are {' and '.join(STYLES.values())}.")
+    check_choice("style", style, list(STYLES.values()))
     if not 1 <= size <= LARGEST:
         raise UsageError(f"A shop has from 1 to {LARGEST:,} products, not {size:,}.")
     if seed < 0:

@@ -13,12 +13,18 @@ from rollgym.core.errors import UsageError
 from rollgym.core.seeding import file_hash
 from rollgym.envs.webshop import goals as rules
 from rollgym.envs.webshop.catalog.build import build_shop, import_folder
-from rollgym.envs.webshop.catalog.jsonfiles import Files, read_noun_file, read_price_file
+from rollgym.envs.webshop.catalog.jsonfiles import (
+    Files,
+    Progress,
+    find_files,
+    read_noun_file,
+    read_price_file,
+)
 from rollgym.envs.webshop.catalog.nouns import Tagger
-from rollgym.envs.webshop.catalog.records import Instructions, Problems, Record, find_files, read_records
+from rollgym.envs.webshop.catalog.records import Instructions, Problems, Record, read_records
 from rollgym.envs.webshop.catalog.store import ShopCatalog
 from rollgym.envs.webshop.catalog.table import Table, TableWriter
-from rollgym.envs.webshop.catalog.writer import Goals, Progress
+from rollgym.envs.webshop.catalog.writer import Goals
 from rollgym.envs.webshop.types import Goal, Product
 
 KINDS = {"synthetic": ("synthetic",), "human": ("human",), "both": ("synthetic", "human")}

@@ -17,6 +17,7 @@ EVERY = 500
 """How many records between two calls of a progress function."""
 
 Progress = Callable[[int, int | None, str], None]
+"""Progress callback: done, total (None if unknown) and the name of the phase."""
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,9 @@ import msgspec
 
 from rollgym.core.errors import UsageError
 from rollgym.core.seeding import derive_rng
-from rollgym.envs.webshop.catalog.jsonfiles import Files, stream_array, stream_object
-from rollgym.envs.webshop.catalog.jsonfiles import find_files as find_files
+from rollgym.envs.webshop.catalog.jsonfiles import Files, Progress, stream_array, stream_object
 from rollgym.envs.webshop.catalog.table import Names, Table, TableWriter, write_names
-from rollgym.envs.webshop.types import Product
+from rollgym.envs.webshop.types import HumanInstruction, Product
 
 NO_PRICE = 100.0
 """What a product without a price costs."""
@@ -35,14 +34,6 @@ SHOWN = 5
 
 Nouns = Callable[[str, str], tuple[str, ...]]
 """The nouns of a title, given the asin and the title."""
-
-
-class HumanInstruction(msgspec.Struct, frozen=True):
-    """What a person asked for."""
-
-    instruction: str
-    instruction_attributes: tuple[str, ...] = ()
-    instruction_options: tuple[str, ...] = ()
 
 
 class Instructions(msgspec.Struct, frozen=True):
@@ -112,7 +103,7 @@ def read_records(
     seed: int = 0,
     prices: Mapping[str, float] | None = None,
     problems: Problems | None = None,
-    progress: Callable[[int, int | None, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Record]:
     """Every product once, in the order of its file. ``work`` is an empty folder for what must be looked up.
 
@@ -214,7 +205,7 @@ def _is_new_product(asin: str, asins: set[str], problems: Problems) -> bool:
 
 
 def _index_attributes(
-    path: Path, work: Path, problems: Problems, progress: Callable[[int, int | None, str], None] | None
+    path: Path, work: Path, problems: Problems, progress: Progress | None
 ) -> Callable[[str], _Attributes | None]:
     """Write the attributes of every product to a mapped file; gives back what finds them by asin."""
     encoder, keys = msgspec.msgpack.Encoder(), list[bytes]()

@@ -63,20 +63,21 @@ class ShopCatalog:
         self.goals = goals
         """Kind of goals: ``synthetic``, ``human``, or None without goals."""
         self._products = products
-        self._splits: dict[str, dict[str, Sequence[int]]] = {}
-        self._goal_count = 0
+        self.splits: dict[str, dict[str, Sequence[int]]] = {}
+        """Goal numbers by splitting scheme (``original``, ``disjoint``) and split name."""
+        self.goal_count = 0
         if goals is not None:
             self._open_goals(goals)
 
     def _open_goals(self, kind: str) -> None:
         table = Table(self.folder, f"goals-{kind}")
-        self._goal_count = len(table)
+        self.goal_count = len(table)
         self._goal = _reader(table, Goal, self.folder, "goal")
         self._goal_products = read_column(self.folder / f"goals-{kind}.products", UINT32)
         sizes = self.manifest["goals"][kind]
         disjoint = Numbers(read_column(self.folder / f"goals-{kind}.disjoint", UINT32))
-        self._splits = {
-            "original": _split(range(self._goal_count), sizes["original"]),
+        self.splits = {
+            "original": _split(range(self.goal_count), sizes["original"]),
             "disjoint": _split(disjoint, sizes["disjoint"]),
         }
 
@@ -111,16 +112,6 @@ class ShopCatalog:
     def fingerprint(self) -> str:
         """A hash of the products and goals, the same wherever and whenever they were built."""
         return stable_digest(self.manifest["fingerprint"], self.goals).hex()
-
-    @property
-    def goal_count(self) -> int:
-        """Number of goals."""
-        return self._goal_count
-
-    @property
-    def splits(self) -> Mapping[str, Mapping[str, Sequence[int]]]:
-        """Goal numbers by splitting scheme (``original``, ``disjoint``) and split name."""
-        return self._splits
 
     def __len__(self) -> int:
         return len(self._products)

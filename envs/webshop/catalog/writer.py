@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rollgym.core.errors import UsageError
 from rollgym.core.seeding import stable_digest
 from rollgym.envs.webshop.catalog import store
+from rollgym.envs.webshop.catalog.jsonfiles import Progress
 from rollgym.envs.webshop.catalog.store import MANIFEST, ProductTable, ShopCatalog
 from rollgym.envs.webshop.catalog.table import UINT32, Table, TableWriter, write_column, write_names
 from rollgym.envs.webshop.types import Goal, Product
@@ -26,8 +27,6 @@ Goals: TypeAlias = Iterable[Goal] | Callable[[ShopCatalog], Iterable[Goal]]
 """Goals, or what makes them from the products."""
 Order: TypeAlias = Callable[[int], Sequence[int]]
 """Given how many goals there are, which of them comes first, second and so on."""
-Progress: TypeAlias = Callable[[int, int | None, str], None]
-"""Progress callback: done, total (None if unknown) and the name of the phase."""
 
 ORIGINAL_FROM = 3000
 """From so many goals on, the first 500 are for tests and the next 1,000 for development."""

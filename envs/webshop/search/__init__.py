@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.webshop.search import lucene, tantivy_index
 from rollgym.envs.webshop.search.analysis import tokens
 from rollgym.envs.webshop.search.lucene_build import LuceneBuilder
@@ -21,7 +22,6 @@ LARGE = 100_000
 
 _MANIFEST = "search.json"
 _FORMAT = 1
-_REPORT_EVERY = 10_000
 
 
 class _Builder(Protocol):
@@ -48,7 +48,6 @@ def build_search(
     *,
     engines: Sequence[str] = (lucene.NAME,),
     names: Iterable[str] | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> None:
     """Index the documents, numbered from 0 on, for each of the engines.
 
@@ -58,14 +57,13 @@ def build_search(
         engines: Names out of `ENGINES`.
         names: The products' asins, read after the documents: `lucene-exact` orders equal scores by them, as
             the original does; without them by number.
-        progress: Called with the number of documents so far, now and then and in the end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for engine in engines:
-        _check_engine(engine)
+        check_choice("search engine", engine, ENGINES)
     work_folders = {engine: folder / f".{engine}-{secrets.token_hex(4)}" for engine in dict.fromkeys(engines)}
     try:
-        count = _index(work_folders, documents, names, progress)
+        count = _index(work_folders, documents, names)
         for engine, work_folder in work_folders.items():
             _seal(work_folder, engine, count)
             shutil.rmtree(folder / engine, ignore_errors=True)
@@ -78,7 +76,7 @@ def build_search(
 def open_search(folder: Path, engine: str = "auto") -> Search:
     """The search of a shop: ``auto`` is `lucene-exact` under 100,000 products where built, else tantivy."""
     if engine != "auto":
-        _check_engine(engine)
+        check_choice("search engine", engine, ENGINES)
     built = {name: _manifest(folder / name) for name in ENGINES if (folder / name).is_dir()}
     if engine == "auto":
         engine = _choose({name: manifest["documents"] for name, manifest in built.items()})
@@ -92,11 +90,6 @@ def open_search(folder: Path, engine: str = "auto") -> Search:
     return lucene.LuceneIndex(folder / engine)
 
 
-def _check_engine(engine: str) -> None:
-    if engine not in ENGINES:
-        raise UnknownName("search engine", engine, ENGINES, f"There are {' and '.join(ENGINES)}.")
-
-
 def _choose(built: dict[str, int]) -> str:
     """The engine that ``auto`` stands for, by the sizes of what is built."""
     small = built.get(lucene.NAME, LARGE) < LARGE
@@ -104,16 +97,16 @@ def _choose(built: dict[str, int]) -> str:
     return lucene.NAME if small or not built else other
 
 
-def _index(
-    work_folders: dict[str, Path],
-    documents: Iterable[str],
-    names: Iterable[str] | None,
-    progress: Callable[[int], None] | None,
-) -> int:
+def _index(work_folders: dict[str, Path], documents: Iterable[str], names: Iterable[str] | None) -> int:
     """Give every document to every engine; the number of documents."""
     builders = [_builder(engine, work_folder) for engine, work_folder in work_folders.items()]
     try:
-        count = _add(builders, documents, progress)
+        count = 0
+        for text in documents:
+            count += 1
+            terms = tokens(text)
+            for builder in builders:
+                builder.add(terms)
         all_names = None if names is None else list(names)
         if all_names is not None and len(all_names) != count:
             raise UsageError(f"There are {len(all_names)} names for {count} documents: each needs one.")
@@ -123,19 +116,6 @@ def _index(
         raise
     for builder in builders:
         builder.finish(all_names)
-    return count
-
-
-def _add(builders: list[_Builder], documents: Iterable[str], progress: Callable[[int], None] | None) -> int:
-    count = 0
-    for count, text in enumerate(documents, start=1):
-        terms = tokens(text)
-        for builder in builders:
-            builder.add(terms)
-        if progress and count % _REPORT_EVERY == 0:
-            progress(count)
-    if progress:
-        progress(count)
     return count
 
 

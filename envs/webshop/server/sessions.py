@@ -92,10 +92,7 @@ class ShopSessions:
     """Bounded set of sessions, each dropped after inactivity."""
 
     def __init__(
-        self,
-        most: int = MAX_VISITS,
-        idle: float = MAX_IDLE,
-        clock: Callable[[], float] = time.monotonic,
+        self, most: int = MAX_VISITS, idle: float = MAX_IDLE, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._most, self._idle, self._clock = most, idle, clock
         self._by_name: OrderedDict[str, ShopSession] = OrderedDict()  # the longest unused first

@@ -12,7 +12,7 @@ from importlib import resources
 
 import msgspec
 
-from rollgym.core.errors import UnknownName
+from rollgym.envs.arguments import check_choice
 
 STYLES = ("full", "simple")
 
@@ -135,8 +135,7 @@ class Vocabulary:
 @functools.cache
 def vocabulary(style: str) -> Vocabulary:
     """The words of a style: ``full``, or ``simple`` with few and short ones."""
-    if style not in STYLES:
-        raise UnknownName("style of shop", style, STYLES)
+    check_choice("style of shop", style, STYLES)
     text = resources.files(__package__).joinpath(f"{style}.json").read_bytes()
     return Vocabulary(msgspec.json.decode(text, type=_File))
 

@@ -9,7 +9,7 @@ from rollgym.core.errors import UsageError
 from rollgym.envs.code.compare import values_equal
 from rollgym.envs.code.families.base import compiled
 from rollgym.envs.code.families.steps import STEPS
-from rollgym.envs.code.generate import FAMILIES, LEVELS, choose_families
+from rollgym.envs.code.generate import FAMILIES, LEVELS, TOPICS, choose_families
 from rollgym.envs.code.harness import decode, encode
 from rollgym.envs.code.judge import judge
 from rollgym.envs.code.problems import Generated
@@ -24,7 +24,7 @@ def problem(family: str, seed: int) -> Problem:
 
 def test_there_are_many_families_of_every_topic_and_level() -> None:
     assert len(FAMILIES) >= 30
-    topics = {family.topic for family in FAMILIES.values()}
+    topics = set(TOPICS)
     assert topics == {"strings", "lists", "maths", "parsing", "simulation", "data structures"}
     assert Counter(family.level for family in FAMILIES.values()).keys() == set(LEVELS)
 
@@ -122,7 +122,7 @@ def test_difficulty_and_family_choose() -> None:
         assert {easy.problem(easy.tasks.task("train", i)).level for i in range(10)} == {level}
     maths = Generated(family="maths")
     names = {maths.problem(maths.tasks.task("train", i)).family for i in range(20)}
-    assert names <= {family.name for family in FAMILIES.values() if family.topic == "maths"}
+    assert names <= {family.name for family in TOPICS["maths"]}
     assert maths.tasks.name != Generated().tasks.name
 
 

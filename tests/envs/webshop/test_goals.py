@@ -1,7 +1,6 @@
 """How goals are made."""
 
 from collections import Counter
-from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,7 +13,7 @@ from rollgym.envs.webshop.goals import (
     price_words,
     synthetic_goals,
 )
-from rollgym.envs.webshop.types import NO_BOUND, Product
+from rollgym.envs.webshop.types import NO_BOUND, HumanInstruction, Product
 
 
 def product(price: float = 24.0, **options: tuple[str, ...]) -> Product:
@@ -93,15 +92,9 @@ def test_attributes_count_once_for_each_goal() -> None:
     assert attribute_counts([(two, ["warm", "cheap"]), (product(), ["warm"])]) == {"warm": 3, "cheap": 2}
 
 
-class Asked(NamedTuple):
-    instruction: str
-    instruction_attributes: tuple[str, ...]
-    instruction_options: tuple[str, ...]
-
-
 def test_people_s_goals_have_values_without_names_and_need_an_attribute() -> None:
-    asked: list[Any] = [Asked("I want a lamp.", ("warm",), ("red",)), Asked("Any lamp.", (), ())]
-    [goal] = human_goals(product(), asked)
+    requests = [HumanInstruction("I want a lamp.", ("warm",), ("red",)), HumanInstruction("Any lamp.")]
+    [goal] = human_goals(product(), requests)
     assert goal.instruction == f"I want a lamp{price_words(goal.price_upper)}"
     assert (goal.options, goal.attributes, goal.weight, goal.human) == (("red",), ("warm",), 1.0, True)
 

@@ -199,12 +199,6 @@ def test_names_must_be_as_many_as_documents(tmp_path: Path) -> None:
         build_search(tmp_path, TEXTS, names=["a", "b"])
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
-    told: list[int] = []
-    build_search(tmp_path, iter(["red"] * 10_001), progress=told.append)
-    assert told == [10_000, 10_001]
-
-
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_search(tmp_path, TEXTS, engines=ENGINES)
     monkeypatch.setitem(sys.modules, "tantivy", None)
