@@ -18,7 +18,7 @@ from rollgym.core.serialization import clean_text
 
 
 class PromptBuilder:
-    """Observations and replies in alternation, rendered as the options of the ``lm`` agent say.
+    """Observations and replies in alternation, rendered by the options of the ``lm`` agent.
 
     Args:
         chat: The model's chat template.

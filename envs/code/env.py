@@ -39,7 +39,7 @@ The reward is {reward}."""
 class CodeEnv(TextEnv):
     """Write a function; blocks of code are run in a sandbox, hidden tests decide.
 
-    Observation: the task; then what the block printed (stdout, stderr, each cut), how it ended where it did
+    Observation: the task; then the output of the block (stdout, stderr, each cut), how it ended where it did
     not end well, how the solution does on the public tests, and the turns left.
 
     Actions: one fenced block of Python, run in a session whose names and files last; ``submit``; or both: the

@@ -13,10 +13,10 @@ from rollgym.envs.code.snippets import CODE, NAMES
 
 
 class CodeExpert(SoloAgent):
-    """Writes the reference solution from what the statement says, looks at the public tests, submits.
+    """Writes the reference solution of the problem's family, then submits.
 
-    ``info`` names the family and the parameters, which the statement says in words. Problems from a file have
-    none: make the environment with ``reveal=True`` then.
+    ``info`` has the family and the parameters, which the statement describes. Problems from a file have no
+    family: make the environment with ``reveal=True``.
     """
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
@@ -31,7 +31,7 @@ class CodeExpert(SoloAgent):
         if info.get("family") not in FAMILIES:
             raise UsageError(
                 "The expert knows generated problems only: make the environment with reveal=True (--env-arg "
-                "reveal=true), which tells it the solutions of a file."
+                "reveal=true), to reveal the solutions of a file."
             )
         return FAMILIES[info["family"]].program(info["parameters"])
 

@@ -1,11 +1,11 @@
 """Program that the judge runs inside the sandbox, and encoding of values.
 
-Its text is sent as a program, so it imports the standard library only. Two programs are made of it:
+Its source is sent as a program, so it imports the standard library only. It has two entry points:
 
-- `answer` runs a solution on inputs and says what it returned. It never holds a test.
-- `decide` runs tests on answers that were given before. It never holds a solution.
+- `answer` runs a solution on inputs and reports what it returned. It never sees a test.
+- `decide` runs tests on recorded answers. It never sees a solution.
 
-Nothing but data passes from one to the other, so that a solution can only do well by returning what is right.
+Only data passes between the two, so a solution can pass only by returning the right values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NotData(Exception):
 
 
 class Opaque:
-    """Stands for a returned object: true or false, and equal to nothing."""
+    """Placeholder for a returned object: it has a truth value and equals nothing."""
 
     def __init__(self, kind: str, truth: bool) -> None:
         self.kind, self.truth = kind, truth
@@ -123,10 +123,10 @@ _DECODERS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def answer() -> None:
-    """Run a solution: ``{"nonce", "solution", "name", "calls": [[arguments], ...]}`` comes by stdin.
+    """Run a solution: ``{"nonce", "solution", "name", "calls": [[arguments], ...]}`` on stdin.
 
     After the nonce each line is ``[number, "value", value, arguments afterwards]`` or ``[number, "error",
-    sentence]``; number -1 is for a solution that could not even be loaded.
+    sentence]``; number -1 reports a solution that could not be loaded.
     """
     request, write_line = _open_channel()
     names: dict[str, Any] = {"__name__": "solution"}
@@ -163,8 +163,8 @@ def _returned(value: Any) -> Any:
 def decide() -> None:
     """Run tests: ``{"nonce", "setup", "name", "tests": [text], "answers": [[arguments, answer], ...]}``.
 
-    ``setup`` is a program of the task's author. Where it defines the function, that one answers what the
-    solution has not been asked yet, so that a single round finds out all the calls of most tests.
+    ``setup`` is a program of the task's author. If it defines the function, that function answers calls that
+    the solution has not answered yet, so that one round collects all calls of most tests.
     A line is ``[number, "passed" | "failed" | "open", sentence]``; the last one is ``[-1, "calls", [...]]``.
     """
     import random  # a tenth of an execution, which `answer` need not pay
@@ -173,7 +173,7 @@ def decide() -> None:
     answers = {json.dumps(key): reply for key, reply in request["answers"]}
     unanswered: dict[str, Any] = {}
     for number, test in enumerate(request["tests"]):
-        # A test that draws at random must ask the same in every round.
+        # A test that draws at random must make the same calls in every round.
         random.seed(0)
         write_line([number, *_run_test(request, test, answers, unanswered)])
     write_line([-1, "calls", list(unanswered.values())])
@@ -209,7 +209,7 @@ def _exec_program(text: str, name: str) -> dict[str, Any]:
 def _stand_in(
     reference: Any, answers: Mapping[str, Any], unanswered: dict[str, Any], open_calls: list[str]
 ) -> Callable[..., Any]:
-    """A function that gives the solution's answers, and notes what it cannot answer."""
+    """Return a function that replays the solution's answers and records calls without an answer."""
 
     def candidate(*arguments: Any) -> Any:
         call = [encode(argument) for argument in arguments]
@@ -231,7 +231,7 @@ def _stand_in(
 
 
 def _as_raised(sentence: str) -> Exception:
-    """The error of a solution, of the same kind where Python has it: a test may wait for it."""
+    """Rebuild a solution's error, as the same builtin type if there is one: a test may expect it."""
     name, _, text = sentence.partition(": ")
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
@@ -241,7 +241,7 @@ def _as_raised(sentence: str) -> Exception:
 
 
 def _apply_changes(argument: Any, changed: Any) -> None:
-    """Do to an argument what the solution did to its own."""
+    """Change an argument in place as the solution changed its copy."""
     if isinstance(argument, list) and argument != changed:
         argument[:] = changed
     elif isinstance(argument, (dict, set)) and argument != changed:
@@ -250,7 +250,7 @@ def _apply_changes(argument: Any, changed: Any) -> None:
 
 
 def _open_channel() -> tuple[dict[str, Any], Callable[[list[Any]], None]]:
-    """The request, and a way to speak that what is printed cannot disturb."""
+    """Return the request and a writer on a private descriptor, apart from anything printed."""
     request: dict[str, Any] = json.loads(sys.stdin.read())
     nonce = request.pop("nonce")
     output_fd = os.dup(1)
@@ -279,5 +279,5 @@ def _error_text(error: BaseException) -> str:
 
 
 def _exit() -> None:
-    """Go at once: threads and exit handlers have no say any more."""
+    """Exit at once, without waiting for threads or exit handlers."""
     os._exit(0)

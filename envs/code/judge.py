@@ -28,7 +28,7 @@ NOTE_CHARS = 300
 UNREADABLE = "its answer cannot be read"
 NO_TIME = "there was no time left to judge it"
 _SOON = 0.05
-"""Seconds below which it makes no sense to start another execution."""
+"""Minimum seconds left to start another execution."""
 _END_REASONS: Mapping[Ended, str] = {
     Ended.TIMEOUT: "it took too long",
     Ended.CPU: "it took too long",
@@ -37,12 +37,12 @@ _END_REASONS: Mapping[Ended, str] = {
 }
 
 Answer = list[Any]
-"""``["value", value, arguments afterwards]`` or ``["error", sentence]``, as `harness.answer` says it."""
+"""``["value", value, arguments afterwards]`` or ``["error", sentence]``, as `harness.answer` writes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one test went."""
+    """Result of one test."""
 
     passed: bool
     note: str = ""
@@ -84,11 +84,10 @@ def judge(
     limits: Limits | None = None,
     seconds: float | None = None,
 ) -> list[Result]:
-    """One result for each test, from fresh executions.
+    """Return one result per test, from fresh executions.
 
-    Whatever a solution does to its judge is a test that failed: what cannot be read, compared or shown, and
-    what takes longer than ``seconds`` (by default `PATIENCE` executions) in all. Only a sandbox that broke
-    raises, `RunError`: another one can be asked.
+    A test fails if the answer cannot be read, compared or shown, or if judging takes longer than ``seconds``
+    (by default `PATIENCE` executions) in total. Only a broken sandbox raises, `RunError`: retry in another.
     """
     judge_run = SolutionJudge(sandbox, limits or Limits(), seconds)
     try:
@@ -113,7 +112,7 @@ def _compared(answer: Answer, expected: Any) -> Result:
         passed = values_equal(answer[1], expected)
         return Result(passed, "" if passed else f"it returned {format_value(answer[1])}")
     except Exception:
-        # `readable` lets through nothing that gets here; an answer must not depend on that being so.
+        # `is_well_formed` excludes this case; judging must not depend on it.
         return Result(False, UNREADABLE)
 
 
@@ -183,9 +182,9 @@ def _refuse(constant: str) -> Any:
 
 
 def _well_formed(line: Any) -> list[Any] | None:
-    """A line as `harness` writes it, or nothing: a solution that finds the way out may write others.
+    """Return a line of `harness`, or None: a solution may write forged ones.
 
-    A value that cannot be read is an answer all the same, a wrong one.
+    An unreadable value counts as a wrong answer.
     """
     if not isinstance(line, list) or len(line) < 3 or type(line[0]) is not int:
         return None

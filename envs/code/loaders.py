@@ -17,14 +17,14 @@ from rollgym.envs.code.problems import Listed
 from rollgym.envs.code.types import Asserts, Case, Cases, Problem, Tests
 
 MOST_BYTES = 1_000_000_000
-"""Of a file of problems, unpacked."""
+"""Size limit of a file of problems, decompressed."""
 Record = Mapping[str, Any]
 _MBPP_SPLITS = (("prompt", 1, 10), ("test", 11, 510), ("dev", 511, 600), ("train", 601, 974))
 _ORDER = ("train", "dev", "test", "prompt")
 
 
 def load_problems(path: str, form: str = "auto") -> Listed:
-    """The problems of a file, in the splits that its form has."""
+    """Load the problems of a file, with the splits of its form."""
     check_choice("form of problems", form, ("auto", *FORMS))
     splits: dict[str, list[Problem]] = {split: [] for split in _ORDER}
     keys: set[str] = set()
@@ -45,7 +45,7 @@ def load_problems(path: str, form: str = "auto") -> Listed:
 
 
 def read_records(path: str) -> Iterator[tuple[str, Record]]:
-    """The records of a file, each with its place: JSON lines (or their gzip), or one JSON list."""
+    """Yield (position, record) of a file: JSON lines (or their gzip), or one JSON list."""
     try:
         data = read_bounded(Path(path), MOST_BYTES)
         text = (gunzip(data, MOST_BYTES) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
@@ -84,8 +84,8 @@ def _form_of(record: Record, where: str) -> str:
     if "function" in record:
         return "jsonl"
     raise UsageError(
-        f"{where} is in no known form: entry_point and test (HumanEval), test_list (MBPP) or "
-        "function (one's own) was expected."
+        f"{where} has an unknown form: expected entry_point and test (HumanEval), test_list (MBPP) or "
+        "function (plain)."
     )
 
 
@@ -133,7 +133,7 @@ def mbpp(record: Record) -> tuple[str, Problem]:
 
 
 def _tested(test: str, code: str) -> str:
-    """The function that a test is about: the first name it calls that the code defines."""
+    """Return the function under test: the first name the test calls that the code defines."""
     defined = re.findall(r"^def\s+(\w+)", code, re.MULTILINE)
     for name in re.findall(r"(\w+)\s*\(", test):
         if name in defined:

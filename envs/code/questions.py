@@ -1,4 +1,4 @@
-"""Questions with one number as their answer, in our own words, and those of a file."""
+"""Questions with one number as their answer: generated, or read from a file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Question:
     answer: float
     kind: str = ""
     parameters: Mapping[str, Any] | None = None
-    """What the text says, for who reads numbers better."""
+    """Parameters of the text, for an expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of question: ``$name`` in its texts stands for a parameter."""
+    """A kind of question: ``$name`` in its texts is replaced by a parameter."""
 
     name: str
     text: str
@@ -40,7 +40,7 @@ class Kind:
         return fill(self.program, {name: repr(value) for name, value in parameters.items()})
 
     def question(self, parameters: Mapping[str, Any]) -> Question:
-        """The question with its answer, worked out here by the program of its kind."""
+        """Return the question, with the answer computed by its program."""
         body = self.program_for(parameters).replace("\n", "\n    ").rstrip()
         work_out = compiled(f"def work_out(print):\n    {body}\n", "work_out")
         printed: list[float] = []
@@ -166,7 +166,7 @@ def random_question(rng: Rng) -> Question:
 
 
 def read_number(text: str) -> float | None:
-    """The one number in a text, with or without a sign of money, commas or a unit; else ``None``."""
+    """Return the only number in a text, ignoring currency signs, commas and units; otherwise ``None``."""
     matches = [match[0] for match in _NUMBER.finditer(text)]
     if len(matches) != 1:
         return None
@@ -182,7 +182,7 @@ def is_right(value: float, expected: float) -> bool:
 
 
 def load_questions(path: str) -> dict[str, list[Question]]:
-    """Questions of a JSONL file: ``question``, and ``answer`` whose number stands after ``####`` or alone."""
+    """Questions of a JSONL file: ``question``, and ``answer``, whose number follows ``####`` or is alone."""
     splits: dict[str, list[Question]] = {}
     for where, record in read_records(path):
         question, answer = record.get("question"), record.get("answer")

@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LIMITS: Mapping[str, Any] = {"seconds": 5.0, "memory_mb": 256, "processes": 16}
-"""The limits of an execution, where nothing else is said."""
+"""Default limits of an execution."""
 OPENINGS = 3
 """Attempts to open a sandbox: resources may be exhausted only briefly."""
 _PAUSE = 0.5
 RESERVE = 20.0
-"""Seconds of a step that no execution may use: a sandbox that hangs is noticed only after a while, and the
-step must end with an answer even then."""
+"""Seconds of a step reserved for noticing a sandbox that hangs: the step must still end with an answer."""
 _BACKENDS = get_args(get_type_hints(SandboxSettings)["backend"])
 
 
@@ -66,7 +65,7 @@ def _mapping(name: str, values: Any) -> dict[str, Any]:
 
 def open_handle(settings: SandboxSettings) -> Sandbox:
     """Open a sandbox with these settings or raise an error with the missing isolation."""
-    from rollgym.sandbox.factory import open_sandbox  # only when it is needed: it looks at the machine
+    from rollgym.sandbox.factory import open_sandbox  # lazy: it inspects the machine
 
     return open_sandbox(settings)
 
@@ -74,12 +73,11 @@ def open_handle(settings: SandboxSettings) -> Sandbox:
 class SandboxHandle:
     """The sandbox of one episode, out of the pool of this process.
 
-    One that dies is replaced, so that no program gains by killing it; one that is given back forgets all that
-    was done in it.
+    A sandbox that dies is replaced, so no program gains by killing it; a returned one is reset.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        """Settings as plain values; ``counts`` among them says whether `facts` count sandboxes."""
+        """Settings as plain values; ``counts: true`` adds sandbox counts to `facts`."""
         self._joined: SandboxPool | None = None
         self._leave: Callable[[SandboxPool], None]
         self._sandbox: Sandbox | None = None
@@ -91,7 +89,7 @@ class SandboxHandle:
     def pool(self) -> SandboxPool:
         """The pool; joined at the first use."""
         if self._joined is None:
-            from rollgym.sandbox import shared_pool as warm  # only when it is needed: it looks at the machine
+            from rollgym.sandbox import shared_pool as warm  # lazy: it inspects the machine
 
             self._joined, self._leave = warm.join(self.settings, open_handle), warm.leave
         return self._joined
@@ -107,12 +105,12 @@ class SandboxHandle:
         return list(self.pool.isolation.weaknesses)
 
     def fresh(self) -> None:
-        """Return the sandbox; the next use gets a fresh one. An error without isolation."""
+        """Return the sandbox, so that the next use gets a fresh one; raise if isolation is unavailable."""
         self._give()
         _ = self.pool.isolation
 
     def use(self, work: Callable[[Sandbox], T]) -> T | None:
-        """Do something in the sandbox of this episode; ``None`` where that broke it."""
+        """Run ``work`` in the sandbox of this episode; ``None`` if that broke it."""
         if self._sandbox is None:
             self._sandbox = _take_sandbox(self.pool.take)
         try:
@@ -122,7 +120,7 @@ class SandboxHandle:
             return None
 
     def once(self, work: Callable[[Sandbox], T], *, unused: bool = False) -> T | None:
-        """Do something in another one, ``unused`` in one where nothing was ever run; ``None`` as above."""
+        """Run ``work`` in another sandbox, with ``unused`` in a new one; ``None`` if that broke it."""
         result = None
         with self.pool.turn():
             sandbox = _take_sandbox(lambda: self.pool.take(unused=unused))
@@ -138,7 +136,7 @@ class SandboxHandle:
         return result
 
     def limits(self) -> Limits:
-        """The limits of an execution that begins now: it ends before the step must."""
+        """Return the limits of an execution that starts now and ends before the step's deadline."""
         limits, seconds_left = self.settings.limits, self.seconds()
         return limits if seconds_left is None else replace(limits, seconds=min(limits.seconds, seconds_left))
 
@@ -148,7 +146,7 @@ class SandboxHandle:
         return None if left is None else max(left - RESERVE, left / 4, 0.01)
 
     def close(self) -> None:
-        """Give back what is held, and leave the pool."""
+        """Return the sandbox and leave the pool."""
         self._give()
         if self._joined is not None:
             pool, self._joined = self._joined, None
@@ -170,7 +168,7 @@ class SandboxHandle:
 
 
 def _take_sandbox(take: Callable[[], Sandbox]) -> Sandbox:
-    """A sandbox out of a pool, tried for a while where one cannot be opened at once."""
+    """Take a sandbox from the pool, with retries."""
     for openings in range(OPENINGS, 0, -1):
         try:
             return take()

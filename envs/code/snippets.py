@@ -58,7 +58,7 @@ class Puzzle:
 
 
 class SnippetsEnv(TextEnv):
-    """Choose lines of code and their order, so that the program does what the goal says.
+    """Choose lines of code and their order, so that the program reaches the goal.
 
     Observation: the goal and the numbered lines (or their names); after a wrong attempt, first how many tests
     it passed.
@@ -89,7 +89,7 @@ class SnippetsEnv(TextEnv):
         sandbox: Mapping[str, Any] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """A goal of so many steps, to be made from so many lines, which are shown or only named."""
+        """Set the steps of a goal and the number of lines, which are shown or only named (``view``)."""
         check_whole("attempts", attempts)
         if steps not in (2, 3):
             raise UsageError(f"steps must be 2 or 3, not {steps!r}.")
@@ -145,7 +145,7 @@ class SnippetsEnv(TextEnv):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The goals and the lines that tasks are made of."""
+        """All goals and lines that tasks use."""
         return (*CODE, *(NAMES.values() if self._named else CODE.values()))
 
     def close(self) -> None:

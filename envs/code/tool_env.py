@@ -28,9 +28,9 @@ The reward is 1 for the right number, else 0."""
 
 
 class PythonToolEnv(TextEnv):
-    """Answer a question; blocks of code are run in a sandbox on the way.
+    """Answer a question; blocks of code run in a sandbox.
 
-    Observation: the question; then what the block printed and the turns left.
+    Observation: the question; then the output of the block and the turns left.
 
     Actions: one fenced block of Python, run in a session whose names and files last, or ``answer: X``. A
     block and an answer together are an answer. Anything else changes nothing and gives ``valid=False``.

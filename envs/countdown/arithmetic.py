@@ -1,4 +1,4 @@
-"""Sums of whole numbers with + - * / and brackets, worked out exactly and without Python's eval."""
+"""Sums of whole numbers with + - * / and brackets, evaluated exactly and without Python's eval."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ _PARTIAL_TEXT = ", 0.1 if your last attempt is a proper expression with another 
 class CountdownEnv(TextEnv):
     """Write an expression of the given numbers that has the target as its value.
 
-    Observation: the numbers and the target; after a wrong attempt first its value or what is wrong.
+    Observation: the numbers and the target; after a wrong attempt first its value or the error.
 
     Actions: an expression of the numbers, each used at most once, with ``+ - * /`` and brackets;
-    ``= target`` may follow. Fractions and negative values on the way are fine.
+    ``= target`` may follow. Fractions and negative intermediate values are allowed.
 
     Reward: 1 for the target, else 0. With ``partial=True``, 0.1 if the last attempt is a proper expression.
 
@@ -69,7 +69,7 @@ class CountdownEnv(TextEnv):
         return self._question()
 
     def respond(self, action: str) -> StepResult:
-        """Work out the expression and say what it gives."""
+        """Evaluate the expression and show its value."""
         self._left -= 1
         over = self._left == 0
         try:

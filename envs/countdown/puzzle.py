@@ -52,7 +52,7 @@ def _too_easy(numbers: tuple[int, ...], target: int) -> bool:
 
 
 def _joined(first: int, second: int) -> Iterator[tuple[str, int]]:
-    """What two numbers give in one step that stays a positive whole number; the larger comes first."""
+    """Yield the positive whole results of one operation on two numbers; the larger comes first."""
     larger, smaller = max(first, second), min(first, second)
     yield "+", larger + smaller
     yield "*", larger * smaller

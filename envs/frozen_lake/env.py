@@ -33,7 +33,7 @@ _SLIPPERY = (
 class FrozenLakeEnv(TextEnv):
     """Walk from the top left of a frozen lake to the goal at the bottom right.
 
-    Observation: the map, one row a line, after a line that says what happened if anything special did.
+    Observation: the map, one row a line, after a line about anything special that happened.
 
     Actions: ``Left``, ``Down``, ``Right``, ``Up`` in any case, or Gymnasium's numbers 0 to 3.
 
@@ -43,7 +43,7 @@ class FrozenLakeEnv(TextEnv):
 
     Ends: terminated on the goal or in a hole. The registered turn limit truncates.
 
-    Splits: random maps, no map in two splits. What the ice does comes from the episode's seed.
+    Splits: random maps, no map in two splits. Slips come from the episode's seed.
     """
 
     pool_thread = "any"  # its calls are quick
@@ -84,7 +84,7 @@ class FrozenLakeEnv(TextEnv):
         return self.render_text()
 
     def respond(self, action: str) -> StepResult:
-        """Move, as far as the ice lets us."""
+        """Move one cell, or slip."""
         move = _BY_NAME.get(bare(action).lower())
         if move is None:
             note = "That is not a move. Answer Left, Down, Right or Up."
@@ -97,7 +97,7 @@ class FrozenLakeEnv(TextEnv):
         return StepResult(f"{note}{self.render_text()}", float(reward), terminated=bool(over), success=won)
 
     def facts(self) -> Mapping[str, Any]:
-        """The map, where the player is (row, column), how often the ice obeys, and the moves."""
+        """The map, the player's (row, column), the success rate of moves, and the moves."""
         return {
             "map": list(self._rows),
             "position": list(self._cell),
@@ -138,7 +138,7 @@ class FrozenLakeEnv(TextEnv):
 
 
 def _rate(slippery: bool, success_rate: float | None) -> float:
-    """How often a move goes where it should."""
+    """Return the probability that a move goes in its direction."""
     if success_rate is None:
         return GYM_RATE if slippery else 1.0
     if not slippery:

@@ -13,13 +13,13 @@ import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymLake
 
 GYM_RATE = 1 / 3
-"""How often Gymnasium's slippery ice obeys by default."""
+"""Default success rate of Gymnasium's slippery ice."""
 RATE_IS_SETTABLE = "success_rate" in inspect.signature(GymLake.__init__).parameters
 _TRIES = 50
 
 
 def make_lake(rows: Sequence[str], success_rate: float) -> Any:
-    """Gymnasium's lake with this map; a rate of 1 is ice that is not slippery."""
+    """Make Gymnasium's lake with this map; with a rate of 1 the ice is not slippery."""
     options: dict[str, Any] = {"is_slippery": success_rate < 1}
     if success_rate not in (1, GYM_RATE):
         options["success_rate"] = success_rate

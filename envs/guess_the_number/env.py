@@ -62,7 +62,7 @@ class GuessTheNumberEnv(TextEnv):
         return f"Guess a number from 1 to {self._highest}. Guesses left: {self._left}."
 
     def respond(self, action: str) -> StepResult:
-        """Answer a guess; anything else uses one up."""
+        """Answer a guess; an invalid action uses one up."""
         self._left -= 1
         text = bare(action)
         guess = int(text) if _NUMBER.fullmatch(text) else 0
@@ -81,7 +81,7 @@ class GuessTheNumberEnv(TextEnv):
         return {"possible": list(self._possible), "left": self._left}
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
-        """Any number of the whole range, whatever was said before."""
+        """Any number of the whole range, ignoring earlier answers."""
         return str(int(rng.integers(1, self._highest + 1)))
 
     def _told(self, note: str) -> str:

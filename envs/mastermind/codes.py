@@ -1,4 +1,4 @@
-"""Codes as numbers, the order that splits are cut from, and the pegs for a guess."""
+"""Codes as numbers, the shuffled order behind the splits, and the pegs of a guess."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts, exactly, the fields that fit what is visible, and in how many of them each cell has a mine.
+"""Counts exactly the fields that fit the visible board, and in how many of them each cell has a mine.
 
 Cells under the same constraints are interchangeable: they form a box, and only the number of mines in a
 box matters. Boxes that share no constraint, directly or through others, are counted apart.

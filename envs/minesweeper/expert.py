@@ -1,4 +1,4 @@
-"""An expert for Minesweeper: opens what is provably safe, and guesses the least risk only if it must."""
+"""An expert for Minesweeper: opens provably safe cells, otherwise the one with the least risk."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Field:
     start: int
 
     def symbol(self, cell: int) -> str:
-        """What an opened cell shows: a mine, the number of mines around it, or a dot for none."""
+        """Symbol of an opened cell: a mine, the number of mines around it, or a dot for none."""
         if cell in self.mines:
             return MINE
         count = sum(other in self.mines for other in neighbors(self.rows, self.columns)[cell])

@@ -13,7 +13,7 @@ from rollgym.envs.minesweeper.grid import FLAG, HIDDEN, neighbors
 
 
 def read_board(board: Sequence[str]) -> tuple[int, list[Constraint]]:
-    """The closed cells and the constraints of a visible board; flags say nothing."""
+    """The closed cells and the constraints of a visible board; flags are ignored."""
     around = neighbors(len(board), len(board[0]))
     text = "".join(board)
     closed = sum(1 << cell for cell, symbol in enumerate(text) if symbol in (HIDDEN, FLAG))

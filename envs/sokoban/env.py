@@ -31,8 +31,7 @@ class SokobanEnv(TextEnv):
     """Push every box onto a target. Boxes can be pushed, one at a time, and never pulled.
 
     Observation: the room as a grid of symbols, one row a line; coordinates on request (``view``). A line
-    under it says so when an action was not understood or left out, and with ``tell_bumps`` also when none
-    moved anything.
+    under it tells when an action was not understood or left out, and with ``tell_bumps`` when nothing moved.
 
     Actions: ``Up``, ``Down``, ``Left``, ``Right`` walk, or push a box that is in the way. Also understood:
     ``push up``, ``move up`` (walk only, never push), ``noop``, and gym-sokoban's numbers 0 to 8. With
@@ -41,7 +40,7 @@ class SokobanEnv(TextEnv):
     Reward: gym-sokoban's. Each action -0.1; +1 when a box comes onto a target and -1 when one leaves it;
     +10 when all are on targets. A turn's reward is the sum over its actions. A turn that is not understood
     is one ``noop`` (-0.1), less ``invalid_penalty``; one that moved nothing costs ``bump_penalty`` more. With
-    ``progress_reward`` a turn also earns that much for each move by which a solver's way to the end became
+    ``progress_reward`` a turn also earns that much for each move by which the solver's solution became
     shorter, and loses as much for each by which it became longer (an unsolvable position counts as
     ``max_steps`` moves): a hint for training, not a score.
 
@@ -133,7 +132,7 @@ class SokobanEnv(TextEnv):
         )
 
     def facts(self) -> Mapping[str, Any]:
-        """The position in XSB and what can be counted in it; at the start also the level's difficulty."""
+        """The position in XSB, counts, and at the start the level's difficulty."""
         game = self._game
         facts: dict[str, Any] = {
             "board": game.text,
@@ -201,7 +200,7 @@ def generated(rules: Rules, task: Task) -> Level:
 
 @functools.lru_cache(maxsize=65_536)
 def moves_left(board: str) -> float | None:
-    """Moves of the shortest solution: infinite where there is none, ``None`` where it takes long to tell."""
+    """Moves of the shortest solution: infinite if there is none, ``None`` if the search limit was reached."""
     result = solve(board, node_limit=SEARCH_LIMIT)
     if result.status is Status.GAVE_UP:
         return None
@@ -243,5 +242,5 @@ def _reward_range(per_turn: int, idle: float, progress: float, max_steps: int) -
     lowest = min(sum([STEP_REWARD - BOX_REWARD] * per_turn), idle)
     highest = sum([STEP_REWARD + BOX_REWARD] * (per_turn - 1)) + STEP_REWARD + BOX_REWARD + SOLVED_REWARD
     # No move brings the end nearer by more than itself; one push can make it as far as it counts. Where the
-    # solver did not know for a while, what it finds later counts at once.
+    # solver gave up for some turns, a later result counts at once.
     return lowest - progress * max_steps, highest + progress * max_steps

@@ -1,7 +1,7 @@
 """New levels, each with a solution: a room is carved, boxes stand on targets and are pulled away backwards.
 
-Whatever is reached by pulling can be undone by pushing, so no level without a solution is ever made. The
-solver then says how hard the level is, and levels outside the asked range are thrown away.
+Every pull can be undone by a push, so every level has a solution. The solver then measures the difficulty,
+and levels outside the requested range are discarded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rules:
 
 
 def floor_needed(boxes: int) -> int:
-    """The least floor a room is given: a target and a box each, and some place to walk."""
+    """Return the least floor of a room: a target and a cell for each box, and some cells to walk."""
     return 2 * boxes + 3
 
 
@@ -95,7 +95,7 @@ def draw_board(rng: np.random.Generator, rules: Rules) -> str | None:
 
 
 def carve(rng: np.random.Generator, rules: Rules) -> int:
-    """A connected set of floor cells: where a walker went who now and then widens the way."""
+    """Carve a connected set of floor cells: the path of a random walk, widened now and then."""
     row = rules.width + 1
     inside = _inside(rules)
     room = inside.bit_count()
@@ -117,7 +117,7 @@ def carve(rng: np.random.Generator, rules: Rules) -> int:
 
 
 def pull_away(rng: np.random.Generator, floor: int, boxes: int, player: int, row: int) -> tuple[int, int]:
-    """Pull boxes about, those on targets first; returns them and the cells the player can walk to then."""
+    """Pull boxes, those on targets first; return the boxes and the cells in the player's reach."""
     pulls = int(boxes.bit_count() * (3 + 9 * rng.random()))
     targets, step, last = boxes, 0, 0
     area = flood(player, floor & ~boxes, row)

@@ -1,8 +1,8 @@
 """Levels as XSB text, and the files they come in.
 
-Two kinds of file are read, and told apart by nothing: Boxoban files (levels under lines ``; 0``, ``; 1``)
+Two kinds of files are read, without telling them apart: Boxoban files (levels under lines ``; 0``, ``; 1``)
 and XSB collections (titles, comments, rows of unequal length). A row is a line of board symbols with at
-least one that is not floor; whatever else a file holds is a title or a comment and ends a level.
+least one that is not floor; any other line is a title or a comment and ends a level.
 
     # wall   @ player   + player on target   $ box   * box on target   . target   space, - or _ floor
 """
@@ -44,7 +44,7 @@ class Level:
 
 
 def load_levels(path: str | Path) -> tuple[Level, ...]:
-    """The levels of a Boxoban or XSB file; a `UsageError` says which of them is wrong, and how."""
+    """The levels of a Boxoban or XSB file; a `UsageError` names the invalid one and the reason."""
     try:
         stat = Path(path).stat()
         return _load(str(path), stat.st_mtime_ns, stat.st_size)
@@ -61,7 +61,7 @@ def _load(path: str, _changed: int, _size: int) -> tuple[Level, ...]:
 
 
 def parse_levels(text: str, source: str = "levels") -> tuple[Level, ...]:
-    """The levels of a file's text. ``source`` is what error messages call the file."""
+    """Parse the levels of a file; ``source`` is its name in error messages."""
     levels: list[Level] = []
     for line, rows in _blocks(text, source):
         try:
@@ -75,7 +75,7 @@ def parse_levels(text: str, source: str = "levels") -> tuple[Level, ...]:
 
 
 def content_hash(levels: tuple[Level, ...]) -> str:
-    """A short name for the levels' content, whatever comments stood between them."""
+    """Return a short hash of the levels, regardless of comments between them."""
     return stable_digest(*(level.text for level in levels)).hex()[:12]
 
 
@@ -102,7 +102,8 @@ def _is_row(line: str, number: int, source: str) -> bool:
 def normalize(text: str) -> str:
     """A board as a closed rectangle: rows padded, everything outside the walls made wall.
 
-    A ValueError says what is wrong with a board that is none.
+    Raises:
+        ValueError: The board is invalid; the message gives the reason.
     """
     rows = [row.translate(_FLOOR) for row in text.split("\n")]
     indent = min(len(row) - len(row.lstrip()) for row in rows)

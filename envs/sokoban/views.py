@@ -22,7 +22,7 @@ def translation(vocabulary: str) -> dict[int, int]:
 
 
 def legend(vocabulary: str) -> str:
-    """What each symbol means, in one line."""
+    """Meaning of each symbol, in one line."""
     pairs = zip(VOCABULARIES[vocabulary], _MEANINGS, strict=True)
     return ", ".join(f"{'(space)' if symbol == ' ' else symbol} {meaning}" for symbol, meaning in pairs)
 
@@ -76,7 +76,7 @@ def cells(board: str) -> str:
 def relative(board: str, near: Sequence[tuple[int, int]]) -> str:
     """A position as seen by the player: how far off the boxes are, and from each box the targets.
 
-    Of the player and of each box also what is ``near`` it, as (rows down, columns to the right).
+    The player and each box also list their ``near`` cells, given as (rows down, columns right).
     """
     rows = board.split("\n")
     (player,) = _cells(rows, "@+")

@@ -118,7 +118,7 @@ class SudokuEnv(TextEnv):
         return {"board": self._rows(self._grid), "given": self._rows(self._given), "turns_left": self._left}
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
-        """Any digit without a conflict in any blank; where there is none, clear a digit."""
+        """Any digit without a conflict in any blank; if none is left, clear a digit."""
         grid = [int(symbol) for symbol in "".join(info["board"]).replace(".", "0")]
         solver = Solver(grid)
         blanks = [cell for cell, digit in enumerate(grid) if not digit]
@@ -133,7 +133,7 @@ class SudokuEnv(TextEnv):
         return moves[int(rng.integers(len(moves)))]
 
     def _parse(self, action: str) -> tuple[int, int] | str:
-        """The cell and its new digit (0 for none), or what is wrong with the action."""
+        """The cell and its new digit (0 for none), or the error of the action."""
         match = _ACTION.fullmatch(bare(action))
         if match is None:
             return "Not an action: answer `fill ROW COLUMN DIGIT` or `clear ROW COLUMN`."

@@ -18,7 +18,7 @@ def _solved(given: str) -> str:
 
 
 class SudokuExpert(SoloAgent):
-    """Removes what is wrong, then fills the first blank with its digit in the only solution."""
+    """Clears wrong digits, then fills the first blank with its digit in the only solution."""
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         """Clear the first wrong digit, or fill the first blank."""

@@ -104,7 +104,7 @@ def full_grid(rng: np.random.Generator, size: int) -> Grid:
 def puzzle_from(full: Sequence[int], blanks: int, rng: np.random.Generator) -> Grid | None:
     """Blank cells of a filled grid in random order while its solution stays the only one.
 
-    None where so many blanks cannot be reached in that order.
+    Returns None if the order does not allow that many blanks.
     """
     grid = list(full)
     for cell in map(int, rng.permutation(len(grid))):

@@ -82,7 +82,7 @@ class TwentyFortyEightEnv(TextEnv):
         super().__init__(render_mode=render_mode)
 
     def begin(self, task: Task) -> str:
-        """Put down the task's two first tiles."""
+        """Place the task's first two tiles."""
         assert self.tasks is not None
         empty: Board = ((0,) * self._size,) * self._size
         self._board = self.tasks.draw(

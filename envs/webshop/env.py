@@ -31,19 +31,19 @@ OBSERVATIONS: Mapping[str, Callable[[Page], str]] = {
 GOALS = ("synthetic", "human")
 SPLITS = ("auto", "original", "disjoint")
 SEARCH_HINT = "search[your words]"
-"""Entry of ``info["actions"]`` that stands for a search."""
+"""Entry of ``info["actions"]`` for a search."""
 
 
 class WebShopEnv(TextEnv):
     """Find the product that an instruction describes, choose its options, and buy it.
 
-    Observation: the page one is on, as ``text`` (pieces joined by ``[SEP]``), ``text_rich`` (a line each,
+    Observation: the current page, as ``text`` (pieces joined by ``[SEP]``), ``text_rich`` (a line each,
     with buttons marked), ``url``, ``html``, or ``compact`` (a few words, for small models); the instruction
     is on every page but the last.
 
     Actions: ``search[words]``, and ``click[name]`` for a button, a product or the value of an option.
     In the compact view: ``search``, ``open a``, ``choose red``, ``buy`` and so on, as ``info["actions"]`` has
-    them. What is not possible changes nothing and gives ``valid=False`` with reward 0.
+    them. An impossible action changes nothing and gives ``valid=False`` with reward 0.
 
     Reward: 0 until ``click[buy now]``; then between 0 and 1: the share of attributes, options and price that
     the purchase gets right, times how well the product type matches.
@@ -78,7 +78,7 @@ class WebShopEnv(TextEnv):
         check_choice("kind of splits", splits, SPLITS)
         check_whole("max_turns", max_turns)
         if observation == "html":
-            template_called("page.html")  # a missing package is said now
+            template_called("page.html")  # fails now if a package is missing
         self.shop = open_shop(shop, rules=rules, search=search, goals=goals)
         self.tasks, self._numbers = _tasks(self.shop, goals, splits)
         super().__init__(render_mode=render_mode)
@@ -137,12 +137,12 @@ class WebShopEnv(TextEnv):
         return f"click[{names[int(rng.integers(len(names)))]}]" if names else SEARCH_HINT
 
     def render_text(self) -> str:
-        """The page with its buttons marked, whatever the observation is."""
+        """The page with its buttons marked, for every kind of observation."""
         return text_rich(self._page)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words common in this shop, for who makes a tokenizer for the compact view; else none."""
+        """Common words of this shop, for a tokenizer of the compact view."""
         return tuple(shop_words(self.shop.catalog)) if self._compact else ()
 
     @property
@@ -214,7 +214,7 @@ def _options(page: Page) -> dict[str, list[str]]:
 
 
 def _purchase(outcome: Outcome) -> dict[str, Any]:
-    """What ``info`` says of a purchase: the product and its options, and the parts of the reward."""
+    """Return the purchase for ``info``: the product, its options and the parts of the reward."""
     if outcome.score is None:
         return {}
     session = outcome.session

@@ -1,4 +1,4 @@
-"""What customers want: goals made from a product's own words, or by people, in the original's order.
+"""Goals, generated from a product's text or written by people, in the original's order.
 
 The original draws price bounds unseeded, so that goal 0 asks for "lower than 30 dollars" in one process and
 50 in another. Here a bound depends on the seed and the product alone.
@@ -36,12 +36,12 @@ def price_bound(price: float, *parts: object) -> float:
 
 
 def price_words(bound: float) -> str:
-    """How an instruction says the bound."""
+    """Return the words for a bound in an instruction."""
     return "" if bound >= NO_BOUND else f", and price lower than {bound:.2f} dollars"
 
 
 def combinations(product: Product) -> Iterator[dict[str, str]]:
-    """Every way to choose one value of each option, names sorted; one empty choice where there is none."""
+    """Every way to choose one value of each option, names sorted; one empty choice without options."""
     names = sorted(product.options)
     for values in itertools.product(*(product.options[name] for name in names)):
         yield dict(zip(names, values, strict=True))
@@ -68,11 +68,11 @@ def synthetic_goals(
     """A goal for each way to choose the product's options.
 
     Args:
-        product: What is to be found.
-        instruction: What a customer asks for, without options and price.
-        attributes: The attributes that the instruction names.
-        counts: How many goals want each attribute (`attribute_counts`): a goal with rare ones weighs more.
-        seed: Decides the price bound, together with the product's name.
+        product: The product to find.
+        instruction: The request, without options and price.
+        attributes: Attributes in the instruction.
+        counts: Goals per attribute (`attribute_counts`): a goal with rare ones weighs more.
+        seed: Seed of the price bound, together with the asin.
     """
     bound = price_bound(product.price, seed, "synthetic", product.asin)
     weight = sum(1.0 / counts[name] for name in attributes) / len(attributes) if attributes else 1.0

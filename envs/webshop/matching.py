@@ -1,4 +1,4 @@
-"""Finding the values of options in what a customer says."""
+"""Finds option values in an instruction."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 
 def matching_values(options: Mapping[str, Sequence[str]], instruction: str) -> dict[str, str]:
-    """For each option the value that an instruction names: said as ``size: large``, or else in any place.
+    """Return the value of each option that an instruction names: as ``size: large``, or else anywhere.
 
-    The longest counts, as ``large`` is found within ``x-large`` too.
+    The longest match counts, since ``large`` also matches ``x-large``.
     """
     text = " ".join(instruction.lower().split())
     chosen = {}
@@ -22,6 +22,6 @@ def matching_values(options: Mapping[str, Sequence[str]], instruction: str) -> d
 
 
 def _has(text: str, phrase: str) -> bool:
-    """Whether a phrase stands in a text, not as a part of other words."""
+    """Return whether a text contains a phrase as whole words."""
     phrase = " ".join(phrase.lower().split())
     return bool(phrase) and re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text) is not None

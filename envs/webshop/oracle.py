@@ -39,7 +39,7 @@ class Oracle(RuleAgent):
         return f"search {title}" if "means" in info else f"search[{title}]"
 
     def open(self, info: Mapping[str, Any]) -> str:
-        """The goal's product, or the way to it."""
+        """Open the goal's product, or move on to find it."""
         asin = info["goal"]["asin"].lower()
         if asin in found_products(info):
             return f"click[{asin}]"

@@ -1,4 +1,4 @@
-"""What a customer sees: a page as blocks of texts, buttons, links and options, and its text forms.
+"""Pages as blocks of texts, buttons, links and options, and their text forms.
 
 The page is the model; ``text``, ``text_rich``, the names one can click and the HTML all come from it.
 """
@@ -32,7 +32,7 @@ class Element(NamedTuple):
     role: str = ""
     """Kind of a text: ``title``, ``price``, ``name``…"""
     key: str = ""
-    """What ``click[...]`` calls it; empty for text."""
+    """Name in ``click[...]``; empty for text."""
     name: str = ""
     """Of an option: its name, as in ``size``."""
     value: str = ""
@@ -68,7 +68,7 @@ class Page:
 
     @property
     def clickables(self) -> list[str]:
-        """The names one can click."""
+        """Names of the clickable elements."""
         return list(self.targets)
 
     @property
@@ -78,7 +78,7 @@ class Page:
             yield from block.elements
 
     def find(self, key: str) -> Element | None:
-        """The element that a click on this name means."""
+        """Return the element of this name."""
         return self.targets.get(key) or self.named.get(key)
 
 
@@ -126,7 +126,7 @@ def _targets(blocks: Blocks, rules: Rules) -> tuple[dict[str, Element], dict[str
     """Clickable elements by name.
 
     Where values clash, the original keeps the last one, and a button's name always means the button. Else
-    every clashing value goes by ``name: value``, a form that any option answers to.
+    every clashing value is named ``name: value``, a form that works for any option.
     """
     elements = [e for block in blocks for e in block.elements if e.key]
     options = [e for e in elements if e.kind == "option"]

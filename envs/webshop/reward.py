@@ -1,4 +1,4 @@
-"""What a purchase earns: its type, attributes, options and price against what the goal asks for."""
+"""Reward of a purchase: its type, attributes, options and price compared with the goal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LATIN1 = dict.fromkeys(range(128, 256))
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """A reward and how it came about."""
+    """A reward and its parts."""
 
     reward: float
     type: float
@@ -103,7 +103,7 @@ def _has_attribute(product: Product, wanted: str) -> bool:
 
 
 def _like_options(wanted: GoalOptions, chosen: Mapping[str, str]) -> int:
-    """The original's: any chosen value that is like the goal's counts, whatever option it is of.
+    """The original's: any chosen value that is like the goal's counts, in any option.
 
     A goal with named options is compared as the pair's text, and a color word replaces the pair only
     where it *is* the name or the value; a chosen value is replaced by any color word within it.
@@ -125,13 +125,13 @@ def _equal_options(wanted: GoalOptions, chosen: Mapping[str, str]) -> int:
 
 
 def _normalize(value: str) -> str:
-    """A value as the catalog writes it, whatever its case and spaces."""
+    """Normalize case and spaces of a value as in the catalog."""
     return " ".join(value.lower().replace("/", " | ").split())
 
 
 @functools.lru_cache(maxsize=65_536)
 def alike(text: str, other_text: str) -> bool:
-    """Whether the words of two texts are alike, as ``thefuzz.fuzz.token_set_ratio`` measures it."""
+    """Return whether the words of two texts are alike, as ``thefuzz.fuzz.token_set_ratio`` measures it."""
     ratio, process = _rapidfuzz()
     processed, other_processed = process(text.translate(_LATIN1)), process(other_text.translate(_LATIN1))
     return bool(round(ratio(processed, other_processed)) > LIKE)

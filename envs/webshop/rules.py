@@ -25,9 +25,9 @@ class Rules:
     clashing_values: bool = False
     """Of two options with an equal value only the last can be chosen; one named like a button, never."""
     hidden_choices: bool = False
-    """``text`` does not show what has been chosen; ``text_rich`` shows it by looking into the address."""
+    """``text`` does not show chosen options; ``text_rich`` finds them in the address."""
     score_shown: bool = False
-    """The last page tells the reward."""
+    """The last page shows the reward."""
     fuzzy_options: bool = False
     """Options are judged by likeness and color words, not by name and value."""
     explain: bool = True
@@ -52,6 +52,6 @@ RULES = {rules.name: rules for rules in (ORIGINAL, CLEAN)}
 
 
 def rules_called(name: str) -> Rules:
-    """The rule set of that name."""
+    """Return a rule set by name."""
     check_choice("rule set", name, RULES)
     return RULES[name]

@@ -1,4 +1,4 @@
-"""A word game in the manner of Wordle."""
+"""A word game like Wordle."""
 
 from __future__ import annotations
 

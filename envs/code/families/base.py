@@ -24,7 +24,7 @@ _DRAWS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A problem family. ``$name`` in its texts stands for a parameter."""
+    """A problem family. ``$name`` in its texts is replaced by a parameter."""
 
     name: str
     level: int
@@ -61,7 +61,7 @@ class Family:
 def make_problem(
     family: Family, statement: str, program: str, parameters: Mapping[str, Any], rng: Rng
 ) -> Problem:
-    """The tests come from random inputs, the expected values from the reference."""
+    """Build a problem: tests from random inputs, expected values from the reference solution."""
     cases = _cases(family, program, parameters, rng)
     return Problem(
         key=f"{family.name} {sorted(parameters.items())}",
@@ -128,7 +128,7 @@ def _case(function: Callable[..., Any], arguments: Arguments) -> Case:
 
 @functools.lru_cache(maxsize=64)
 def compiled(program: str, name: str) -> Callable[..., Any]:
-    """Compile a reference solution. Only texts of this package, never an agent's."""
+    """Compile a reference solution of this package; never an agent's code."""
     names: dict[str, Any] = {}
     exec(compile(program, "<reference>", "exec"), names)  # noqa: S102
     function: Callable[..., Any] = names[name]
@@ -136,7 +136,7 @@ def compiled(program: str, name: str) -> Callable[..., Any]:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """A text with its parameters put in."""
+    """Substitute the parameters of a text."""
     return Template(text).substitute(values)
 
 

@@ -8,7 +8,7 @@ from rollgym.envs.code.families.base import WORDS, Family, Rng, letters, number,
 
 
 def _tree(rng: Rng, depth: int = 0) -> Any:
-    """A tree [value, left, right], None where there is none."""
+    """A random tree [value, left, right], or None."""
     if depth and (depth > 3 or rng.random() < 0.3):
         return None
     return [number(rng, -9, 30), _tree(rng, depth + 1), _tree(rng, depth + 1)]

@@ -36,8 +36,8 @@ class WebShopBrowserEnv(WebShopEnv):
     Observation: the accessibility tree of the page, a line for each text, and for each thing that can be used
     a line such as ``[e3] button "Buy Now"``. References are renumbered on every page.
 
-    Actions: ``click[e3]``; ``type[e1][words]``, which types into a field and presses Enter; ``back``. What is
-    not possible changes nothing and gives ``valid=False`` with reward 0.
+    Actions: ``click[e3]``; ``type[e1][words]``, which types into a field and presses Enter; ``back``. An
+    impossible action changes nothing and gives ``valid=False`` with reward 0.
 
     Reward, Success, Ends, Splits: those of `WebShopEnv`; a task is the same in both, and a purchase earns the
     same.
@@ -63,7 +63,7 @@ class WebShopBrowserEnv(WebShopEnv):
     ) -> None:
         self._seat = Seat(find_chromium(chromium))
         try:
-            from rollgym.envs.webshop import server  # noqa: F401 - a missing package is said now
+            from rollgym.envs.webshop import server  # noqa: F401 - fails now if a package is missing
         except ModuleNotFoundError as error:
             raise MissingExtra("WebShop in a browser", "webshop") from error
         template_called("visit.html")
@@ -81,7 +81,7 @@ class WebShopBrowserEnv(WebShopEnv):
         self._visit: ShopSession | None = None
         self._tree = Tree("", {})
         self._history: list[int] = []
-        """Numbers of the visit's pages in the browser's history, the current one last."""
+        """Page numbers in the browser's history, the current one last."""
         self._finalizer = weakref.finalize(self, Seat.abandon, self._seat)
 
     def begin(self, task: Task) -> str:
@@ -108,7 +108,7 @@ class WebShopBrowserEnv(WebShopEnv):
         return self._refuse("an action is click[e1], type[e1][words] or back")
 
     def facts(self) -> Mapping[str, Any]:
-        """What the page offers, as actions."""
+        """The available actions."""
         return {
             "instruction": self._goal.instruction,
             "page": self._page.kind,
@@ -120,7 +120,7 @@ class WebShopBrowserEnv(WebShopEnv):
         }
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
-        """A random click, or the way back; where there is a field, a search for words of the instruction."""
+        """A random click or ``back``; on a page with a field, a search for words of the instruction."""
         actions = info["actions"]
         hint = next((action for action in actions if WORDS_HINT in action), None)
         if hint is None:
@@ -133,12 +133,12 @@ class WebShopBrowserEnv(WebShopEnv):
         return self._tree.text
 
     def screenshot(self) -> bytes:
-        """The page as a person would see it, as PNG."""
+        """The page as a PNG image."""
         tab = self._open_tab()
         return self._seat.call(tab.page.screenshot)
 
     def close(self) -> None:
-        """Give up the tab; the last environment of a process closes the browser."""
+        """Close the tab; the last environment of a process closes the browser."""
         self._leave()
         self._seat.close()
         super().close()
@@ -176,7 +176,7 @@ class WebShopBrowserEnv(WebShopEnv):
         return self._result(self._tree.text, Outcome(self._session))
 
     def _arrive(self, tree: Tree, path: str) -> None:
-        """The browser is on a page: find out which."""
+        """Update the state to the page that the browser shows."""
         visit = self._open_visit()
         number = int(path.rpartition("/")[2]) if re.fullmatch(r"/\w+/[\w-]+/\d+", path) else -1
         if number not in visit.steps or visit.address(number) != path:

@@ -1,4 +1,4 @@
-"""The rule and the oracle in the browser: they read the page as it is shown, and act by its references."""
+"""The rule and the oracle in the browser: they read the displayed page and act by its references."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _GROUP = re.compile(r'( *)radiogroup "(.*)"')
 
 
 class PageElements(NamedTuple):
-    """What a page offers, in the words of the text environment."""
+    """Interactive elements of a page, by their names in the text environment."""
 
     clicks: dict[str, str]
-    """References by what a click is called there: ``buy now``, ``size: large``."""
+    """References by click name: ``buy now``, ``size: large``."""
     options: dict[str, list[str]]
     field: str
-    """The reference of the search field; empty where there is none."""
+    """Reference of the search field; empty without one."""
 
     def by_reference(self, action: str) -> str:
         """An action of the text environment as one of the browser's."""
@@ -52,10 +52,10 @@ def read_page(observation: str) -> PageElements:
 
 
 class _InBrowser(RuleAgent):
-    """Plays by what is shown, as the class behind it would in text."""
+    """Plays the agent it is combined with on the displayed page."""
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
-        """The next action, by the page one is on."""
+        """Choose the next action by the current page."""
         page = read_page(observation)
         page_info = {**info, "clickables": list(page.clicks), "options": page.options}
         return page.by_reference(super().choose(observation, page_info))

@@ -15,12 +15,12 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 """Supported programs; the first is the lightest and makes no network requests by itself."""
 FIX = (
     "Install it by `apt install chromium-headless-shell` or `playwright install chromium-headless-shell`, or "
-    f"say where it is: the argument chromium=, or the environment variable {VARIABLE}."
+    f"pass its path as chromium= or in the environment variable {VARIABLE}."
 )
 
 
 def find_chromium(program_path: str | None = None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The program to start: as given, by the variable, on the path; None is Playwright's own."""
+    """Return the program: as given, from the variable or on the path; None for Playwright's own."""
     if importlib.util.find_spec("playwright") is None:
         raise MissingExtra("WebShop in a browser", "browser")
     for path, source in ((program_path, "chromium="), (environ.get(VARIABLE), VARIABLE)):
@@ -28,7 +28,7 @@ def find_chromium(program_path: str | None = None, environ: Mapping[str, str] = 
             return _usable(path, source)
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None and not _own(environ):
-        raise UsageError(f"WebShop in a browser needs Chromium, and there is none. {FIX}")
+        raise UsageError(f"WebShop in a browser needs Chromium, which was not found. {FIX}")
     return program
 
 

@@ -1,7 +1,7 @@
-"""The accessibility tree of a page as short lines, with a reference for each thing that can be used.
+"""The accessibility tree of a page as short lines, with a reference for each interactive element.
 
-Playwright gives the tree as indented lines with references that depend on all pages before; here they are
-renumbered on every page, so that the same page always has the same text.
+Playwright's references depend on all earlier pages; here they are renumbered on every page, so that the same
+page always has the same text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 CLICKED = frozenset({"button", "link", "radio", "checkbox", "option", "tab", "menuitem"})
 TYPED = frozenset({"searchbox", "textbox"})
 _SILENT = frozenset({"generic", "paragraph", "text", "main", "form", "document", "region", "none", "status"})
-"""Roles that say nothing to an agent: only the text in them counts."""
+"""Roles that are not shown to an agent, only their text."""
 _STATES = ("checked", "disabled", "expanded", "pressed", "selected")
 _LINE = re.compile(r"( *)- (.*)")
 _NODE = re.compile(r'([a-z]+)(?: ("(?:[^"\\]|\\.)*"))?((?: \[[^\]]*\])*)(?::(?: (.*))?)?', re.DOTALL)
@@ -33,10 +33,10 @@ class Node(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Something that can be used."""
+    """An interactive element."""
 
     ref: str
-    """Playwright's name for it, good until the next snapshot."""
+    """Playwright's reference, valid until the next snapshot."""
     role: str
     name: str
 
@@ -54,7 +54,7 @@ class Tree(NamedTuple):
 
 
 def read_tree(snapshot: str) -> Tree:
-    """Playwright's snapshot (``mode="ai"``) in our form."""
+    """Convert Playwright's snapshot (``mode="ai"``)."""
     lines: list[str] = []
     targets: dict[str, Target] = {}
     above: list[Node] = []  # nodes with a separate line

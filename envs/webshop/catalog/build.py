@@ -1,4 +1,4 @@
-"""Shops are built once, kept in a cache and found by name.
+"""Builds shops once, caches them and finds them by name.
 
     synthetic               1,000 generated products, seed 0
     synthetic:100000        as many as that
@@ -42,7 +42,7 @@ STYLES = {SYNTHETIC: "full", "simple": "simple"}
 """Synthetic shops by the name they begin with: the style of their words."""
 LARGEST = 10_000_000
 IMPORTED = "import-"
-"""How the folders of imports begin in the cache."""
+"""Prefix of the folders of imports in the cache."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Sources that determine a synthetic shop: when one changes, it is rebuilt.
@@ -63,22 +63,22 @@ def build_shop(
     search: bool = True,
     progress: Progress | None = None,
 ) -> Path:
-    """Make a shop's folder from products and goals, in place of what was there; all of it or nothing.
+    """Build a shop's folder from products and goals; it replaces an earlier one atomically.
 
     Args:
-        folder: Where.
-        products: In their order, or a function that makes them in a folder that it is given to work in. They
-            are passed over once and never held.
-        goals: Goals, or a function that makes them from the products; or several kinds of them by name
+        folder: Target folder.
+        products: Products in order, or a function that makes them, given a work folder. Read once as a
+            stream.
+        goals: Goals or a function that makes them from the products; or a mapping of such by kind
             (``synthetic``, ``human``).
-        kind: What the manifest calls it: ``synthetic``, ``imported`` or ``made``.
-        seed: What it was made from, for the manifest.
-        tagger: What found the nouns, for the manifest.
-        order: The order of the goals, where it is not the one they come in.
-        facts: Gives more for the manifest, asked when everything else is written.
-        total: How many products there will be, where one knows: for ``progress``.
-        search: False leaves out the search engines' files.
-        progress: Told how far it is: done, of how many (or None), of what.
+        kind: ``synthetic``, ``imported`` or ``made``, for the manifest.
+        seed: Seed of the products, for the manifest.
+        tagger: Name of the noun tagger, for the manifest.
+        order: Order of the goals, if not as given.
+        facts: Returns more entries of the manifest, called after everything else is written.
+        total: Number of products for ``progress``, if known.
+        search: False skips the search index.
+        progress: Called with done, total (or None) and the phase.
     """
     target = Path(folder).absolute()
     _refuse_foreign(target)
@@ -124,7 +124,7 @@ def synthetic_shop(
 def _write_synthetic(
     target: Path, size: int, seed: int, style: str, key: str, progress: Progress | None
 ) -> None:
-    # Here and not above: only who builds such a shop needs its words.
+    # Lazy: only building a synthetic shop needs its vocabulary.
     from rollgym.envs.webshop import synthetic
 
     facts = {
@@ -147,7 +147,7 @@ def _write_synthetic(
 
 
 def imported_shop(name: str) -> Path:
-    """The folder of an import. A damaged one is refused: only its owner has the files it was made from."""
+    """Return the folder of an import; raise `DamagedShop` if it is damaged, since it cannot be rebuilt."""
     target = import_folder(name)
     if not target.is_dir():
         names = [*STYLES, *imported_names()]
@@ -161,7 +161,7 @@ def imported_shop(name: str) -> Path:
 
 
 def resolve_shop(name: str | Path, *, progress: Progress | None = None) -> Path:
-    """The folder of a shop, by name or by path; a synthetic one is built where it is not yet there."""
+    """Return the folder of a shop by name or path; a missing synthetic one is built."""
     text = str(name)
     style = STYLES.get(text.split(":")[0])
     if style is not None:
@@ -180,7 +180,7 @@ def resolve_shop(name: str | Path, *, progress: Progress | None = None) -> Path:
 
 
 def shop_name(size: int, seed: int, style: str = "full") -> str:
-    """What `resolve_shop` calls a synthetic shop."""
+    """Return the name of a synthetic shop for `resolve_shop`."""
     numbers = (size, seed) if seed != SEED else (size,) if size != SIZE else ()
     return ":".join(map(str, (_style_name(style), *numbers)))
 
@@ -205,7 +205,7 @@ def cache_folder() -> Path:
 
 
 def import_folder(name: str) -> Path:
-    """Return the folder of an import of that name."""
+    """Return the folder of an import."""
     if name in STYLES:
         raise UsageError(f"A shop cannot be called {name!r}, which is a built-in one: give another name.")
     if not _NAME.fullmatch(name):
@@ -214,12 +214,12 @@ def import_folder(name: str) -> Path:
 
 
 def imported_names() -> list[str]:
-    """The imports there are."""
+    """Return the names of all imports."""
     return sorted(path.name.removeprefix(IMPORTED) for path in cache_folder().glob(f"{IMPORTED}*"))
 
 
 def _is_whole(folder: Path, key: str) -> bool:
-    """True where a folder holds that very synthetic shop, by the cheap check."""
+    """Return whether a folder holds this synthetic shop, by the file sizes."""
     if not folder.is_dir():
         return False
     try:
@@ -231,7 +231,7 @@ def _is_whole(folder: Path, key: str) -> bool:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Never put a shop in the place of something that is none; what is in the cache is ours."""
+    """Raise `UsageError` if the folder holds something other than a shop; the cache is always replaced."""
     if not folder.exists() or folder.parent == cache_folder():
         return
     if not folder.is_dir() or (any(folder.iterdir()) and not _was_shop(folder)):
@@ -239,7 +239,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _was_shop(folder: Path) -> bool:
-    """True where a folder has a shop's manifest, of whatever format; other things have manifests too."""
+    """Return whether the folder has a shop's manifest, of any format version."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):

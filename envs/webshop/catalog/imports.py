@@ -52,21 +52,21 @@ def import_shop(
     search: bool = True,
     progress: Progress | None = None,
 ) -> Import:
-    """Make the shop ``name`` of the files in a folder, in place of an earlier import of that name.
+    """Import the files in a folder as the shop ``name``; it replaces an earlier import of that name.
 
     Args:
         path: The folder, or its items_shuffle file.
-        name: What `resolve_shop` will find it by; by default ``webshop`` and what the file's name adds.
+        name: Name for `resolve_shop`; by default ``webshop`` plus the ending of the file's name.
         prices: A JSON file of prices by asin, for products whose price is a range (or any other).
         nouns: A JSON file of lists of nouns by asin, instead of a tagger.
         goals: ``synthetic``, ``human`` or ``both``.
-        seed: Decides the prices within ranges and the price bounds of goals.
-        strict: Stop at the first bad record instead of leaving it out.
-        search: False leaves out the search engines' files.
-        progress: Told how far it is.
+        seed: Seed of the prices within ranges and of the goals' price bounds.
+        strict: Stop at the first bad record instead of skipping it.
+        search: False skips the search index.
+        progress: Progress callback.
     """
     if goals not in KINDS:
-        raise UsageError(f"goals should be one of {', '.join(KINDS)}, not {goals!r}.")
+        raise UsageError(f"goals must be one of {', '.join(KINDS)}, not {goals!r}.")
     files = find_files(path)
     if goals == "human" and files.human is None:
         raise UsageError(f"{files.products.parent} has no items_human_ins.json, so there are no human goals.")
@@ -112,10 +112,10 @@ def _paths(files: Files) -> list[Path]:
 
 
 class _Notes:
-    """The instructions, put aside while the products pass."""
+    """Stores the instructions in a file while the products are streamed."""
 
     def taken(self, records: Iterator[Record], folder: Path) -> Iterator[Product]:
-        """The products of the records; the instructions go to a file in ``folder``."""
+        """Yield the products of the records; write the instructions to a file in ``folder``."""
         self._folder = folder
         encoder = msgspec.msgpack.Encoder()
         with TableWriter(folder, "instructions") as table:
@@ -125,7 +125,7 @@ class _Notes:
                 yield record.product
 
     def of(self, shop: ShopCatalog) -> Iterator[tuple[Product, Instructions]]:
-        """Every product that has instructions, with them."""
+        """Yield every product with instructions, and its instructions."""
         table, decoder = Table(self._folder, "instructions"), msgspec.msgpack.Decoder(_Noted)
         for index in range(len(table)):
             number, instructions = decoder.decode(table[index])

@@ -1,4 +1,4 @@
-"""The JSON files a shop is made of: where they are, large ones record by record, small ones whole."""
+"""The JSON files of an import: finding them, streaming large ones, reading small ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from rollgym.core.errors import MissingExtra, UsageError
 
 EVERY = 500
-"""How many records between two calls of a progress function."""
+"""Records between two progress calls."""
 
 Progress = Callable[[int, int | None, str], None]
 """Progress callback: done, total (None if unknown) and the name of the phase."""
@@ -30,7 +30,7 @@ class Files:
 
 
 def find_files(path: str | Path) -> Files:
-    """The files in a folder; name the products file itself where a folder has several."""
+    """Find the files in a folder; pass the products file itself if there are several."""
     path = Path(path)
     if path.is_file():
         products = path
@@ -95,7 +95,7 @@ def _opened(path: Path, bracket: str, content: str) -> Iterator[BinaryIO]:
             first_char = file.read(64).lstrip()[:1].decode("latin-1")
             if first_char != bracket:
                 raise UsageError(
-                    f"{path} should be {content}, so begin with {bracket}, but it begins with {first_char!r}."
+                    f"{path} must hold {content} and begin with {bracket}, not with {first_char!r}."
                 )
             file.seek(0)
             yield file
@@ -115,7 +115,7 @@ def read_price_file(path: Path) -> dict[str, float]:
     prices = _read_object(path, "prices")
     for asin, price in prices.items():
         if type(price) not in (int, float) or not math.isfinite(price) or price < 0:
-            raise UsageError(f"{path}: the price of {asin} should be a number, but is {str(price)[:40]!r}.")
+            raise UsageError(f"{path}: the price of {asin} must be a number, not {str(price)[:40]!r}.")
     return {asin: float(price) for asin, price in prices.items()}
 
 
@@ -124,7 +124,7 @@ def read_noun_file(path: Path) -> dict[str, tuple[str, ...]]:
     nouns = _read_object(path, "lists of nouns")
     for asin, words in nouns.items():
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise UsageError(f"{path}: the nouns of {asin} should be a list of words.")
+            raise UsageError(f"{path}: the nouns of {asin} must be a list of words.")
     return {asin: tuple(word.lower() for word in words) for asin, words in nouns.items()}
 
 
@@ -136,5 +136,5 @@ def _read_object(path: Path, content: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{path} is not a JSON file ({error}).") from None
     if not isinstance(value, dict):
-        raise UsageError(f"{path} should hold {content} by asin, as one JSON object.")
+        raise UsageError(f"{path} must hold one JSON object of {content} by asin.")
     return value

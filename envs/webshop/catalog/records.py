@@ -4,8 +4,8 @@
     items_ins_v2*.json      by asin: attributes, and the program's instruction where there is one
     items_human_ins.json    by asin: instructions that people wrote (need not be there)
 
-The attributes go to a mapped file first, since they are not in the order of the products. A record that is
-not as it should be is skipped, counted and remembered, or ends the reading where ``strict``.
+The attributes go to a mapped file first, since their order differs from the products'. An invalid
+record is skipped and counted, or raises an error with ``strict``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollgym.envs.webshop.catalog.table import Names, Table, TableWriter, write_
 from rollgym.envs.webshop.types import HumanInstruction, Product
 
 NO_PRICE = 100.0
-"""What a product without a price costs."""
+"""Price of a product without one."""
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 LONGEST_ASIN = 10
 SHOWN = 5
@@ -37,7 +37,7 @@ Nouns = Callable[[str, str], tuple[str, ...]]
 
 
 class Instructions(msgspec.Struct, frozen=True):
-    """What the files say about a product's goals."""
+    """Instructions for a product in the files."""
 
     instruction: str | None = None
     instruction_attributes: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Problems:
     """Records that the original leaves out as well, by reason."""
 
     def add(self, where: str, problem: str) -> None:
-        """Note a bad record, or stop there."""
+        """Note a bad record, or raise with ``strict``."""
         sentence = f"{where}: {problem}"
         if self.strict:
             raise UsageError(f"{sentence}. Without --strict such records are left out.")
@@ -105,7 +105,7 @@ def read_records(
     problems: Problems | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Record]:
-    """Every product once, in the order of its file. ``work`` is an empty folder for what must be looked up.
+    """Yield every product once, in the order of its file. ``work`` is an empty folder for lookup tables.
 
     A price between two ends is drawn from the seed and the asin, unless ``prices`` has the product.
     """
@@ -135,7 +135,7 @@ def read_records(
 def make_product(
     raw: _Raw, entry: _Attributes | None, *, nouns: Nouns, seed: int, listed_price: float | None
 ) -> Product:
-    """A product as the shop shows it. A ValueError says what is wrong with the record."""
+    """Make a product of a record; a ValueError gives the reason if the record is invalid."""
     prices = parse_prices(raw.pricing)
     bullets = raw.small_description
     images = raw.images if isinstance(raw.images, list) else [raw.images]
@@ -158,7 +158,7 @@ def make_product(
 
 
 def parse_prices(text: str | None) -> tuple[float, ...]:
-    """The price, or the two ends of a range, as ``$19.99 - $27.99`` says it."""
+    """Parse a price or the ends of a range, such as ``$19.99 - $27.99``."""
     if not text:
         return (NO_PRICE,)
     parts = [re.sub(r"[^\d.]", "", part) for part in text.split("$")[1:]]
@@ -172,7 +172,7 @@ def parse_prices(text: str | None) -> tuple[float, ...]:
 
 
 def draw_price(prices: tuple[float, ...], asin: str, seed: int) -> float:
-    """What a product costs when bought: the same for the same seed and asin, in every process."""
+    """Draw the purchase price; deterministic for a seed and asin."""
     if len(prices) == 1:
         return prices[0]
     return float(derive_rng("shop price", seed, asin).uniform(min(prices), max(prices)))
@@ -207,7 +207,7 @@ def _is_new_product(asin: str, asins: set[str], problems: Problems) -> bool:
 def _index_attributes(
     path: Path, work: Path, problems: Problems, progress: Progress | None
 ) -> Callable[[str], _Attributes | None]:
-    """Write the attributes of every product to a mapped file; gives back what finds them by asin."""
+    """Write the attributes of every product to a mapped file; return a lookup by asin."""
     encoder, keys = msgspec.msgpack.Encoder(), list[bytes]()
     with TableWriter(work, "attributes") as table:
         for number, (asin, value) in enumerate(stream_object(path, progress)):
@@ -230,7 +230,7 @@ def _index_attributes(
 
 
 def _read_human(path: Path, problems: Problems) -> dict[str, tuple[HumanInstruction, ...]]:
-    """Instructions by asin: some ten thousand in the largest set, so they are simply held."""
+    """Instructions by asin: about ten thousand in the largest set, held in memory."""
     by_asin = {}
     for number, (asin, value) in enumerate(stream_object(path, None)):
         instructions = _checked(value, tuple[HumanInstruction, ...], path.name, number, problems, asin)
@@ -242,7 +242,7 @@ def _read_human(path: Path, problems: Problems) -> dict[str, tuple[HumanInstruct
 def _checked(
     value: Any, kind: Any, file: str, number: int, problems: Problems, asin: str | None = None
 ) -> Any:
-    """A JSON value as what it should be, or None and a note of what is wrong with it."""
+    """Convert a JSON value to a type; on failure note the problem and return None."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

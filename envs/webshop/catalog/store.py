@@ -1,6 +1,6 @@
-"""A shop on disk, opened without being read: products, goals and splits, mapped and shared by all processes.
+"""A shop on disk, memory-mapped and shared by all processes: products, goals and splits.
 
-manifest.json           what it is: kind, seed, counts, a hash of every file; written last
+manifest.json           kind, seed, counts, a hash of every file; written last
 products.*              products, and their numbers by asin (see table.py)
 goals-KIND.*            goals in their order; KIND is synthetic or human
 goals-KIND.products     the number of each goal's product
@@ -27,7 +27,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 SPLITS = ("test", "dev", "train")
 CACHED = 2048
-"""How many decoded products, and as many goals, an open shop keeps."""
+"""Decoded products, and as many goals, that an open shop caches."""
 
 _T = TypeVar("_T")
 
@@ -48,7 +48,7 @@ class ProductTable:
         return len(self._table)
 
     def number(self, asin: str) -> int | None:
-        """The number of a product, None where there is none of that name."""
+        """Return the number of a product, None if unknown."""
         return self._names.find(asin)
 
 
@@ -83,7 +83,7 @@ class ShopCatalog:
 
     @classmethod
     def open(cls, folder: str | Path, goals: str | None = None) -> ShopCatalog:
-        """A shop's folder, with its synthetic goals unless others are asked for.
+        """Open a shop's folder, with its first kind of goals unless ``goals`` names another.
 
         Raises `DamagedShop` if the folder is not a complete shop.
         """
@@ -95,7 +95,7 @@ class ShopCatalog:
         return catalog.with_goals(goals) if goals or kinds else catalog
 
     def with_goals(self, kind: str | None) -> ShopCatalog:
-        """The same shop with other goals: ``synthetic`` or ``human``; None is the first that it has."""
+        """Return the shop with other goals: ``synthetic`` or ``human``; None for its first kind."""
         kinds = list(self.manifest["goals"])
         goal_kind = kind or next(iter(kinds), None)
         if goal_kind is None or goal_kind not in kinds:
@@ -105,12 +105,12 @@ class ShopCatalog:
 
     @property
     def human_goals(self) -> ShopCatalog | None:
-        """The same shop with people's instructions as its goals, None where it has none."""
+        """The same shop with human goals, None without such goals."""
         return self.with_goals("human") if "human" in self.manifest["goals"] else None
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the products and goals, the same wherever and whenever they were built."""
+        """Hash of the products and goals, independent of machine and time."""
         return stable_digest(self.manifest["fingerprint"], self.goals).hex()
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class ShopCatalog:
         return self._products.get(number)
 
     def number(self, asin: str) -> int | None:
-        """The number of a product, None where there is none of that name."""
+        """Return the number of a product, None if unknown."""
         return self._products.number(asin)
 
     def goal(self, number: int) -> Goal:
@@ -151,7 +151,7 @@ def _open(path: Path, _file: int, _changed: int, goals: str | None) -> ShopCatal
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a shop's folder says of itself."""
+    """Read and check the manifest of a shop's folder."""
     if not folder.is_dir():
         raise UsageError(f"Shop folder not found: {folder}.")
     try:
@@ -170,7 +170,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_sizes(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """The cheap check: every file is there, as long as it was."""
+    """Check that every file exists with its recorded size."""
     for name, entry in manifest["files"].items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
@@ -183,12 +183,12 @@ def check_sizes(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def verify(folder: Path) -> int:
-    """The whole check: every file has the hash it was built with. Gives back how many files there are."""
+    """Check every file against its hash; return the number of files."""
     manifest = read_manifest(folder)
     check_sizes(folder, manifest)
     for name, entry in manifest["files"].items():
         if file_hash(folder / name) != entry["sha256"]:
-            raise DamagedShop(f"{folder} is damaged: {name} is not what was built.{_fix(manifest)}")
+            raise DamagedShop(f"{folder} is damaged: {name} does not match its hash.{_fix(manifest)}")
     if fingerprint_of(manifest["files"]) != manifest["fingerprint"]:
         raise DamagedShop(f"{folder} is damaged: its fingerprint does not match its files.{_fix(manifest)}")
     return len(manifest["files"])
@@ -204,13 +204,13 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def fingerprint_of(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """A hash of the content; without ``search/``, whose files may differ where the answers do not."""
+    """Return a hash of the content, without ``search/``: its files may differ while results are equal."""
     lines = [f"{name} {entry['sha256']}" for name, entry in sorted(files.items()) if "/" not in name]
     return stable_digest("shop", FORMAT, *lines).hex()
 
 
 def import_again(name: object) -> str:
-    """How to repair an import."""
+    """Return the hint to repair an import."""
     return f" Import it again: rollgym shop import DIR --name {name}."
 
 
@@ -230,7 +230,7 @@ def _split(numbers: Any, sizes: Sequence[int]) -> dict[str, Sequence[int]]:
 
 
 def _reader(table: Table, kind: type[_T], folder: Path, noun: str) -> Callable[[int], _T]:
-    """A function from a number to the decoded record, which remembers the latest."""
+    """Return a cached function from a number to the decoded record."""
     decoder = msgspec.msgpack.Decoder(kind)
 
     @functools.lru_cache(maxsize=CACHED)
@@ -240,7 +240,7 @@ def _reader(table: Table, kind: type[_T], folder: Path, noun: str) -> Callable[[
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RunError(
                 f"{folder} is damaged: {noun} {number} cannot be read ({error}). "
-                "rollgym shop info --verify says more."
+                "Check it with rollgym shop info --verify."
             ) from None
 
     return read

@@ -1,4 +1,4 @@
-"""Fills an empty folder with a shop's files, holding no more than numbers and names in memory."""
+"""Writes a shop's files as a stream, with only numbers and names in memory."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rollgym.envs.webshop.catalog.table import UINT32, Table, TableWriter, write
 from rollgym.envs.webshop.types import Goal, Product
 
 Products: TypeAlias = Iterable[Product] | Callable[[Path], Iterable[Product]]
-"""Products, or what makes them, given a folder to work in that is there until the goals are made."""
+"""Products, or a function that makes them, given a work folder that exists until the goals are made."""
 Goals: TypeAlias = Iterable[Goal] | Callable[[ShopCatalog], Iterable[Goal]]
-"""Goals, or what makes them from the products."""
+"""Goals, or a function that makes them from the products."""
 Order: TypeAlias = Callable[[int], Sequence[int]]
-"""Given how many goals there are, which of them comes first, second and so on."""
+"""Maps the number of goals to their order."""
 
 ORIGINAL_FROM = 3000
-"""From so many goals on, the first 500 are for tests and the next 1,000 for development."""
+"""With at least this many goals, the first 500 are for test and the next 1,000 for dev."""
 EVERY = 1000
-"""How many records between two calls of a progress function."""
+"""Records between two progress calls."""
 
 
 def write_shop(
@@ -45,7 +45,7 @@ def write_shop(
     search: bool = True,
     progress: Progress | None = None,
 ) -> None:
-    """Write everything, the manifest last, with what ``facts`` then says in it."""
+    """Write all files, the manifest last, with the entries of ``facts``."""
     report = progress or _silent
     work = folder / "work"
     work.mkdir()
@@ -85,7 +85,7 @@ def write_products(folder: Path, products: Iterable[Product]) -> None:
             asins.append(asin)
             table.add(encoder.encode(product))
     if not asins:
-        raise UsageError("A shop needs at least one product, and there is none.")
+        raise UsageError("A shop needs at least one product.")
     twice = write_names(folder, "products", asins)
     if twice is not None:
         raise UsageError(f"Two products have the same asin {twice!r}: each must have its own.")
@@ -94,7 +94,7 @@ def write_products(folder: Path, products: Iterable[Product]) -> None:
 def write_goals(
     folder: Path, kind: str, goals: Iterable[Goal], shop: ShopCatalog, order: Order | None
 ) -> dict[str, Any]:
-    """Write goals and their splits; gives back the sizes for the manifest."""
+    """Write goals and their splits; return the sizes for the manifest."""
     name, encoder, products = f"goals-{kind}", msgspec.msgpack.Encoder(), array("I")
     with TableWriter(folder, name) as table:
         for goal in goals:
@@ -121,7 +121,7 @@ def original_split(count: int) -> list[int]:
 def disjoint_split(products: npt.NDArray[Any], shop: ShopCatalog) -> tuple[npt.NDArray[Any], list[int]]:
     """Goal numbers for test, dev and train, about 10, 20 and 70 in a hundred, by their product.
 
-    Products stand in the order of a hash of their asin, and the middle of a product's goals decides.
+    Products are ordered by a hash of their asin; the middle of a product's goals decides its split.
     """
     with_goals, counts = np.unique(products, return_counts=True)
     digests = [stable_digest("shop split", shop.product(int(number)).asin) for number in with_goals]
@@ -147,13 +147,13 @@ def _reorder(folder: Path, name: str, column: npt.NDArray[Any], order: Sequence[
 
 
 def _write_search(folder: Path, shop: ShopCatalog, report: Progress) -> None:
-    # Here and not above: the search engines are optional packages.
+    # Lazy: the search engines are optional packages.
     from rollgym.envs.webshop.search import ENGINES, LARGE, build_search, default_engines, document
 
     # A small shop can have both, for the price of a second.
     engines = ENGINES if len(shop) < LARGE else default_engines(len(shop))
     documents = (document(shop.product(number)) for number in range(len(shop)))
-    # Only `lucene-exact` asks for them, so a large shop is spared the second pass.
+    # Only `lucene-exact` uses them, so a large shop skips the second pass.
     asins = (shop.product(number).asin for number in range(len(shop))) if len(shop) < LARGE else None
     build_search(
         folder / "search",

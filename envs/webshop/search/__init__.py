@@ -1,4 +1,4 @@
-"""The two search engines behind one interface: what is indexed, building, opening."""
+"""The two search engines behind one interface: documents, building, opening."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollgym.envs.webshop.types import Product, Search
 
 ENGINES = (lucene.NAME, tantivy_index.NAME)
 LARGE = 100_000
-"""From so many documents on, ``auto`` means tantivy."""
+"""With at least this many documents, ``auto`` selects tantivy."""
 
 _MANIFEST = "search.json"
 _FORMAT = 1
@@ -91,14 +91,14 @@ def open_search(folder: Path, engine: str = "auto") -> Search:
 
 
 def _choose(built: dict[str, int]) -> str:
-    """The engine that ``auto`` stands for, by the sizes of what is built."""
+    """Return the engine for ``auto``, by the sizes of the built indexes."""
     small = built.get(lucene.NAME, LARGE) < LARGE
     other = lucene.NAME if lucene.NAME in built and tantivy_index.NAME not in built else tantivy_index.NAME
     return lucene.NAME if small or not built else other
 
 
 def _index(work_folders: dict[str, Path], documents: Iterable[str], names: Iterable[str] | None) -> int:
-    """Give every document to every engine; the number of documents."""
+    """Index every document with every engine; return the number of documents."""
     builders = [_builder(engine, work_folder) for engine, work_folder in work_folders.items()]
     try:
         count = 0
@@ -125,7 +125,7 @@ def _builder(engine: str, folder: Path) -> _Builder:
 
 
 def _seal(folder: Path, engine: str, count: int) -> None:
-    """Write down, last, what belongs to a whole index."""
+    """Write the manifest of a complete index."""
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.suffix != ".lock"}
     manifest = {"format": _FORMAT, "engine": engine, "documents": count, "files": files}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -139,7 +139,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         version, files = manifest["format"], dict(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
-            f"The search index {folder} is not whole ({_MANIFEST} cannot be read): {again}"
+            f"The search index {folder} is incomplete ({_MANIFEST} cannot be read): {again}"
         ) from None
     if version != _FORMAT:
         raise UsageError(f"The search index {folder} has format {version}, {_FORMAT} is expected: {again}")
@@ -148,5 +148,5 @@ def _manifest(folder: Path) -> dict[str, Any]:
         actual = path.stat().st_size if path.is_file() else None
         if actual != size:
             state = "is missing" if actual is None else f"has {actual} bytes, {size} are expected"
-            raise UsageError(f"The search index {folder} is not whole ({name} {state}): {again}")
+            raise UsageError(f"The search index {folder} is incomplete ({name} {state}): {again}")
     return manifest

@@ -59,14 +59,14 @@ _cached = lru_cache(maxsize=1 << 16)(_analyse)
 
 
 def _lower(word: str) -> str:
-    """Lower case character by character: one for one, whatever stands around it."""
+    """Lower case character by character: one for one, regardless of context."""
     if word.isascii():
         return word.lower()
     return "".join("i" if char == "\u0130" else char.lower() for char in word)
 
 
 def _words(piece: str) -> Iterator[str]:
-    """The words of a text, none longer than `LONGEST`; in time that grows with the text, whatever it says."""
+    """The words of a text, none longer than `LONGEST`, in linear time for any text."""
     find = _ASCII_WORD.search if piece.isascii() else _unicode_word().search
     position = 0
     while position < len(piece):
@@ -87,7 +87,7 @@ def _words(piece: str) -> Iterator[str]:
 
 
 def _limit(piece: str, start: int) -> int:
-    """How far `LONGEST` UTF-16 units reach from ``start``."""
+    """Return the position that `LONGEST` UTF-16 units reach from ``start``."""
     units_left = LONGEST
     for position in range(start, len(piece)):
         units_left -= 1 + (piece[position] > "\uffff")

@@ -32,10 +32,10 @@ ARRAYS = ("terms", "term_ends", "posting_ends", "documents", "codes", "weights",
 _SPARSE = 64
 """Below one touched document in this many, no dense score array is built."""
 _DENSE = 4
-"""A term that more than one document in so many has is added to all of them, which is faster."""
+"""A term in more than one of this many documents is added as a dense array, which is faster."""
 _BLOCK = 256
 _EXACT = 24
-"""Lengths below this one are kept exactly (what a byte has left over beside 4 significant bits)."""
+"""Lengths below this one are kept exactly (codes left over beside 4 significant bits)."""
 
 
 def encode_length(length: int) -> int:
@@ -49,7 +49,7 @@ def encode_length(length: int) -> int:
 
 
 def decode_length(byte: int) -> int:
-    """The length a byte stands for: the least that is encoded as it."""
+    """Return the length of a byte: the least that is encoded as it."""
     if byte < _EXACT:
         return byte
     digits, shift = (byte - _EXACT) & 7, ((byte - _EXACT) >> 3) - 1
@@ -57,7 +57,7 @@ def decode_length(byte: int) -> int:
 
 
 def inverse_norms(average: float) -> NDArray[np.float32]:
-    """For each length byte, what a term's count is multiplied by."""
+    """Return the factor of a term's count for each length byte."""
     lengths = np.array([decode_length(byte) for byte in range(256)], dtype=np.float32)
     unit = np.float32(1)
     return np.asarray(unit / (K1 * ((unit - B) + B * lengths / np.float32(average))), dtype=np.float32)
@@ -73,7 +73,7 @@ Part: TypeAlias = tuple[NDArray[Any], NDArray[np.float32]]
 
 
 class _Terms(Sequence[bytes]):
-    """The sorted terms, read from the mapped file as they are asked for."""
+    """The sorted terms, read lazily from the mapped file."""
 
     def __init__(self, blob: NDArray[np.uint8], ends: NDArray[np.uint64]) -> None:
         # Views give plain integers and bytes, much faster than elements of an array.
@@ -122,7 +122,7 @@ class LuceneIndex:
         return best(numbers, scores, count, self._ranks)
 
     def _part(self, term: str, times: int) -> Part | None:
-        """The documents that contain a term, and what it adds to the score of each."""
+        """Return the documents that contain a term, and its share of each score."""
         key = term.encode()
         index = bisect.bisect_left(self._terms, key)
         if index == len(self._terms) or self._terms[index] != key:
@@ -165,7 +165,7 @@ class LuceneIndex:
 
 
 def _floor(sums: NDArray[np.float64], count: int) -> float:
-    """A score that at least ``count`` documents have, when rounded; 0 if there are too few to tell."""
+    """A score that at least ``count`` documents have, when rounded; 0 if there are too few."""
     blocks = len(sums) // _BLOCK
     if blocks < count:
         return 0.0

@@ -161,7 +161,7 @@ class LuceneBuilder:
         np.save(self._folder / f"{name}.npy", values)
 
     def _create(self, name: str, kind: type[Any], size: int) -> NDArray[Any]:
-        """An array on disk to be filled; of no elements there is none to map."""
+        """Create an array on disk; an empty one cannot be mapped."""
         path = self._folder / f"{name}.npy"
         if not size:
             np.save(path, np.zeros(0, kind))

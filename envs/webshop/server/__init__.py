@@ -38,7 +38,7 @@ HEADERS = {
     "base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",  # without any, browsers would not say where a form comes from
+    "Referrer-Policy": "same-origin",  # without it, browsers send no origin with a form
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -122,7 +122,7 @@ class Site:
         return Response(_style(), media_type="text/css", headers=headers)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
-        """A page that says what went wrong."""
+        """Return an error page."""
         status, detail = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
         message = detail if detail and detail[-1] == "." else _MESSAGES.get(status, "That did not work.")
         page = _page("message.html", status=status, message=message, people=self.shop is not None)
@@ -151,8 +151,8 @@ def shop_app(visits: ShopSessions, shop: Shop | None = None, hosts: tuple[str, .
 
     Args:
         visits: The visits it shows; they know their shops.
-        shop: A shop for people: a start page hands out its goals, and the last page tells the score. Without
-            one the site shows visits that were opened elsewhere, and nothing that would help an agent.
+        shop: A shop for people: a start page offers its goals, and the last page shows the score. Without
+            one the site shows sessions opened elsewhere, and nothing that would help an agent.
         hosts: Names the site answers to; none for any.
     """
     site = Site(visits, shop, hosts)
@@ -186,7 +186,7 @@ def serve(
         rules: ``clean`` or ``original``.
         search: The search engine.
         goals: Which goals to hand out; None for those the shop has first.
-        say: Called with the sentence that tells the address, in place of printing it.
+        say: Called with the message that has the address, instead of printing it.
     """
     from rollgym.envs.webshop.catalog.store import read_manifest
 
@@ -266,7 +266,7 @@ def _picture(shop: Shop, step: Step, block: Block) -> Markup:
 
 
 def _option_text(goal: Goal) -> str:
-    """The options a goal asks for, for a person."""
+    """Return the options of a goal as text."""
     if isinstance(goal.options, dict):
         return ", ".join(f"{name}: {value}" for name, value in goal.options.items())
     return ", ".join(goal.options)

@@ -34,7 +34,7 @@ def products(size: int, seed: int, *, style: str = "full") -> Iterator[Product]:
     """The products of a shop, one at a time.
 
     Args:
-        size: How many.
+        size: Number of products.
         seed: Another seed makes another shop.
         style: ``full`` or ``simple``.
     """
@@ -50,7 +50,7 @@ def goals(catalog: Catalog, size: int, seed: int, *, style: str = "full") -> Ite
 
     Args:
         catalog: Holds what `products` made.
-        size: How many products of it are asked for.
+        size: Number of products that get goals.
         seed: Another seed makes other goals.
         style: The style of the products.
     """

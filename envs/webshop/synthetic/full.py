@@ -55,7 +55,7 @@ def full_product(asin: str, words: Vocabulary, draw: Rng) -> Product:
 
 
 def choose_options(kind: ProductType, count: int, spread: int, draw: Rng) -> dict[str, tuple[str, ...]]:
-    """So many options, each with two values or up to ``spread`` - 1 more."""
+    """Choose ``count`` options, each with 2 to ``spread`` + 1 values."""
     options = draw.in_order(kind.options, count)
     return {option.name: _values(option, 2 + draw.below(spread), draw) for option in options}
 

@@ -1,4 +1,4 @@
-"""What customers of synthetic shops ask for, in many wordings (full style) or a few (simple style)."""
+"""Goals of synthetic shops, in many wordings (full style) or a few (simple style)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollgym.envs.webshop.types import Goal, Product
 
 ATTRIBUTE_COUNTS = {"full": (1, 2, 2, 3), "simple": (1, 1, 2)}
 BOUNDS = {"full": (0, 1, 2, 3), "simple": (0, 0, 1)}
-"""A price bound is the next round number above the price, or so many further."""
+"""A price bound is the next round number above the price, or this many steps further."""
 STEPS = {"full": ((30, 5), (100, 10), (math.inf, 25)), "simple": ((math.inf, 10),)}
 """How round: below the one, a multiple of the other."""
 FORGET = 0.15
@@ -23,7 +23,7 @@ _AN = ("led", "hdmi")
 def goal_texts(
     product: Product, kind: ProductType, count: int, words: Vocabulary, draw: Rng, style: str
 ) -> list[Goal]:
-    """So many different goals that the product fulfils.
+    """Return ``count`` different goals that the product fulfils.
 
     At most six: a simple product with two attributes and no options has no more.
     """

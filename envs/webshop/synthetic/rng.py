@@ -10,7 +10,7 @@ from rollgym.core.seeding import derive_rng
 _T = TypeVar("_T")
 
 BLOCK, WIDTH = 1000, 128
-"""So many products share a generator, and each has so many numbers of it: more than any needs."""
+"""Products per generator, and random numbers per product: more than any needs."""
 
 
 class Rng:
@@ -43,7 +43,7 @@ class Rng:
         return items[int(self.between(0, len(items)))]
 
     def some(self, items: Sequence[_T], count: int) -> list[_T]:
-        """So many different ones (or all there are), in an order by chance."""
+        """Draw ``count`` different items (or all), in random order."""
         pool = list(items)
         count = min(count, len(pool))
         for index in range(count):
@@ -52,7 +52,7 @@ class Rng:
         return pool[:count]
 
     def in_order(self, items: Sequence[_T], count: int) -> list[_T]:
-        """So many different ones (or all there are), in their own order."""
+        """Draw ``count`` different items (or all), in their original order."""
         return [items[index] for index in sorted(self.some(range(len(items)), count))]
 
 

@@ -18,11 +18,11 @@ STYLES = ("full", "simple")
 
 
 class Option(msgspec.Struct, frozen=True):
-    """Something to choose. Of values that stand in one list, a product has one at the most."""
+    """An option. Of values in one list, a product has at most one."""
 
     name: str
     say: tuple[str, ...]
-    """How an instruction asks for a value."""
+    """Phrases for a value in an instruction."""
     values: tuple[str | tuple[str, ...], ...]
 
 
@@ -86,7 +86,7 @@ class ProductType(msgspec.Struct, frozen=True, kw_only=True):
     query: str
     """Its plural, which the shop searches by."""
     form: str
-    """``one`` (a lamp), ``many`` (earbuds) or ``some`` (rice): how sentences speak of it."""
+    """``one`` (a lamp), ``many`` (earbuds) or ``some`` (rice): its form in sentences."""
     category: str
     path: str
     price: tuple[int, int]

@@ -11,7 +11,7 @@ from rollgym.envs.code.compare import format_value, values_equal
 from rollgym.envs.code.formatting import cut, format_run, format_test_results, masked
 from rollgym.envs.code.harness import NotData, decode, encode
 from rollgym.envs.code.judge import Result
-from rollgym.envs.code.questions import read_number, right
+from rollgym.envs.code.questions import is_right, read_number
 from rollgym.sandbox.types import Ended, Limits, Ran
 
 Point = namedtuple("Point", "x y")
@@ -168,9 +168,9 @@ def test_numbers_are_read_from_text(text: str, value: float | None) -> None:
 
 
 def test_an_answer_may_differ_by_rounding_only() -> None:
-    assert right(0.1 + 0.2, 0.3)
-    assert not right(0.3001, 0.3)
-    assert not right(10**12 + 10**4, 10**12)
+    assert is_right(0.1 + 0.2, 0.3)
+    assert not is_right(0.3001, 0.3)
+    assert not is_right(10**12 + 10**4, 10**12)
 
 
 def _ran(**changes: Any) -> Ran:
