@@ -169,7 +169,7 @@ def test_bad_records_of_the_other_files_are_named_too(tmp_path: Path, work: Path
     [
         (json.dumps([raw("B0"), raw("B1")])[:-40], "is not a complete JSON file: it ends after 1 records"),
         ('[{"asin": NaN}]', "is not a complete JSON file: it ends after 0 records"),
-        ('{"B0": 1}', "should be an array of products, so begin with \\["),
+        ('{"B0": 1}', "must hold an array of products and begin with \\["),
         ("", "begins with ''"),
         ("[]", "holds no product that could be read"),
         ('[{"asin": "B0"}]', "holds no product.*The first bad record"),
@@ -234,11 +234,11 @@ def test_without_ijson_the_extra_is_named(
 @pytest.mark.parametrize(
     ("read_file", "text", "said"),
     [
-        (read_price_file, '{"B0": "cheap"}', "the price of B0 should be a number, but is 'cheap'"),
+        (read_price_file, '{"B0": "cheap"}', "the price of B0 must be a number, not 'cheap'"),
         (read_price_file, '{"B0": NaN}', "the price of B0"),
         (read_price_file, '{"B0": true}', "the price of B0"),
-        (read_price_file, "[1]", "should hold prices by asin"),
-        (read_noun_file, '{"B0": "cup"}', "the nouns of B0 should be a list of words"),
+        (read_price_file, "[1]", "must hold one JSON object of prices by asin"),
+        (read_noun_file, '{"B0": "cup"}', "the nouns of B0 must be a list of words"),
         (read_noun_file, '{"B0": [1]}', "the nouns of B0"),
         (read_noun_file, "{", "is not a JSON file"),
     ],

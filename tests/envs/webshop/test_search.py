@@ -155,7 +155,7 @@ def test_a_damaged_index_is_refused_with_the_fix(tmp_path: Path, name: str) -> N
     build_search(tmp_path, TEXTS, engines=(name,))
     largest = max((tmp_path / name).iterdir(), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1])
-    with pytest.raises(UsageError, match=r"not whole.*build the shop's search again"):
+    with pytest.raises(UsageError, match=r"is incomplete.*build the shop's search again"):
         open_search(tmp_path)
     largest.unlink()
     with pytest.raises(UsageError, match="is missing|cannot be read"):
@@ -166,7 +166,7 @@ def test_a_damaged_index_is_refused_with_the_fix(tmp_path: Path, name: str) -> N
 def test_a_broken_manifest_is_refused(tmp_path: Path, content: str) -> None:
     build_search(tmp_path, TEXTS)
     (tmp_path / "lucene-exact" / "search.json").write_text(content)
-    with pytest.raises(UsageError, match="not whole"):
+    with pytest.raises(UsageError, match="is incomplete"):
         open_search(tmp_path)
 
 

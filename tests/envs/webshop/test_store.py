@@ -270,7 +270,7 @@ def test_a_changed_byte_is_found_by_its_hash(shop: Path) -> None:
     assert verify(shop) == len(read_manifest(shop)["files"]) == 8
     flip(shop / "goals-synthetic.blob", 30)
     ShopCatalog.open(shop)
-    with pytest.raises(DamagedShop, match=r"goals-synthetic.blob is not what was built"):
+    with pytest.raises(DamagedShop, match=r"goals-synthetic.blob does not match its hash"):
         verify(shop)
 
 
