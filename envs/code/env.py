@@ -81,13 +81,13 @@ class CodeEnv(TextEnv):
         self._problems = _problems(problems, form, difficulty, family)
         self.tasks = self._problems.tasks
         self._box = SandboxHandle(sandbox)
-        self._whole, self._max_turns, self._end_on_pass = reward == "all", max_turns, end_on_pass
+        self._all_or_nothing, self._max_turns, self._end_on_pass = reward == "all", max_turns, end_on_pass
         self._chars, self._reveal = output_chars, reveal
         self.instructions = _INSTRUCTIONS.format(
             turns=max_turns,
             seconds=self._box.settings.limits.seconds,
             reward="1 if all hidden tests pass, else 0"
-            if self._whole
+            if self._all_or_nothing
             else "the share of hidden tests that pass",
             pass_=" The episode ends too when all public tests pass." if end_on_pass else "",
         )
@@ -107,13 +107,13 @@ class CodeEnv(TextEnv):
         self._turns += 1
         parsed = parse_action(action)
         if len(parsed.blocks) > 1:
-            return self._nothing(
-                f"There are {len(parsed.blocks)} blocks: write one block a turn. Nothing was run."
-            )
+            note = f"There are {len(parsed.blocks)} blocks: write one block a turn. Nothing was run."
+            return self._continue(note, valid=False)
         if submits(parsed):
             return self._submit(parsed)
         if not parsed.blocks:
-            return self._nothing("That is neither a block of code between ``` fences nor `submit`.")
+            note = "That is neither a block of code between ``` fences nor `submit`."
+            return self._continue(note, valid=False)
         return self._run(parsed.blocks[0])
 
     def facts(self) -> Mapping[str, Any]:
@@ -151,9 +151,9 @@ class CodeEnv(TextEnv):
         lines = [f"Write the function {problem.signature}.", problem.statement]
         if problem.shown:
             lines += ["Public tests:", *problem.shown]
-        return "\n".join([*lines, self._left()])
+        return "\n".join([*lines, self._turns_left()])
 
-    def _left(self) -> str:
+    def _turns_left(self) -> str:
         turns_left = self._max_turns - self._turns
         return f"Turns left: {turns_left}." if turns_left else "No turns left."
 
@@ -161,17 +161,13 @@ class CodeEnv(TextEnv):
         if self._problem.prelude:
             self._box.use(lambda sandbox: sandbox.run(self._problem.prelude))
 
-    def _nothing(self, sentence: str) -> StepResult:
-        return self._go_on(sentence, valid=False)
-
     def _submit(self, parsed: ParsedAction) -> StepResult:
         if parsed.blocks:
             self._solution = parsed.blocks[0]
         if self._solution is None:
-            return self._nothing(
-                f"There is nothing to submit: no block has defined {self._problem.name} yet."
-            )
-        return self._judged("")
+            note = f"There is nothing to submit: no block has defined {self._problem.name} yet."
+            return self._continue(note, valid=False)
+        return self._judge_hidden("")
 
     def _run(self, block: str) -> StepResult:
         limits = self._box.limits()
@@ -189,16 +185,16 @@ class CodeEnv(TextEnv):
                 lines.append(format_test_results(self._problem.shown, results))
                 passed = all(result.passed for result in results)
         text = "\n".join(lines)
-        return self._judged(f"{text}\n") if passed and self._end_on_pass else self._go_on(text)
+        return self._judge_hidden(f"{text}\n") if passed and self._end_on_pass else self._continue(text)
 
-    def _go_on(self, text: str, valid: bool = True) -> StepResult:
+    def _continue(self, text: str, valid: bool = True) -> StepResult:
         if self._turns < self._max_turns:
-            return StepResult(f"{text}\n{self._left()}", valid=valid)
+            return StepResult(f"{text}\n{self._turns_left()}", valid=valid)
         if self._solution is None:
             return StepResult(f"{text}\nNo turns left, and no solution.", terminated=True, valid=valid)
-        return self._judged(f"{text}\nNo turns left. ", valid)
+        return self._judge_hidden(f"{text}\nNo turns left. ", valid)
 
-    def _judged(self, text: str, valid: bool = True) -> StepResult:
+    def _judge_hidden(self, text: str, valid: bool = True) -> StepResult:
         # State left by the agent's code must not exist when the tests run.
         self._box.fresh()
         results = self._results(self._problem.hidden, unused=True)
@@ -206,7 +202,7 @@ class CodeEnv(TextEnv):
         success = passed == len(results)
         return StepResult(
             f"{text}Hidden tests: {passed} of {len(results)} passed.",
-            float(success) if self._whole else passed / len(results),
+            float(success) if self._all_or_nothing else passed / len(results),
             terminated=True,
             success=success,
             valid=valid,

@@ -14,7 +14,7 @@ from typing import Any
 from rollgym.core.errors import RunError
 from rollgym.envs.code.compare import format_value, is_well_formed, values_equal
 from rollgym.envs.code.types import Asserts, Cases, Tests
-from rollgym.sandbox.types import Ended, Limits, Ran, Sandbox
+from rollgym.sandbox.types import Ended, Limits, Sandbox
 
 RESTARTS = 3
 """Maximum restarts of a solution that dies on an input."""
@@ -70,7 +70,8 @@ class SolutionJudge:
                 break
             limits = replace(self._limits, output_chars=chars, seconds=min(self._limits.seconds, seconds))
             ran = self._sandbox.exec(f"{_program()}\n\n{program}()\n", stdin=stdin, limits=limits)
-            output, reason = ran.stdout, _end_reason(ran)
+            output = ran.stdout
+            reason = _END_REASONS.get(ran.ended, "it ended the program instead of returning")
             if not ran.truncated:
                 break
         return list(_lines(output, nonce)), reason
@@ -158,10 +159,6 @@ def answers_of(judge_run: SolutionJudge, solution: str, name: str, calls: list[l
         pending = [(number, call) for number, call in pending if number not in answers]
     missing_reason = NO_TIME if reason == NO_TIME else "it was not asked: it had died too often"
     return [answers.get(number, ["error", missing_reason]) for number in range(len(calls))]
-
-
-def _end_reason(ran: Ran) -> str:
-    return _END_REASONS.get(ran.ended, "it ended the program instead of returning")
 
 
 def _lines(text: str, nonce: str) -> Iterator[Any]:

@@ -75,7 +75,7 @@ class PythonToolEnv(TextEnv):
             self._question = self._listed[task.split][task.index]
         self._turns = 0
         self._box.fresh()
-        return f"{self._question.text}\n{self._left()}"
+        return f"{self._question.text}\n{self._turns_left()}"
 
     def respond(self, action: str) -> StepResult:
         """Run a block, or compare an answer."""
@@ -85,15 +85,15 @@ class PythonToolEnv(TextEnv):
         if answer is not None:
             return self._compare(answer)
         if len(parsed.blocks) != 1:
-            note = f"There are {len(parsed.blocks)} blocks: write one a turn." if parsed.blocks else ""
-            return self._go_on(
-                note or "That is neither a block between ``` fences nor `answer: X`.", valid=False
-            )
+            note = "That is neither a block between ``` fences nor `answer: X`."
+            if parsed.blocks:
+                note = f"There are {len(parsed.blocks)} blocks: write one a turn."
+            return self._continue(note, valid=False)
         limits = self._box.limits()
         ran = self._box.use(lambda sandbox: sandbox.run(parsed.blocks[0], limits=limits))
         if ran is None:
-            return self._go_on("The sandbox broke down; the session begins again with nothing.")
-        return self._go_on(format_run(ran, limits, self._chars))
+            return self._continue("The sandbox broke down; the session begins again with nothing.")
+        return self._continue(format_run(ran, limits, self._chars))
 
     def facts(self) -> Mapping[str, Any]:
         """Turns left, sandbox level and the question."""
@@ -114,19 +114,18 @@ class PythonToolEnv(TextEnv):
         """Close the sandbox."""
         self._box.close()
 
-    def _left(self) -> str:
+    def _turns_left(self) -> str:
         return f"Turns left: {self._max_turns - self._turns}."
 
-    def _go_on(self, text: str, valid: bool = True) -> StepResult:
+    def _continue(self, text: str, valid: bool = True) -> StepResult:
         over = self._turns >= self._max_turns
-        return StepResult(f"{text}\n{self._left()}", truncated=over, valid=valid)
+        return StepResult(f"{text}\n{self._turns_left()}", truncated=over, valid=valid)
 
     def _compare(self, answer: str) -> StepResult:
         value = read_number(answer)
         if value is None:
-            return self._go_on(
-                f"{answer[:80]!r} is not one number. Write for example `answer: 408`.", valid=False
-            )
+            note = f"{answer[:80]!r} is not one number. Write for example `answer: 408`."
+            return self._continue(note, valid=False)
         success = is_right(value, self._question.answer)
         return StepResult("Right." if success else "Wrong.", float(success), terminated=True, success=success)
 

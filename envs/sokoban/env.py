@@ -95,9 +95,6 @@ class SokobanEnv(TextEnv):
         self.instructions = _instructions(vocabulary, view, self._per_turn, self._max_steps)
         idle = min(STEP_REWARD - self._penalty, sum([STEP_REWARD] * self._per_turn) - self._bump_penalty)
         self.reward_range = _reward_range(self._per_turn, idle, self._progress, self._max_steps)
-        self._level = Level("#\n#")
-        self._game = Game(self._level.text)
-        self._moved = (False, False)
         self._left = 0
 
     def begin(self, task: Task) -> str:

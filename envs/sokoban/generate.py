@@ -60,13 +60,10 @@ def canonical(text: str) -> str:
     return min(forms)
 
 
-def anything(text: str) -> bool:
-    """Accept every board."""
-    return True
-
-
-def generate(rng: np.random.Generator, rules: Rules, accept: Callable[[str], bool] = anything) -> Level:
-    """A level that follows the rules. ``accept`` may refuse boards before they are solved."""
+def generate(
+    rng: np.random.Generator, rules: Rules, accept: Callable[[str], bool] = lambda board: True
+) -> Level:
+    """Generate a level that follows the rules; ``accept`` may refuse boards before they are solved."""
     for _ in range(MAX_ATTEMPTS):
         text = draw_board(rng, rules)
         if text is None or not accept(text):

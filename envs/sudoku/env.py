@@ -13,7 +13,7 @@ from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.arguments import check_range
-from rollgym.envs.sudoku.grid import Solver, digits_of, full_grid, puzzle_from, units_of
+from rollgym.envs.sudoku.grid import Solver, coordinates, digits_of, full_grid, puzzle_from, units_of
 
 _ACTION = re.compile(
     r"(?:(fill)[\s:(\[]+([0-9])[\s,]+([0-9])[\s,=]+([0-9])|(clear)[\s:(\[]+([0-9])[\s,]+([0-9]))\s*[)\]]?",
@@ -123,13 +123,14 @@ class SudokuEnv(TextEnv):
         solver = Solver(grid)
         blanks = [cell for cell, digit in enumerate(grid) if not digit]
         moves = [
-            f"fill {self._place(cell)} {digit}"
+            f"fill {coordinates(cell, self._size)} {digit}"
             for cell in blanks
             for digit in digits_of(solver.options(cell))
         ]
         if not moves:
             given = "".join(info["given"])
-            moves = [f"clear {self._place(c)}" for c, digit in enumerate(grid) if digit and given[c] == "."]
+            filled = [cell for cell, digit in enumerate(grid) if digit and given[cell] == "."]
+            moves = [f"clear {coordinates(cell, self._size)}" for cell in filled]
         return moves[int(rng.integers(len(moves)))]
 
     def _parse(self, action: str) -> tuple[int, int] | str:
@@ -157,9 +158,6 @@ class SudokuEnv(TextEnv):
             if any(units[c][kind] == unit and self._grid[c] == digit for c in range(len(units)) if c != cell):
                 return f"Refused: the {_UNITS[kind]} holds a {digit} already."
         return ""
-
-    def _place(self, cell: int) -> str:
-        return f"{cell // self._size + 1} {cell % self._size + 1}"
 
     def _rows(self, grid: Sequence[int]) -> list[str]:
         text = _rows_text(grid)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from rollgym.core.agent import SoloAgent
-from rollgym.envs.sudoku.grid import solution
+from rollgym.envs.sudoku.grid import coordinates, solution
 
 
 @lru_cache(maxsize=256)
@@ -26,6 +26,6 @@ class SudokuExpert(SoloAgent):
         solved = _solved("".join(info["given"]))
         for cell, (current, digit) in enumerate(zip(board, solved, strict=True)):
             if current not in (".", digit):
-                return f"clear {cell // size + 1} {cell % size + 1}"
+                return f"clear {coordinates(cell, size)}"
         cell = board.index(".")
-        return f"fill {cell // size + 1} {cell % size + 1} {solved[cell]}"
+        return f"fill {coordinates(cell, size)} {solved[cell]}"

@@ -83,6 +83,11 @@ class Solver:
         return digits if self._rng is None else [digits[i] for i in self._rng.permutation(len(digits))]
 
 
+def coordinates(cell: int, size: int) -> str:
+    """Return the row and column of a cell, both from 1."""
+    return f"{cell // size + 1} {cell % size + 1}"
+
+
 def digits_of(mask: int) -> list[int]:
     """The digits of a set, in order."""
     return [digit for digit in range(1, mask.bit_length()) if mask >> digit & 1]

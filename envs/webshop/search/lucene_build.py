@@ -14,6 +14,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,8 @@ class LuceneBuilder:
 
     def _merge(self) -> None:
         term_indices, ends = self._merge_terms()
-        weights = np.unique(np.concatenate([np.zeros(0, np.uint32), *map(_weights, self._runs)]))
+        run_weights = [np.unique(run.load("weights")) for run in self._runs]
+        weights = np.unique(np.concatenate([np.zeros(0, np.uint32), *run_weights]))
         codes = np.uint16 if len(weights) <= 1 << 16 else np.uint32
         self._save("weights", weights)
         counts = np.zeros(len(ends) - 1, dtype=np.int64)
@@ -143,7 +145,7 @@ class LuceneBuilder:
         positions = [array("I") for _ in self._runs]
         ends = array("Q", [0])
         previous = b""
-        streams = [_tagged(run, number) for number, run in enumerate(self._runs)]
+        streams = [zip(run.lines(), repeat(number)) for number, run in enumerate(self._runs)]
         blob = self._work / "terms"
         with blob.open("wb") as file:
             for line, number in heapq.merge(*streams):
@@ -167,15 +169,6 @@ class LuceneBuilder:
             np.save(path, np.zeros(0, kind))
             return np.zeros(0, kind)
         return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(kind), shape=(size,))
-
-
-def _tagged(run: _Run, number: int) -> Iterator[tuple[bytes, int]]:
-    for line in run.lines():
-        yield line, number
-
-
-def _weights(run: _Run) -> NDArray[Any]:
-    return np.unique(run.load("weights"))
 
 
 def _ranks(names: Sequence[str]) -> NDArray[np.uint32]:

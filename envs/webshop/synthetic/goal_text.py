@@ -33,8 +33,7 @@ def goal_texts(
         options = _options(product, draw)
         bound = _bound(product.price, style, draw)
         key = (*sorted(attributes), *sorted(options.items()), bound)
-        write_instruction = simple_instruction if style == "simple" else full_instruction
-        text = write_instruction(kind, attributes, options, bound, words, draw)
+        text = write_instruction(kind, attributes, options, bound, words, draw, style)
         goal = Goal(
             asin=product.asin,
             instruction=text,
@@ -58,33 +57,23 @@ def _bound(price: float, style: str, draw: Rng) -> int:
     return step * (int(price / step) + 1 + draw.pick(BOUNDS[style]))
 
 
-def simple_instruction(
+def write_instruction(
     kind: ProductType,
     attributes: Sequence[str],
     options: dict[str, str],
     bound: int,
     words: Vocabulary,
     draw: Rng,
+    style: str,
 ) -> str:
-    """An instruction in one of the few phrasings of the simple style."""
-    product_text = f"{' '.join(attributes)} {kind.name}"
-    option_text = "".join(f", {name} {value}" for name, value in options.items())
-    opening = draw.pick(words.openers).format(product_text)
-    return f"{opening}{option_text}, {words.price_clauses[0].format(bound)}"
-
-
-def full_instruction(
-    kind: ProductType,
-    attributes: Sequence[str],
-    options: dict[str, str],
-    bound: int,
-    words: Vocabulary,
-    draw: Rng,
-) -> str:
-    """An instruction as a person might write it."""
+    """Return an instruction in a few phrasings (simple style), or as a person might write it (full style)."""
+    opener = draw.pick(words.openers)
+    if style == "simple":
+        text = opener.format(f"{' '.join(attributes)} {kind.name}")
+        text += "".join(f", {name} {value}" for name, value in options.items())
+        return f"{text}, {words.price_clauses[0].format(bound)}"
     qualities = [text for text in attributes if text in kind.qualities]
     features = [text for text in kind.features if bare(text) in attributes]
-    opener = draw.pick(words.openers)
     if draw.chance(0.3):
         text = opener.format(_with_article(kind, kind.name)) + _end(opener)
         text += _demands(kind, qualities, features) + _choices(options)

@@ -108,11 +108,11 @@ def test_values_are_shown_as_python_writes_them_and_sets_in_order() -> None:
 
 
 def test_a_block_is_taken_out_of_an_action() -> None:
-    said = parse_action("Let me try.\n```python\nx = 1\nprint(x)\n```\nThat is it.")
-    assert said.blocks == ("x = 1\nprint(x)\n",)
-    assert "Let me try." in said.rest
-    assert "That is it." in said.rest
-    assert not submits(said)
+    parsed = parse_action("Let me try.\n```python\nx = 1\nprint(x)\n```\nThat is it.")
+    assert parsed.blocks == ("x = 1\nprint(x)\n",)
+    assert "Let me try." in parsed.text
+    assert "That is it." in parsed.text
+    assert not submits(parsed)
 
 
 @pytest.mark.parametrize("fence", ["```", "```py", "```Python", "  ``` python3"])

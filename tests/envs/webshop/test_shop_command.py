@@ -59,7 +59,9 @@ def test_a_damaged_file_is_found(rollgym_command: Command, tmp_path: Path) -> No
     assert rollgym_command("shop", "info", "mine").code == 0
     ran = rollgym_command("shop", "info", "mine", "--verify")
     assert (ran.code, ran.out) == (2, "")
-    assert "products.blob does not match its hash. Remove it and build it again: rollgym shop build." in ran.err
+    assert (
+        "products.blob does not match its hash. Remove it and build it again: rollgym shop build." in ran.err
+    )
 
 
 def test_import_shows_what_was_left_out(rollgym_command: Command, tmp_path: Path) -> None:
