@@ -65,9 +65,7 @@ class ChatAgent(Agent):
 
     def describe(self) -> dict[str, Any]:
         """Return the settings, for the record of a run; they hold no secret."""
-        settings = {
-            field.name: getattr(self.options, field.name) for field in dataclasses.fields(ChatOptions)
-        }
+        settings = dataclasses.asdict(self.options)
         settings["base_url"] = self.endpoint.base_url
         settings["extra_body"] = json.loads(json.dumps(self.options.extra_body, default=dict))
         return {"agent": "chat", **settings, "template_text": self.template}

@@ -23,6 +23,11 @@ from rollgym.core.types import Usage
 from rollgym.engines.base import BorrowedEngine, Engine, GenerateRequest, Generation
 from rollgym.models.zoo import NAMED, describe_model, model_folder
 
+_COUNTS = (
+    *("requests", "prompt_tokens", "completion_tokens", "format_misses", "new_rows", "context_full"),
+    *("dropped_turns", "cut_observations"),
+)
+
 
 def make_policy_agent(setup: AgentSetup, **options: Any) -> PolicyAgent:
     """Make the agent from plain options: ``model`` and those of `PolicyOptions` and `EngineOptions`.
@@ -114,19 +119,7 @@ class PolicyAgent(Agent):
         self.chat = ChatTemplate(tokenizer, self.options.chat_kwargs, date=self.options.date)
         self.parser = make_parser(self.options.parser)
         self.prompt = template_text or load_template(self.options.template)
-        self.counts = dict.fromkeys(
-            [
-                "requests",
-                "prompt_tokens",
-                "completion_tokens",
-                "format_misses",
-                "new_rows",
-                "context_full",
-                "dropped_turns",
-                "cut_observations",
-            ],
-            0,
-        )
+        self.counts = dict.fromkeys(_COUNTS, 0)
         self.forms = dict.fromkeys((name for name, _ in self.parser.forms), 0)
         """Number of replies per parser form."""
         self._borrowed = BorrowedEngine(engine)

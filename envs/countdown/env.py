@@ -75,12 +75,14 @@ class CountdownEnv(TextEnv):
         try:
             text, value = self._work_out(action)
         except BadExpression as error:
-            return StepResult(f"Not a proper expression. {error}{self._rest()}", terminated=over, valid=False)
+            return StepResult(
+                f"Not a proper expression. {error}{self._ending()}", terminated=over, valid=False
+            )
         if value == self._puzzle.target:
             return StepResult(f"Correct! {text} = {value}.", 1.0, terminated=True, success=True)
         reward = _PARTIAL if over and self._partial else 0.0
         return StepResult(
-            f"{text} = {_number_text(value)}, not {self._puzzle.target}.{self._rest()}", reward, over
+            f"{text} = {_number_text(value)}, not {self._puzzle.target}.{self._ending()}", reward, over
         )
 
     def facts(self) -> Mapping[str, Any]:
@@ -111,7 +113,7 @@ class CountdownEnv(TextEnv):
         numbers = ", ".join(map(str, self._puzzle.numbers))
         return f"Numbers: {numbers}. Target: {self._puzzle.target}. Attempts left: {self._left}."
 
-    def _rest(self) -> str:
+    def _ending(self) -> str:
         return f"\n{self._question()}" if self._left else " No attempts left."
 
 

@@ -68,13 +68,13 @@ class GuessTheNumberEnv(TextEnv):
         guess = int(text) if _NUMBER.fullmatch(text) else 0
         if not 1 <= guess <= self._highest:
             note = f"That is not a whole number from 1 to {self._highest}."
-            return StepResult(self._told(note), terminated=self._left == 0, valid=False)
+            return StepResult(self._with_ending(note), terminated=self._left == 0, valid=False)
         if guess == self._hidden:
             self._possible = (guess, guess)
             return StepResult(f"Correct! The number is {guess}.", 1.0, terminated=True, success=True)
         note = f"The number is {'higher' if self._hidden > guess else 'lower'} than {guess}."
         self._narrow(guess)
-        return StepResult(self._told(note), terminated=self._left == 0)
+        return StepResult(self._with_ending(note), terminated=self._left == 0)
 
     def facts(self) -> Mapping[str, Any]:
         """The least and greatest number the answers leave possible, and guesses left."""
@@ -84,7 +84,7 @@ class GuessTheNumberEnv(TextEnv):
         """Any number of the whole range, ignoring earlier answers."""
         return str(int(rng.integers(1, self._highest + 1)))
 
-    def _told(self, note: str) -> str:
+    def _with_ending(self, note: str) -> str:
         if self._left:
             return f"{note} Guesses left: {self._left}."
         return f"{note} No guesses left: the number was {self._hidden}."

@@ -88,9 +88,7 @@ def _read_size(size: Any) -> tuple[int, int]:
         sides = [size, size]
     is_pair = isinstance(sides, (list, tuple)) and len(sides) == 2
     if not is_pair or not all(type(side) is int and 4 <= side <= MAX_SIDE for side in sides):
-        raise UsageError(
-            f"size must be a number from 4 to {MAX_SIDE} or rows and columns like '7x9', not {size!r}."
-        )
+        raise UsageError(f"size must be from 4 to {MAX_SIDE} or rows and columns like '7x9', not {size!r}.")
     return sides[0], sides[1]
 
 

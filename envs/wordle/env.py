@@ -74,13 +74,13 @@ class WordleEnv(TextEnv):
         self._left -= 1
         text = bare(action).lower()
         guess = text.replace(" ", "") if _WORD.fullmatch(text) else ""
-        if not self._known(guess):
+        if not self._is_word(guess):
             note = f"{guess} is not in the word list." if guess else f"Answer one word of {LENGTH} letters."
-            return StepResult(f"{note} {self._rest()}", terminated=self._left == 0, valid=False)
+            return StepResult(f"{note} {self._ending()}", terminated=self._left == 0, valid=False)
         self._past.append((guess, mark(guess, self._hidden)))
         if guess == self._hidden:
             return StepResult(f"{_marked(*self._past[-1])}\nCorrect!", 1.0, terminated=True, success=True)
-        return StepResult(f"{_marked(*self._past[-1])}\n{self._rest()}", terminated=self._left == 0)
+        return StepResult(f"{_marked(*self._past[-1])}\n{self._ending()}", terminated=self._left == 0)
 
     def facts(self) -> Mapping[str, Any]:
         """The guesses so far with their marks, and the guesses left."""
@@ -103,10 +103,10 @@ class WordleEnv(TextEnv):
             self._words[split] = [words[i] for i in order]
         return self._words[split]
 
-    def _known(self, guess: str) -> bool:
+    def _is_word(self, guess: str) -> bool:
         return bool(guess) and (self._any_word or guess in word_set())
 
-    def _rest(self) -> str:
+    def _ending(self) -> str:
         return f"Guesses left: {self._left}." if self._left else f"No guesses left: it was {self._hidden}."
 
 

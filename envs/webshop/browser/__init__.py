@@ -181,9 +181,7 @@ class WebShopBrowserEnv(WebShopEnv):
         number = int(path.rpartition("/")[2]) if re.fullmatch(r"/\w+/[\w-]+/\d+", path) else -1
         if number not in visit.steps or visit.address(number) != path:
             self._seat.close()
-            raise BrowserLost(
-                f"the browser was lost: it shows {path[:100]!r}, which is not a page of the session"
-            )
+            raise BrowserLost(f"the browser was lost: {path[:100]!r} is not a page of the session")
         self._tree = tree
         self._history.append(number)
         self._move(visit.steps[number].session)

@@ -173,9 +173,7 @@ def resolve_shop(name: str | Path, *, progress: Progress | None = None) -> Path:
         check_sizes(folder, read_manifest(folder))
         return folder.resolve()
     if isinstance(name, Path) or os.sep in text:
-        raise UsageError(
-            f"Shop folder not found: {folder}. Create it with rollgym shop build --out {folder}."
-        )
+        raise UsageError(f"Shop folder not found: {folder}. Create it: rollgym shop build --out {folder}.")
     return imported_shop(text)
 
 
@@ -192,9 +190,7 @@ def _style_name(style: str) -> str:
 def _size_and_seed(text: str) -> tuple[int, int]:
     name, *parts = text.split(":")
     if len(parts) > 2 or not all(re.fullmatch(r"[0-9]{1,15}", part) for part in parts):
-        raise UsageError(
-            f"{text!r} is not a shop: use {name}:SIZE or {name}:SIZE:SEED, for example {name}:5000:1."
-        )
+        raise UsageError(f"Invalid shop {text!r}: use {name}:SIZE or {name}:SIZE:SEED ({name}:5000:1).")
     size, seed = (*map(int, parts), *(SIZE, SEED)[len(parts) :])
     return size, seed
 

@@ -37,9 +37,7 @@ def find_files(path: str | Path) -> Files:
     elif path.is_dir():
         products = _only(path, "items_shuffle*.json")
     else:
-        raise UsageError(
-            f"Folder not found: {path}. Expected a folder with the original files items_shuffle*.json."
-        )
+        raise UsageError(f"Folder not found: {path}. It must hold the original items_shuffle*.json.")
     folder, ending = products.parent, products.name.removeprefix("items_shuffle")
     attributes = folder / f"items_ins_v2{ending}"
     if not attributes.is_file():
@@ -80,10 +78,8 @@ def _each(path: Path, file: BinaryIO, items: Iterator[Any], progress: Progress |
     except _ijson().JSONError as error:
         reason = error.args[0] if error.args else ""
         reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-        raise UsageError(
-            f"{path} is not a complete JSON file: it ends after {number} records "
-            f"({reason.strip().splitlines()[0] if reason.strip() else 'no reason known'}). Get it again."
-        ) from None
+        reason = (reason.strip() or "unknown reason").splitlines()[0]
+        raise UsageError(f"{path} is invalid JSON after {number} records ({reason}). Get it again.") from None
     if progress:
         progress(size, size, path.name)
 
@@ -94,9 +90,7 @@ def _opened(path: Path, bracket: str, content: str) -> Iterator[BinaryIO]:
         with open(path, "rb") as file:
             first_char = file.read(64).lstrip()[:1].decode("latin-1")
             if first_char != bracket:
-                raise UsageError(
-                    f"{path} must hold {content} and begin with {bracket}, not with {first_char!r}."
-                )
+                raise UsageError(f"{path} must hold {content} and begin with {bracket}, not {first_char!r}.")
             file.seek(0)
             yield file
     except OSError as error:

@@ -163,9 +163,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not {"format", "files", "goals", "fingerprint"} <= manifest.keys():
         raise DamagedShop(f"{folder / MANIFEST} does not describe a shop.")
     if manifest["format"] != FORMAT:
-        raise DamagedShop(
-            f"{folder} has format {manifest['format']}, but this rollgym reads {FORMAT}.{_fix(manifest)}"
-        )
+        reason = f"has format {manifest['format']}, but this rollgym reads {FORMAT}"
+        raise _damaged(folder, manifest, reason)
     return manifest
 
 
@@ -175,11 +174,10 @@ def check_sizes(folder: Path, manifest: Mapping[str, Any]) -> None:
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
         if size is None:
-            raise DamagedShop(f"{folder} is damaged: {name} is missing.{_fix(manifest)}")
+            raise _damaged(folder, manifest, f"is damaged: {name} is missing")
         if size != entry["size"]:
-            raise DamagedShop(
-                f"{folder} is damaged: {name} has {size} bytes instead of {entry['size']}.{_fix(manifest)}"
-            )
+            reason = f"is damaged: {name} has {size} bytes instead of {entry['size']}"
+            raise _damaged(folder, manifest, reason)
 
 
 def verify(folder: Path) -> int:
@@ -188,9 +186,9 @@ def verify(folder: Path) -> int:
     check_sizes(folder, manifest)
     for name, entry in manifest["files"].items():
         if file_hash(folder / name) != entry["sha256"]:
-            raise DamagedShop(f"{folder} is damaged: {name} does not match its hash.{_fix(manifest)}")
+            raise _damaged(folder, manifest, f"is damaged: {name} does not match its hash")
     if fingerprint_of(manifest["files"]) != manifest["fingerprint"]:
-        raise DamagedShop(f"{folder} is damaged: its fingerprint does not match its files.{_fix(manifest)}")
+        raise _damaged(folder, manifest, "is damaged: its fingerprint does not match its files")
     return len(manifest["files"])
 
 
@@ -214,10 +212,11 @@ def import_again(name: object) -> str:
     return f" Import it again: rollgym shop import DIR --name {name}."
 
 
-def _fix(manifest: Mapping[str, Any]) -> str:
+def _damaged(folder: Path, manifest: Mapping[str, Any], reason: str) -> DamagedShop:
+    hint = " Remove it and build it again: rollgym shop build."
     if manifest.get("kind") == "imported":
-        return import_again(manifest.get("name"))
-    return " Remove it and build it again: rollgym shop build."
+        hint = import_again(manifest.get("name"))
+    return DamagedShop(f"{folder} {reason}.{hint}")
 
 
 def _split(numbers: Any, sizes: Sequence[int]) -> dict[str, Sequence[int]]:

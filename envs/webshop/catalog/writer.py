@@ -79,9 +79,7 @@ def write_products(folder: Path, products: Iterable[Product]) -> None:
         for product in products:
             asin = product.asin.encode()
             if not asin or asin.endswith(b"\0"):
-                raise UsageError(
-                    f"Product {len(asins)} has the asin {product.asin!r}, which is not a valid name."
-                )
+                raise UsageError(f"Product {len(asins)} has an invalid asin: {product.asin!r}.")
             asins.append(asin)
             table.add(encoder.encode(product))
     if not asins:

@@ -88,7 +88,7 @@ class Site:
 
     async def show(self, request: Request) -> Response:
         """A page of a visit."""
-        visit, number = self._place(request)
+        visit, number = self._find_page(request)
         if visit.end is not None and number != visit.end:
             return RedirectResponse(visit.address(visit.end), 303)
         step = visit.steps[number]
@@ -107,7 +107,7 @@ class Site:
 
     async def act(self, request: Request) -> Response:
         """Play an action from a page of a visit."""
-        visit, number = self._place(request)
+        visit, number = self._find_page(request)
         form = await _form(request)
         action = form.get("action", "")
         if action == "search":
@@ -133,7 +133,7 @@ class Site:
             raise HTTPException(404)
         return self.shop
 
-    def _place(self, request: Request) -> tuple[ShopSession, int]:
+    def _find_page(self, request: Request) -> tuple[ShopSession, int]:
         params = request.path_params
         visit, number = self.visits.get(params["visit"]), int(params["number"])
         if visit is None:

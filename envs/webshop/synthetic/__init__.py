@@ -72,10 +72,7 @@ def _product_goals(product: Product, number: int, count: int, seed: int, style: 
     words = vocabulary(style)
     kind = words.by_query.get(product.query)
     if kind is None:
-        raise UsageError(
-            f"Product {product.asin} ({product.query!r}) is not of a synthetic shop in {style} style; "
-            "goals are made for what products() made, in the same style."
-        )
+        raise UsageError(f"{product.asin} ({product.query!r}) is not a synthetic product in {style} style.")
     return goal_texts(product, kind, count, words, endless_draws("webshop goals", style, seed, number), style)
 
 

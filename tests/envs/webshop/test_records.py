@@ -167,8 +167,8 @@ def test_bad_records_of_the_other_files_are_named_too(tmp_path: Path, work: Path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (json.dumps([raw("B0"), raw("B1")])[:-40], "is not a complete JSON file: it ends after 1 records"),
-        ('[{"asin": NaN}]', "is not a complete JSON file: it ends after 0 records"),
+        (json.dumps([raw("B0"), raw("B1")])[:-40], "is invalid JSON after 1 records"),
+        ('[{"asin": NaN}]', "is invalid JSON after 0 records"),
         ('{"B0": 1}', "must hold an array of products and begin with \\["),
         ("", "begins with ''"),
         ("[]", "holds no product that could be read"),

@@ -94,7 +94,7 @@ def test_a_style_that_there_is_not_is_named():
 
 
 def test_goals_are_refused_for_products_of_another_style():
-    with pytest.raises(UsageError, match="not of a synthetic shop in full style"):
+    with pytest.raises(UsageError, match="not a synthetic product in full style"):
         list(synthetic.goals(Shelf(shop("simple")[0]), 10, 0, style="full"))
 
 
