@@ -75,9 +75,8 @@ class CountdownEnv(TextEnv):
         try:
             text, value = self._work_out(action)
         except BadExpression as error:
-            return StepResult(
-                f"Not a proper expression. {error}{self._ending()}", terminated=over, valid=False
-            )
+            note = f"Not a proper expression. {error}{self._ending()}"
+            return StepResult(note, terminated=over, valid=False)
         if value == self._puzzle.target:
             return StepResult(f"Correct! {text} = {value}.", 1.0, terminated=True, success=True)
         reward = _PARTIAL if over and self._partial else 0.0
