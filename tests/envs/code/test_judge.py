@@ -262,8 +262,8 @@ SECRET = "SECRET-" + "271828182"
 
 def test_the_scanner_finds_what_is_in_its_memory(sandbox: Sandbox) -> None:
     """Else the next test would show nothing."""
-    (found,) = answers_of(SolutionJudge(sandbox, QUICK), SCAN, "f", [[f"SECRET-{314159265}"]])
-    assert found[:2] == ["value", f"SECRET-{314159265}"]
+    (answer,) = answers_of(SolutionJudge(sandbox, QUICK), SCAN, "f", [[f"SECRET-{314159265}"]])
+    assert answer[:2] == ["value", f"SECRET-{314159265}"]
 
 
 @pytest.mark.parametrize(

@@ -73,13 +73,13 @@ def test_no_bound_is_not_spoken_of() -> None:
 
 def test_there_is_a_goal_for_each_way_to_choose_options() -> None:
     lamp = product(size=("s", "l"), color=("red", "blue", "green"))
-    made = list(synthetic_goals(lamp, "A lamp", ["cheap", "warm"], counts={"cheap": 6, "warm": 12}, seed=0))
-    assert [goal.options for goal in made] == list(combinations(lamp))
-    assert made[1].options == {"color": "red", "size": "l"}
-    words = price_words(made[1].price_upper)
-    assert made[1].instruction == f"A lamp with color: red, and size: l{words}"
-    assert made[1].weight == pytest.approx((1 / 6 + 1 / 12) / 2)
-    assert not made[1].human
+    goals = list(synthetic_goals(lamp, "A lamp", ["cheap", "warm"], counts={"cheap": 6, "warm": 12}, seed=0))
+    assert [goal.options for goal in goals] == list(combinations(lamp))
+    assert goals[1].options == {"color": "red", "size": "l"}
+    words = price_words(goals[1].price_upper)
+    assert goals[1].instruction == f"A lamp with color: red, and size: l{words}"
+    assert goals[1].weight == pytest.approx((1 / 6 + 1 / 12) / 2)
+    assert not goals[1].human
 
 
 def test_without_options_there_is_one_goal() -> None:

@@ -189,8 +189,8 @@ def test_files_are_found_in_a_folder_or_by_their_name(tmp_path: Path) -> None:
     write_original(tmp_path, [raw()], human={})
     with pytest.raises(UsageError, match=r"items_shuffle.json and items_shuffle_1000.json: name the"):
         find_files(small)
-    found = find_files(tmp_path / "items_shuffle_1000.json")
-    assert (found.attributes.name, found.human) == (
+    files = find_files(tmp_path / "items_shuffle_1000.json")
+    assert (files.attributes.name, files.human) == (
         "items_ins_v2_1000.json",
         tmp_path / "items_human_ins.json",
     )
@@ -258,12 +258,12 @@ def test_the_original_thousand_products(work: Path) -> None:
         pytest.skip("ROLLGYM_TEST_DATA is not set: no original products to read")
     problems = Problems(strict=True)
     records = read(Path(data) / "webshop", work, problems=problems)
-    found = [record.product for record in records]
-    asked = [record for record in records if record.instructions.instruction is not None]
-    assert (len(found), problems.passed_over) == (1000, {})
-    assert Counter(len(product.options) for product in found) == {0: 577, 1: 245, 2: 165, 3: 13}
-    assert sum(len(product.prices) == 2 for product in found) == 93
-    assert all(min(product.prices) <= product.price <= max(product.prices) for product in found)
-    assert len(asked) == 415
-    assert sum(math.prod(map(len, record.product.options.values())) for record in asked) == 6910
+    products = [record.product for record in records]
+    instructed = [record for record in records if record.instructions.instruction is not None]
+    assert (len(products), problems.passed_over) == (1000, {})
+    assert Counter(len(product.options) for product in products) == {0: 577, 1: 245, 2: 165, 3: 13}
+    assert sum(len(product.prices) == 2 for product in products) == 93
+    assert all(min(product.prices) <= product.price <= max(product.prices) for product in products)
+    assert len(instructed) == 415
+    assert sum(math.prod(map(len, record.product.options.values())) for record in instructed) == 6910
     assert sum(len(record.instructions.human) for record in records) == 13

@@ -260,9 +260,9 @@ def test_a_file_cut_short_or_missing_is_noticed_at_once(shop: Path, name: str) -
         ShopCatalog.open(shop)
 
 
-def flip(path: Path, place: int) -> None:
+def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
-    data[place] ^= 0xFF
+    data[offset] ^= 0xFF
     path.write_bytes(data)
 
 
