@@ -20,8 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 UINT32, UINT64 = "<u4", "<u8"
-MOST = 2**32
-"""Maximum number of records of a table."""
 
 
 class TableWriter:
