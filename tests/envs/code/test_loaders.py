@@ -169,7 +169,7 @@ def test_asserts_of_ones_own_without_a_reference(sandbox: Sandbox, tmp_path: Pat
         ({"function": "f", "tests": [[[1], 1]]}, "it has no 'statement'"),
         (OWN | {"statement": 3}, "its statement is 3; text was expected"),
         (OWN, "two problems called"),
-        ({"some": "thing"}, "in no known form"),
+        ({"some": "thing"}, "has an unknown form"),
         ([1], "an object was expected"),
         (MBPP | {"test_list": "assert"}, "a list of texts was expected"),
         (MBPP | {"test_list": ["assert other(1)"]}, "no function of its code"),

@@ -170,7 +170,7 @@ def test_bad_records_of_the_other_files_are_named_too(tmp_path: Path, work: Path
         (json.dumps([raw("B0"), raw("B1")])[:-40], "is invalid JSON after 1 records"),
         ('[{"asin": NaN}]', "is invalid JSON after 0 records"),
         ('{"B0": 1}', "must hold an array of products and begin with \\["),
-        ("", "begins with ''"),
+        ("", "begin with \\[, not ''"),
         ("[]", "holds no product that could be read"),
         ('[{"asin": "B0"}]', "holds no product.*The first bad record"),
     ],
