@@ -75,15 +75,15 @@ class HumanPlayer(Player):
 async def _in_thread(stream: TextIO) -> str:
     """Read a line of the stream in a thread; empty at the end of input."""
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[str] = loop.create_future()
+    line_read: asyncio.Future[str] = loop.create_future()
 
     def settle(line: str | None, error: Exception | None) -> None:
-        if answer.done():
+        if line_read.done():
             return
         if error is not None:
-            answer.set_exception(AgentError(f"The input cannot be read: {error}"))
+            line_read.set_exception(AgentError(f"The input cannot be read: {error}"))
         else:
-            answer.set_result(line or "")
+            line_read.set_result(line or "")
 
     def read() -> None:
         line, failure = None, None
@@ -96,7 +96,7 @@ async def _in_thread(stream: TextIO) -> str:
 
     # A thread of the loop's executor would keep the program from ending until the user presses Enter.
     threading.Thread(target=read, name="keyboard", daemon=True).start()
-    return await answer
+    return await line_read
 
 
 def _read_line(stream: TextIO) -> str:

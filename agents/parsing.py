@@ -42,18 +42,18 @@ def strip_thinking(text: str) -> str:
     A block that was never closed runs to the end; one that was never opened (some chat templates open it
     in the prompt) starts at the beginning.
     """
-    kept: list[str] = []
+    chunks: list[str] = []
     position, inside = 0, False
     for tag in _THINK.finditer(text):
         closes = tag.group(1) == "/"
         if closes and not inside:
-            kept.clear()
+            chunks.clear()
         elif not closes and not inside:
-            kept.append(text[position : tag.start()])
+            chunks.append(text[position : tag.start()])
         inside, position = not closes, tag.end()
     if not inside:
-        kept.append(text[position:])
-    return "".join(kept).strip()
+        chunks.append(text[position:])
+    return "".join(chunks).strip()
 
 
 def make_parser(name: str) -> Parser:
@@ -91,9 +91,9 @@ def read_action(parser: Parser, reply: str, actions: Sequence[str] = ()) -> Read
     """
     text = strip_thinking(reply)
     for name, form in parser.forms:
-        found = form(text, actions)
-        if found is not None:
-            return Reading(found.strip(), name)
+        action = form(text, actions)
+        if action is not None:
+            return Reading(action.strip(), name)
     return Reading(text, None)
 
 
@@ -106,23 +106,23 @@ def _tagged(name: str) -> Form:
     tags = re.compile(rf"<(/?){name}>", re.IGNORECASE | re.ASCII)
 
     def parse(text: str, actions: Sequence[str]) -> str | None:
-        found: str | None = None
+        content: str | None = None
         start: int | None = None
         for tag in tags.finditer(text):
             if not tag.group(1):
                 start = tag.end()
             elif start is not None:
-                found, start = text[start : tag.start()], None
-        if found is None and start is not None:
+                content, start = text[start : tag.start()], None
+        if content is None and start is not None:
             # A stop string or the token limit can cut off the closing tag.
-            found = text[start:].strip() or None
-        return found
+            content = text[start:].strip() or None
+        return content
 
     return parse
 
 
 def _boxed(text: str, actions: Sequence[str]) -> str | None:
-    found: str | None = None
+    content: str | None = None
     stack: list[int | None] = []
     for token in _BOX.finditer(text):
         mark = token.group()
@@ -133,11 +133,11 @@ def _boxed(text: str, actions: Sequence[str]) -> str | None:
         elif mark == "}" and stack:
             start = stack.pop()
             if start is not None:
-                found = text[start : token.start()]
-    if found is None:
+                content = text[start : token.start()]
+    if content is None:
         return None
-    plain = _TEXT.fullmatch(found.strip())
-    return plain.group(1) if plain else found
+    wrapped = _TEXT.fullmatch(content.strip())
+    return wrapped.group(1) if wrapped else content
 
 
 def _listed(text: str, actions: Sequence[str]) -> str | None:
@@ -147,11 +147,11 @@ def _listed(text: str, actions: Sequence[str]) -> str | None:
     # Longest first, so that "move 10" is not read as "move 1".
     longest = sorted(actions, key=len, reverse=True)
     pattern = "|".join(re.escape(action) for action in longest)
-    named = re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE)
-    if not named:
+    matches = re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE)
+    if not matches:
         return None
-    return next((action for action in actions if action == named[-1]), None) or next(
-        action for action in actions if action.lower() == named[-1].lower()
+    return next((action for action in actions if action == matches[-1]), None) or next(
+        action for action in actions if action.lower() == matches[-1].lower()
     )
 
 
@@ -172,8 +172,8 @@ def _regex(pattern: str) -> Form:
 
     def parse(text: str, actions: Sequence[str]) -> str | None:
         matches = [match.group(1 if compiled.groups else 0) for match in compiled.finditer(text)]
-        kept = [match for match in matches if match is not None]
-        return kept[-1] if kept else None
+        values = [match for match in matches if match is not None]
+        return values[-1] if values else None
 
     return parse
 

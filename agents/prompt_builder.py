@@ -18,7 +18,7 @@ from rollgym.core.serialization import clean_text
 
 
 class PromptBuilder:
-    """Observations and replies in alternation, rendered as the options of the ``lm`` agent say.
+    """Observations and replies in alternation, rendered by the options of the ``lm`` agent.
 
     Args:
         chat: The model's chat template.
@@ -75,9 +75,9 @@ class PromptBuilder:
         """Add the model's reply and return its text."""
         text = self.conversation.reply(token_ids)
         reply = self.conversation.last_reply
-        kept = strip_thinking(reply) if self._options.reasoning == "strip" and has_thinking(reply) else reply
-        self._history.append(Exchange(self._observation, kept))
-        self._history_changed |= kept != reply
+        strip = self._options.reasoning == "strip" and has_thinking(reply)
+        self._history.append(Exchange(self._observation, strip_thinking(reply) if strip else reply))
+        self._history_changed |= strip
         if self._options.history == "none":
             self._history = list(self._examples)
             self._history_changed = True
@@ -130,14 +130,14 @@ class PromptBuilder:
 
     def _truncate(self, observation: str, reminder: str) -> None:
         """Cut out as little of the middle of the observation as makes it fit; all of it if necessary."""
-        least, most = 0, len(observation)
-        while least < most:
-            middle = (least + most + 1) // 2
+        low, high = 0, len(observation)
+        while low < high:
+            middle = (low + high + 1) // 2
             self.conversation.undo_observe()
             self._add(f"{_without_middle(observation, middle)}{reminder}")
-            least, most = (middle, most) if self._fits else (least, middle - 1)
+            low, high = (middle, high) if self._fits else (low, middle - 1)
         self.conversation.undo_observe()
-        self._add(f"{_without_middle(observation, least)}{reminder}")
+        self._add(f"{_without_middle(observation, low)}{reminder}")
         self.cut_observations += 1
 
 

@@ -100,8 +100,8 @@ def listed_actions(info: Mapping[str, Any]) -> list[str]:
 
 def remind(parser: str, actions: Sequence[str]) -> str:
     """Return the end of an observation: the valid actions, if few, and the format of a reply."""
-    named = f"Actions: {', '.join(actions)}. " if 0 < len(actions) <= MOST_LISTED else ""
-    text = f"{named}{ask(parser)}".strip()
+    listed = f"Actions: {', '.join(actions)}. " if 0 < len(actions) <= MOST_LISTED else ""
+    text = f"{listed}{ask(parser)}".strip()
     return f"\n\n{text}" if text else ""
 
 
@@ -117,10 +117,10 @@ def history_limit(policy: str) -> int | None:
         return None
     if policy == "none":
         return 0
-    last = _LAST.fullmatch(policy)
-    if not last:
+    match = _LAST.fullmatch(policy)
+    if not match:
         raise UsageError(f"history must be full, none or last:N (such as last:5), not {policy!r}.")
-    return int(last.group(1))
+    return int(match.group(1))
 
 
 def build_messages(

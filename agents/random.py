@@ -17,11 +17,11 @@ class RandomAgent(Agent):
     def __init__(self, setup: AgentSetup) -> None:
         # A copy that is never reset: `random_action` depends only on what the player sees.
         self._env = make(setup.env_id, **setup.env_kwargs)
-        self._face = text_interface(self._env)
+        self._interface = text_interface(self._env)
 
     def player(self, briefing: Briefing) -> RandomPlayer:
         """Return a player with its own random generator."""
-        return RandomPlayer(self._face, briefing.spec.sampling_seed)
+        return RandomPlayer(self._interface, briefing.spec.sampling_seed)
 
     async def close(self) -> None:
         """Close the copy of the environment."""
@@ -31,10 +31,10 @@ class RandomAgent(Agent):
 class RandomPlayer(Player):
     """One episode's random choices."""
 
-    def __init__(self, face: TextInterface, seed: int) -> None:
-        self._face = face
+    def __init__(self, interface: TextInterface, seed: int) -> None:
+        self._interface = interface
         self._rng = derive_rng("random agent", seed)
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> str:
         """Return a random valid action."""
-        return self._face.random_action(observation, info, self._rng)
+        return self._interface.random_action(observation, info, self._rng)

@@ -65,9 +65,7 @@ class ChatAgent(Agent):
 
     def describe(self) -> dict[str, Any]:
         """Return the settings, for the record of a run; they hold no secret."""
-        settings = {
-            field.name: getattr(self.options, field.name) for field in dataclasses.fields(ChatOptions)
-        }
+        settings = dataclasses.asdict(self.options)
         settings["base_url"] = self.endpoint.base_url
         settings["extra_body"] = json.loads(json.dumps(self.options.extra_body, default=dict))
         return {"agent": "chat", **settings, "template_text": self.template}
@@ -132,8 +130,8 @@ class ChatPlayer(Player):
         self._agent.dropped_turns += count
 
     def _add_turn(self, observation: str, reply: str) -> None:
-        kept = reply if self._agent.options.reasoning == "keep" else strip_thinking(reply)
-        self._turns.append(Exchange(observation, kept))
+        history_reply = reply if self._agent.options.reasoning == "keep" else strip_thinking(reply)
+        self._turns.append(Exchange(observation, history_reply))
         if self._history_limit is not None:
             del self._turns[: max(0, len(self._turns) - self._history_limit)]
 

@@ -21,12 +21,7 @@ from rollgym.agents.chat.options import ChatOptions
 from rollgym.agents.chat.rate_limit import RateLimiter
 from rollgym.core.errors import AgentError
 from rollgym.core.files import gunzip
-from rollgym.utils.http_client import (
-    HttpClient,
-    HttpResponse,
-    ResponseTooLarge,
-    TransportError,
-)
+from rollgym.utils.http_client import HttpClient, HttpResponse, ResponseTooLarge, TransportError
 from rollgym.utils.retry import RetryableError, RetryPolicy
 
 FIRST_WAIT = 0.5
@@ -84,15 +79,15 @@ class Endpoint:
         self.requests += 1
         response = await self._post(body)
         # Everything read from here on may be recorded, so the key is removed first.
-        answer = read_body(_decoded(response), self._key.hide)
-        check_status(response.status, response.headers, answer)
-        tokens = read_tokens(answer)
+        payload = read_body(_decoded(response), self._key.hide)
+        check_status(response.status, response.headers, payload)
+        tokens = read_tokens(payload)
         if tokens is not None:
             spent.append(tokens)
             self.tokens = _sum([self.tokens, tokens])
             if self._token_limit:
                 self._token_limit.give_back(estimate - sum(tokens))
-        return read_reply(answer)
+        return read_reply(payload)
 
     async def _post(self, body: Mapping[str, Any]) -> HttpResponse:
         timeout = self._options.timeout

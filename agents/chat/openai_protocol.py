@@ -110,8 +110,8 @@ def read_reply(body: Any) -> ChatReply:
         content = _first_text(message, "refusal")
     if not isinstance(content, str):
         raise RetryableError(f"The endpoint's reply has no text (content is {type(content).__name__})")
-    whole = f"<think>\n{thinking.strip()}\n</think>\n\n{content}" if thinking else content
-    return ChatReply(text=clean_text(whole), finish_reason=reason and clean_text(reason))
+    text = f"<think>\n{thinking.strip()}\n</think>\n\n{content}" if thinking else content
+    return ChatReply(text=clean_text(text), finish_reason=reason and clean_text(reason))
 
 
 def _first_text(message: Mapping[str, Any], *names: str) -> str:

@@ -96,18 +96,18 @@ class ChatOptions:
         return body | dict(self.extra_body)
 
 
-def read_options(given: Mapping[str, Any]) -> ChatOptions:
+def read_options(options: Mapping[str, Any]) -> ChatOptions:
     """Make the options from plain values, such as those of a command line."""
-    known = [option.name for option in fields(ChatOptions)]
-    for name in given:
+    option_names = [option.name for option in fields(ChatOptions)]
+    for name in options:
         if name.lower() in _KEY_NAMES:
             raise UsageError(
                 f"The chat agent takes no option {name!r}: a key given as an option would be recorded with "
                 "the results. Put it in an environment variable and name that with api_key_env."
             )
-        if name not in known:
-            raise UnknownName("option of agent 'chat'", name, known)
-    values = dict(given)
+        if name not in option_names:
+            raise UnknownName("option of agent 'chat'", name, option_names)
+    values = dict(options)
     model = values.get("model")
     if model is not None and (isinstance(model, bool) or not isinstance(model, (str, int, float))):
         raise UsageError(f"model must be the name of a model, not {model!r}.")

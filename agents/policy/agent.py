@@ -23,6 +23,11 @@ from rollgym.core.types import Usage
 from rollgym.engines.base import BorrowedEngine, Engine, GenerateRequest, Generation
 from rollgym.models.zoo import NAMED, describe_model, model_folder
 
+_COUNTS = (
+    *("requests", "prompt_tokens", "completion_tokens", "format_misses", "new_rows", "context_full"),
+    *("dropped_turns", "cut_observations"),
+)
+
 
 def make_policy_agent(setup: AgentSetup, **options: Any) -> PolicyAgent:
     """Make the agent from plain options: ``model`` and those of `PolicyOptions` and `EngineOptions`.
@@ -33,23 +38,23 @@ def make_policy_agent(setup: AgentSetup, **options: Any) -> PolicyAgent:
     """
     model = options.get("model")
     defaults = NAMED[model].options if isinstance(model, str) and model in NAMED else {}
-    given = {name: value for name, value in options.items() if name != "model"}
-    agent_options, engine_options = read_options({**defaults, **given})
+    overrides = {name: value for name, value in options.items() if name != "model"}
+    agent_options, engine_options = read_options({**defaults, **overrides})
     if find_spec("torch") is None:
         raise MissingExtra("Agent 'lm'", "train")
     folder = _model_folder(model)
     saved = saved_options(folder)
     if saved is not None:
-        agent_options, engine_options = read_options({**saved.options, **given})
+        agent_options, engine_options = read_options({**saved.options, **overrides})
     agent = PolicyAgent(
         lambda: _open_engine(folder, engine_options),
         load_tokenizer(folder),
         agent_options,
         model_info=describe_model(folder),
-        template_text=saved.template_text if saved is not None and "template" not in given else "",
+        template_text=saved.template_text if saved is not None and "template" not in overrides else "",
     )
     if saved is not None:
-        agent.notes = saved.notes(folder, given, setup)
+        agent.notes = saved.notes(folder, overrides, setup)
     return agent
 
 
@@ -114,19 +119,7 @@ class PolicyAgent(Agent):
         self.chat = ChatTemplate(tokenizer, self.options.chat_kwargs, date=self.options.date)
         self.parser = make_parser(self.options.parser)
         self.prompt = template_text or load_template(self.options.template)
-        self.counts = dict.fromkeys(
-            [
-                "requests",
-                "prompt_tokens",
-                "completion_tokens",
-                "format_misses",
-                "new_rows",
-                "context_full",
-                "dropped_turns",
-                "cut_observations",
-            ],
-            0,
-        )
+        self.counts = dict.fromkeys(_COUNTS, 0)
         self.forms = dict.fromkeys((name for name, _ in self.parser.forms), 0)
         """Number of replies per parser form."""
         self._borrowed = BorrowedEngine(engine)

@@ -64,9 +64,9 @@ class PolicyOptions:
                 raise UsageError(f"{name} must be text, not {getattr(self, name)!r}.")
         make_parser(self.parser)
         load_template(self.template)
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}.")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}.")
         for name in ("instructions", "system", "format_reminder"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be true or false, not {getattr(self, name)!r}.")
@@ -121,14 +121,14 @@ class EngineOptions:
                 raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}.")
 
 
-def read_options(given: Mapping[str, Any]) -> tuple[PolicyOptions, EngineOptions]:
+def read_options(options: Mapping[str, Any]) -> tuple[PolicyOptions, EngineOptions]:
     """Make the options from plain values, such as those of a command line."""
-    own = [option.name for option in fields(PolicyOptions)]
-    engine = [option.name for option in fields(EngineOptions)]
-    for name in given:
-        if name not in (*own, *engine):
-            raise UnknownName("option of agent 'lm'", name, ["model", *own, *engine])
+    policy_names = [option.name for option in fields(PolicyOptions)]
+    engine_names = [option.name for option in fields(EngineOptions)]
+    for name in options:
+        if name not in (*policy_names, *engine_names):
+            raise UnknownName("option of agent 'lm'", name, ["model", *policy_names, *engine_names])
     return (
-        PolicyOptions(**{name: given[name] for name in own if name in given}),
-        EngineOptions(**{name: given[name] for name in engine if name in given}),
+        PolicyOptions(**{name: options[name] for name in policy_names if name in options}),
+        EngineOptions(**{name: options[name] for name in engine_names if name in options}),
     )

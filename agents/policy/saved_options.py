@@ -31,28 +31,28 @@ class SavedOptions:
     template_text: str
     envs: tuple[TrainedEnv, ...]
 
-    def notes(self, folder: Path, given: Mapping[str, Any], setup: AgentSetup) -> list[str]:
+    def notes(self, folder: Path, overrides: Mapping[str, Any], setup: AgentSetup) -> list[str]:
         """Return notes on the saved settings in use, and on environment settings unlike those of training."""
         used = {
             option.name: self.options[option.name]
             for option in fields(PolicyOptions)
-            if option.name not in given and self.options[option.name] != _default(option)
+            if option.name not in overrides and self.options[option.name] != _default(option)
         }
         words = settings_in_words(used) or "the defaults"
-        found = [f"settings from {folder / MODEL_SETTINGS}: {words} (--agent-arg overrides)"]
+        notes = [f"settings from {folder / MODEL_SETTINGS}: {words} (--agent-arg overrides)"]
         trained = [env for env in self.envs if env.id == setup.env_id]
-        now = dict(setup.env_kwargs)
-        if trained and all(env.kwargs != now for env in trained):
-            changed = {k: v for k, v in trained[0].kwargs.items() if now.get(k, MISSING) != v}
-            extra = [name for name in now if name not in trained[0].kwargs]
+        env_kwargs = dict(setup.env_kwargs)
+        if trained and all(env.kwargs != env_kwargs for env in trained):
+            changed = {k: v for k, v in trained[0].kwargs.items() if env_kwargs.get(k, MISSING) != v}
+            extra = [name for name in env_kwargs if name not in trained[0].kwargs]
             words = "".join(f" --env-arg {settings_in_words({k: v})}" for k, v in changed.items())
             sentence = f"the policy was trained in {setup.env_id} with other settings:"
             if changed:
                 sentence += f" add{words} to evaluate it as it was trained"
             if extra:
                 sentence += f"{' and' if changed else ''} leave out {', '.join(extra)}"
-            found.append(sentence)
-        return found
+            notes.append(sentence)
+        return notes
 
 
 def saved_options(folder: Path) -> SavedOptions | None:
@@ -61,16 +61,16 @@ def saved_options(folder: Path) -> SavedOptions | None:
     Raises:
         UsageError: They are invalid.
     """
-    found = read_model_settings(folder)
-    if found is None:
+    saved = read_model_settings(folder)
+    if saved is None:
         return None
     path = folder / MODEL_SETTINGS
     fix = "Delete the file and pass the agent's settings with --agent-arg."
-    known = {option.name for option in fields(PolicyOptions)}
-    unknown = [name for name in found.options if name not in known]
+    option_names = {option.name for option in fields(PolicyOptions)}
+    unknown = [name for name in saved.options if name not in option_names]
     if unknown:
         raise UsageError(f"{path} names the option {unknown[0]!r}, which agent 'lm' does not have. {fix}")
-    options = dict(found.options)
+    options = dict(saved.options)
     template, parser = options.get("template", "plain"), options.get("parser", "raw")
     if not isinstance(template, str) or template not in TEMPLATES:
         # A path would let the author of the folder make the agent read any file.
@@ -88,9 +88,9 @@ def saved_options(folder: Path) -> SavedOptions | None:
         raise UsageError(
             f"{path} does not hold options of agent 'lm' ({type(error).__name__}). {fix}"
         ) from None
-    if found.template_text and "{instructions}" not in found.template_text:
+    if saved.template_text and "{instructions}" not in saved.template_text:
         raise UsageError(f"{path}: template_text has no {{instructions}} mark. {fix}")
-    return SavedOptions(options=asdict(checked), template_text=found.template_text, envs=tuple(found.envs))
+    return SavedOptions(options=asdict(checked), template_text=saved.template_text, envs=tuple(saved.envs))
 
 
 def model_settings(
@@ -98,10 +98,10 @@ def model_settings(
 ) -> ModelSettings:
     """Return the settings to save with a policy that was trained with these options."""
     values = asdict(options)
-    named = options.template in TEMPLATES
+    is_named = options.template in TEMPLATES
     return ModelSettings(
-        options=values if named else {**values, "template": "plain"},
-        template_text="" if named else template_text,
+        options=values if is_named else {**values, "template": "plain"},
+        template_text="" if is_named else template_text,
         envs=[TrainedEnv(id=name, kwargs=kwargs) for name, kwargs in envs],
     )
 

@@ -26,12 +26,12 @@ def row(summary: dict[str, Any], seed: int) -> str:
     """A row of the table: before and after with intervals, the best, and how long it took."""
     lines = evaluations(summary)
     best = max(line["success_rate"] for line in lines)
-    shown = [
+    rates = [
         f"{line['success_rate']:.2f} [{line['success_ci'][0]:.2f}, {line['success_ci'][1]:.2f}]"
         for line in (lines[0], lines[-1])
     ]
-    took = f"{summary['steps']} steps, {summary['seconds']:.0f} s"
-    return f"| | {seed} | {shown[0]} | {shown[1]} | {best:.2f} | {took} |"
+    duration = f"{summary['steps']} steps, {summary['seconds']:.0f} s"
+    return f"| | {seed} | {rates[0]} | {rates[1]} | {best:.2f} | {duration} |"
 
 
 def main() -> None:
@@ -40,11 +40,11 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("title")
     parser.add_argument("runs", type=Path, nargs="+")
-    given = parser.parse_args()
-    runs = {parse((run / "config.yaml").read_text())["seed"]: read_json(run / SUMMARY) for run in given.runs}
+    args = parser.parse_args()
+    runs = {parse((run / "config.yaml").read_text())["seed"]: read_json(run / SUMMARY) for run in args.runs}
     curves = {f"seed {seed}": evaluations(summary) for seed, summary in runs.items()}
-    picture = Path(__file__).parent / f"learning-{given.name}.svg"
-    picture.write_text(learning_curve(curves, given.title), encoding="utf-8")
+    picture = Path(__file__).parent / f"learning-{args.name}.svg"
+    picture.write_text(learning_curve(curves, args.title), encoding="utf-8")
     for seed, summary in runs.items():
         print(row(summary, seed))
 

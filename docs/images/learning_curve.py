@@ -15,33 +15,33 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 44
 def learning_curve(runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str = "") -> str:
     """Return an SVG of each run's evaluations (lines of ``evaluations.jsonl``), by the run's label."""
     steps = [line["step"] for lines in runs.values() for line in lines]
-    last = max([1, *steps])
-    parts = [*_frame(last, title)]
+    last_step = max([1, *steps])
+    parts = [*_frame(last_step, title)]
     for number, (label, lines) in enumerate(runs.items()):
-        known = [line for line in lines if line.get("success_rate") is not None]
+        evaluated = [line for line in lines if line.get("success_rate") is not None]
         color = svg.COLORS[number % len(svg.COLORS)]
-        parts += _curve(known, last, color)
+        parts += _curve(evaluated, last_step, color)
         # At the bottom: curves end at the top, where things go well.
         y = HEIGHT - BOTTOM - 10 - 16 * (len(runs) - 1 - number)
         parts.append(svg.text(WIDTH - RIGHT - 4, y, label, color=color, anchor="end"))
     return svg.document(WIDTH, HEIGHT, parts)
 
 
-def _frame(last: int, title: str) -> list[str]:
+def _frame(last_step: int, title: str) -> list[str]:
     parts = [svg.text(LEFT, 20, title, size=14)]
     for tenth in range(0, 11, 2):
         y = _y(tenth / 10)
         parts.append(svg.line(LEFT, y, WIDTH - RIGHT, y, "#e2e8f0"))
         parts.append(svg.text(LEFT - 8, y + 4, f"{10 * tenth} %", anchor="end"))
     for quarter in range(5):
-        step = round(last * quarter / 4)
-        parts.append(svg.text(_x(step, last), HEIGHT - BOTTOM + 18, str(step), anchor="middle"))
+        step = round(last_step * quarter / 4)
+        parts.append(svg.text(_x(step, last_step), HEIGHT - BOTTOM + 18, str(step), anchor="middle"))
     parts.append(svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "training step", anchor="middle"))
     return parts
 
 
-def _curve(lines: Sequence[Mapping[str, Any]], last: int, color: str) -> list[str]:
-    points = [(_x(line["step"], last), _y(line["success_rate"])) for line in lines]
+def _curve(lines: Sequence[Mapping[str, Any]], last_step: int, color: str) -> list[str]:
+    points = [(_x(line["step"], last_step), _y(line["success_rate"])) for line in lines]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     parts = [f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>']
     for (x, y), line in zip(points, lines, strict=True):
@@ -54,8 +54,8 @@ def _curve(lines: Sequence[Mapping[str, Any]], last: int, color: str) -> list[st
     return parts
 
 
-def _x(step: float, last: int) -> float:
-    return LEFT + (WIDTH - LEFT - RIGHT) * step / last
+def _x(step: float, last_step: int) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * step / last_step
 
 
 def _y(rate: float) -> float:

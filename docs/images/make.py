@@ -12,7 +12,7 @@ from rich.console import Console
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
-# rich's own frame loads a font from the network; this one uses what the reader has.
+# rich's own frame loads a font from the network; this one uses the reader's fonts.
 FRAME = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -29,20 +29,20 @@ FRAME = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http
 
 
 def save(screen: Console, name: str, title: str) -> None:
-    """Write what a recording console saw."""
+    """Write a recorded console as SVG."""
     text = screen.export_svg(title=title, code_format=FRAME, unique_id=name)
     (ROOT / "docs" / "images" / f"{name}.svg").write_text(text, encoding="utf-8")
 
 
 def recorder(width: int) -> Console:
-    """A console that remembers, and shows nothing."""
+    """Return a console that records without output."""
     return Console(
         record=True, width=width, file=open(os.devnull, "w"), force_terminal=True, force_interactive=False
     )
 
 
 def demo() -> None:
-    """The table that ends ``make demo``."""
+    """Record the final table of ``make demo``."""
     import demo as program
 
     screen = recorder(104)
@@ -51,12 +51,12 @@ def demo() -> None:
 
 
 def play() -> None:
-    """A few moves of Sokoban in a terminal."""
+    """Record a few moves of Sokoban in a terminal."""
     from rollgym.cli.play import PlaySession
     from rollgym.core.registry import make
 
     screen = recorder(72)
-    table = PlaySession(screen, make("rollgym/Sokoban-v0"), "rollgym/Sokoban-v0", {})
+    session = PlaySession(screen, make("rollgym/Sokoban-v0"), "rollgym/Sokoban-v0", {})
     moves = iter(["/hint", "down", "/quit"])
 
     def typed(prompt: str = "", **_: object) -> str:
@@ -65,7 +65,7 @@ def play() -> None:
         return word
 
     screen.input = typed  # type: ignore[assignment]
-    table.play({"task": 3, "split": "test"}, seed=1)
+    session.play({"task": 3, "split": "test"}, seed=1)
     save(screen, "play", "rollgym play rollgym/Sokoban-v0")
 
 

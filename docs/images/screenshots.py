@@ -1,7 +1,7 @@
 """Take the screenshots of the docs from real runs: ``make screenshots``.
 
 A small policy is trained on FrozenLake for a few steps (some minutes), and agents play Sokoban and the shop.
-``--run FOLDER`` takes a training run that exists instead.
+``--run FOLDER`` shows an existing training run instead.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ SETTINGS = ["stop.steps=20", "evaluation.every=5", "evaluation.episodes=150", "t
 
 
 def main() -> None:
-    """Make the runs, their pages, and look at them."""
+    """Make the runs, export their pages and take the screenshots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--run", type=Path, help="a training run to show")
-    parser.add_argument("--out", type=Path, default=IMAGES, help="where the pictures go")
+    parser.add_argument("--run", type=Path, help="an existing training run")
+    parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the screenshots")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        shoot(make_pages(Path(place), args.run), args.out)
+    with tempfile.TemporaryDirectory() as folder:
+        shoot(make_pages(Path(folder), args.run), args.out)
     shoot_shop(args.out / "webshop.png")
 
 
-def make_pages(place: Path, run: Path | None) -> dict[str, Path]:
-    """The pages by name."""
+def make_pages(folder: Path, run: Path | None) -> dict[str, Path]:
+    """Return the exported pages by name."""
     if run is None:
         from rollgym.trainer.main import run_training
 
-        run = place / "lake"
+        run = folder / CONFIG
         run_training(CONFIG, SETTINGS, run, plain=True)
-    pages = {"train": export(run, place / "train.html", episodes=400).path}
+    pages = {"train": export(run, folder / "train.html", episodes=400).path}
     for name, env, agent in (
         ("sokoban", "rollgym/Sokoban-v0", "random"),
         ("shop", "rollgym/WebShop-v0", "expert"),
     ):
-        evaluate(Request(env_id=env, agent=agent, episodes=40, per_task=4), place / name)
-        pages[name] = export(place / name, place / f"{name}.html").path
+        evaluate(Request(env_id=env, agent=agent, episodes=40, per_task=4), folder / name)
+        pages[name] = export(folder / name, folder / f"{name}.html").path
     return pages
 
 
 def shoot(pages: dict[str, Path], out: Path) -> None:
-    """One picture of each thing there is to see."""
+    """Take one screenshot per view."""
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
-        for name, page, place, scheme, height, wait in (
+        for name, page, fragment, scheme, height, wait in (
             ("report", "train", "#overview", "light", 1_000, ".plots"),
             ("report-dark", "train", "#overview", "dark", 1_000, ".plots"),
             ("tokens", "train", "", "light", 620, ".token"),
@@ -66,7 +66,7 @@ def shoot(pages: dict[str, Path], out: Path) -> None:
             ("shop", "shop", "#episodes/0", "light", 900, ".shop"),
         ):
             tab = browser.new_page(viewport={"width": 1_240, "height": height}, color_scheme=scheme)
-            tab.goto(pages[page].as_uri() + (place or "#episodes"))
+            tab.goto(pages[page].as_uri() + (fragment or "#episodes"))
             if name == "tokens":
                 _open_longest(tab)
             tab.wait_for_selector(wait)
@@ -78,15 +78,15 @@ def shoot(pages: dict[str, Path], out: Path) -> None:
 
 
 def shoot_shop(file: Path) -> None:
-    """A product's page of the shop itself, in a browser, with an option chosen."""
+    """Take a screenshot of a product's page in a browser, with an option chosen."""
     env: Any = make("rollgym/WebShopBrowser-v0")
     _, info = env.reset(seed=1, options={"task": 3, "split": "test"})
-    wanted = re.sub(r"[^a-z ]", "", info["instruction"].lower().partition(".")[0])
-    seen = env.step(f"type[e1][{wanted}]")[0]
-    first = re.search(r"(e[0-9]+). link ", seen)
-    seen = env.step(f"click[{first and first[1]}]")[0]
-    for option, name in re.findall(r"(e[0-9]+). radio \"([^\"]+)\"", seen):
-        if name.split()[-1] in wanted:
+    words = re.sub(r"[^a-z ]", "", info["instruction"].lower().partition(".")[0])
+    observation = env.step(f"type[e1][{words}]")[0]
+    link = re.search(r"(e[0-9]+). link ", observation)
+    observation = env.step(f"click[{link and link[1]}]")[0]
+    for option, name in re.findall(r"(e[0-9]+). radio \"([^\"]+)\"", observation):
+        if name.split()[-1] in words:
             env.step(f"click[{option}]")
     file.write_bytes(env.unwrapped.screenshot())
     print(file)
@@ -94,7 +94,7 @@ def shoot_shop(file: Path) -> None:
 
 
 def _open_longest(tab: Any) -> None:
-    """The tokens of the longest success, coloured by how likely they were."""
+    """Show the tokens of the longest success, colored by probability."""
     tab.select_option("[aria-label=success]", "true")
     tab.click(".head [data-key=tokens]")
     tab.click(".rows .row >> nth=0")

@@ -1,4 +1,4 @@
-"""The machines of a bandit: names, what they pay on average, and how a pull pays."""
+"""The machines of a bandit: names, mean payouts and how a payout is drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Arm:
     payoff: str
 
     def pull(self, rng: np.random.Generator) -> float:
-        """What one pull pays."""
+        """Draw the payout of one pull."""
         if self.payoff == "bernoulli":
             return float(rng.random() < self.mean)
         if self.payoff == "gaussian":

@@ -8,6 +8,7 @@ from typing import Any
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 from rollgym.envs.bandit.arms import NAMES, Arm, random_arms, single_arms
 
 _EXPLORE = """\
@@ -27,11 +28,11 @@ _PAYS = {"bernoulli": "1 or 0", "gaussian": "a number that varies around the mac
 class BanditEnv(TextEnv):
     """Pull one of several named machines each turn.
 
-    Observation: the machines' names at first; then one line with what the pull paid and the turns left.
+    Observation: the machines' names at first; then one line with the payout and the turns left.
 
     Actions: the name of a machine, in any case.
 
-    Reward: what the pull paid. A wrong name pays 0.
+    Reward: the payout. A wrong name pays 0.
 
     Success: more than half of the pulls in the last half of the turns went to the machine with the best
     average. Wrong names count as pulls of another machine.
@@ -39,7 +40,7 @@ class BanditEnv(TextEnv):
     Ends: terminated after ``turns`` turns.
 
     Splits: random names and averages, no such set in two splits. In the mode ``single`` all tasks have
-    the same two machines, in either order. What a pull pays comes from the episode's seed.
+    the same two machines, in either order. Payouts come from the episode's seed.
     """
 
     pool_thread = "any"  # its calls are quick
@@ -60,10 +61,8 @@ class BanditEnv(TextEnv):
             raise UsageError(f"mode must be 'explore' or 'single', not {mode!r}.")
         if mode == "single" and (arms, turns, payoff) != (4, 20, "bernoulli"):
             raise UsageError("In the mode 'single', arms, turns and payoff are fixed: leave them out.")
-        if not 2 <= arms <= 10:
-            raise UsageError(f"arms must be from 2 to 10, not {arms}.")
-        if not 1 <= turns <= 10_000:
-            raise UsageError(f"turns must be from 1 to 10,000, not {turns}.")
+        check_range("arms", arms, 2, 10)
+        check_range("turns", turns, 1, 10_000)
         if payoff not in _PAYS:
             raise UsageError(f"payoff must be 'bernoulli' or 'gaussian', not {payoff!r}.")
         self._single = mode == "single"
@@ -113,7 +112,7 @@ class BanditEnv(TextEnv):
         }
 
     def render_text(self) -> str:
-        """A line for each machine: its pulls and what they paid."""
+        """One line per machine: its pulls and their payout."""
         lines = (f"{name:8} {n:4} pulls, paid {self._totals[name]:g}" for name, n in self._pulls.items())
         return "\n".join([*lines, f"Turns left: {self._left}."])
 

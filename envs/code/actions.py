@@ -13,38 +13,38 @@ _PYTHON = ("", "python", "py", "python3")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ParsedAction:
     """A parsed action."""
 
     blocks: tuple[str, ...]
     """Its fenced blocks."""
-    rest: str
+    text: str
     """Text outside the blocks."""
 
 
-def taken_apart(action: str) -> Said:
+def parse_action(action: str) -> ParsedAction:
     """The fenced blocks of an action, and the rest. A last block may lack its closing fence."""
-    blocks, rest = [], []
-    at, opened = 0, None
+    blocks, outside = [], []
+    position, block_start = 0, None
     for fence in _FENCE.finditer(action):
-        if opened is None:
+        if block_start is None:
             if fence[1].lower() not in _PYTHON:
                 continue
-            rest.append(action[at : fence.start()])
-            opened = fence.end()
+            outside.append(action[position : fence.start()])
+            block_start = fence.end()
         elif not fence[1]:
-            blocks.append(action[opened : fence.start()])
-            opened, at = None, fence.end()
-    if opened is not None:
-        blocks.append(action[opened:])
+            blocks.append(action[block_start : fence.start()])
+            block_start, position = None, fence.end()
+    if block_start is not None:
+        blocks.append(action[block_start:])
     else:
-        rest.append(action[at:])
-    return Said(tuple(block.strip("\r\n") + "\n" for block in blocks), "\n".join(rest))
+        outside.append(action[position:])
+    return ParsedAction(tuple(block.strip("\r\n") + "\n" for block in blocks), "\n".join(outside))
 
 
-def submits(said: Said) -> bool:
+def submits(parsed: ParsedAction) -> bool:
     """Whether a line outside the blocks is the word ``submit``."""
-    return any(bare(line).lower() == "submit" for line in said.rest.splitlines())
+    return any(bare(line).lower() == "submit" for line in parsed.text.splitlines())
 
 
 def defines(code: str, name: str) -> bool:
@@ -60,7 +60,7 @@ def defines(code: str, name: str) -> bool:
 _ANSWER = re.compile(r"^\W*(?:final\s+)?answer\W*?[:=]\s*(.+)$", re.IGNORECASE)
 
 
-def answered(said: Said) -> str | None:
+def parse_answer(parsed: ParsedAction) -> str | None:
     """Return X of the last line ``answer: X`` outside the blocks."""
-    found = [match[1] for line in said.rest.splitlines() if (match := _ANSWER.match(line.strip()))]
-    return bare(found[-1]).strip("* ") if found else None
+    answers = [match[1] for line in parsed.text.splitlines() if (match := _ANSWER.match(line.strip()))]
+    return bare(answers[-1]).strip("* ") if answers else None

@@ -7,41 +7,41 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollgym.envs.code.harness import DEEP, decode
+from rollgym.envs.code.harness import MAX_DEPTH, decode
 
 TOLERANCE = 1e-9
-_DEEP = 100
+_MAX_DEPTH = 100
 _HEX = re.compile(r"-?0x[0-9a-f]+")
 _BYTES = re.compile(r"(?:[0-9a-f]{2})*+")
 
 
-def readable(data: Any) -> bool:
-    """Whether `inside.encode` can have written this.
+def is_well_formed(data: Any) -> bool:
+    """Whether `harness.encode` can have written this.
 
     A solution can forge the judge's output, so nothing else reads it before this check of depth, tags and the
     shape of each content. It uses no recursion.
     """
-    left = [(data, DEEP)]
-    while left:
-        one, deep = left.pop()
-        if isinstance(one, dict):
-            if len(one) != 1:
+    stack = [(data, MAX_DEPTH)]
+    while stack:
+        item, depth = stack.pop()
+        if isinstance(item, dict):
+            if len(item) != 1:
                 return False
-            ((tag, content),) = one.items()
-            parts = _CONTENTS[tag](content) if tag in _CONTENTS else None
-        elif isinstance(one, list):
-            parts = one
-        elif isinstance(one, float):
-            parts = [] if math.isfinite(one) else None
+            ((tag, content),) = item.items()
+            children = _CONTENTS[tag](content) if tag in _CONTENTS else None
+        elif isinstance(item, list):
+            children = item
+        elif isinstance(item, float):
+            children = [] if math.isfinite(item) else None
         else:
-            parts = []
-        if parts is None or deep == 0:
+            children = []
+        if children is None or depth == 0:
             return False
-        left += [(part, deep - 1) for part in parts]
+        stack += [(child, depth - 1) for child in children]
     return True
 
 
-def _listed(content: Any) -> list[Any] | None:
+def _list_items(content: Any) -> list[Any] | None:
     return content if isinstance(content, list) else None
 
 
@@ -51,27 +51,29 @@ def _pairs(content: Any) -> list[Any] | None:
     return [part for pair in content for part in pair]
 
 
-def _when(holds: bool) -> list[Any] | None:
+def _leaf_if(holds: bool) -> list[Any] | None:
     return [] if holds else None
 
 
-def _odd_float(content: Any) -> bool:
+def _is_special_float(content: Any) -> bool:
     return content in ("inf", "-inf", "nan")
 
 
-def _real(part: Any) -> bool:
-    return isinstance(part, float) or (isinstance(part, dict) and _odd_float(part.get("float")))
+def _is_real(part: Any) -> bool:
+    return isinstance(part, float) or (isinstance(part, dict) and _is_special_float(part.get("float")))
 
 
 _CONTENTS: Mapping[str, Callable[[Any], list[Any] | None]] = {
-    "int": lambda text: _when(isinstance(text, str) and _HEX.fullmatch(text) is not None),
-    "float": lambda text: _when(_odd_float(text)),
-    "complex": lambda parts: _when(isinstance(parts, list) and len(parts) == 2 and all(map(_real, parts))),
-    "bytes": lambda text: _when(isinstance(text, str) and _BYTES.fullmatch(text) is not None),
-    "tuple": _listed,
-    "set": _listed,
-    "frozenset": _listed,
-    "object": lambda parts: _when(
+    "int": lambda text: _leaf_if(isinstance(text, str) and _HEX.fullmatch(text) is not None),
+    "float": lambda text: _leaf_if(_is_special_float(text)),
+    "complex": lambda parts: _leaf_if(
+        isinstance(parts, list) and len(parts) == 2 and all(map(_is_real, parts))
+    ),
+    "bytes": lambda text: _leaf_if(isinstance(text, str) and _BYTES.fullmatch(text) is not None),
+    "tuple": _list_items,
+    "set": _list_items,
+    "frozenset": _list_items,
+    "object": lambda parts: _leaf_if(
         isinstance(parts, list)
         and len(parts) == 2
         and isinstance(parts[0], str)
@@ -82,25 +84,25 @@ _CONTENTS: Mapping[str, Callable[[Any], list[Any] | None]] = {
 """By tag of an encoded value: its inner values, or ``None`` for another shape."""
 
 
-def same(found: Any, expected: Any, deep: int = _DEEP) -> bool:
+def values_equal(value: Any, expected: Any, depth: int = _MAX_DEPTH) -> bool:
     """Whether an answer equals the expected one. Both are encoded, so that no object's ``__eq__`` is called.
 
     Lists and tuples are alike, whole numbers and floats too; floats may differ by rounding. True is not 1.
     """
-    if deep == 0:
+    if depth == 0:
         return False
-    found, expected = _plain(found), _plain(expected)
-    if isinstance(found, bool) or isinstance(expected, bool) or found is None or expected is None:
-        return found is expected
-    if isinstance(found, (int, float)) and isinstance(expected, (int, float)):
-        return _close(found, expected)
-    if isinstance(found, list) and isinstance(expected, list):
-        return len(found) == len(expected) and all(
-            same(a, b, deep - 1) for a, b in zip(found, expected, strict=True)
+    value, expected = _plain(value), _plain(expected)
+    if isinstance(value, bool) or isinstance(expected, bool) or value is None or expected is None:
+        return value is expected
+    if isinstance(value, (int, float)) and isinstance(expected, (int, float)):
+        return _close(value, expected)
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(
+            values_equal(a, b, depth - 1) for a, b in zip(value, expected, strict=True)
         )
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return _same_tagged(found, expected, deep)
-    return type(found) is type(expected) and bool(found == expected)
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return _same_tagged(value, expected, depth)
+    return type(value) is type(expected) and bool(value == expected)
 
 
 def _plain(data: Any) -> Any:
@@ -117,15 +119,15 @@ def _plain(data: Any) -> Any:
     return data
 
 
-def _same_tagged(found: dict[str, Any], expected: dict[str, Any], deep: int) -> bool:
-    if list(found) != list(expected) or "object" in found:
+def _same_tagged(value: dict[str, Any], expected: dict[str, Any], depth: int) -> bool:
+    if list(value) != list(expected) or "object" in value:
         return False
-    ((name, mine),), ((_, theirs),) = found.items(), expected.items()
+    ((name, content),), ((_, expected_content),) = value.items(), expected.items()
     if name == "dict":
-        if not isinstance(mine, list) or len(mine) != len(theirs):
+        if not isinstance(content, list) or len(content) != len(expected_content):
             return False
-        mine, theirs = sorted(mine, key=repr), sorted(theirs, key=repr)
-    return same(mine, theirs, deep - 1)
+        content, expected_content = sorted(content, key=repr), sorted(expected_content, key=repr)
+    return values_equal(content, expected_content, depth - 1)
 
 
 def _close(a: float, b: float) -> bool:
@@ -137,27 +139,27 @@ def _close(a: float, b: float) -> bool:
         return False
 
 
-def shown(data: Any, length: int = 120) -> str:
+def format_value(data: Any, length: int = 120) -> str:
     """Return an encoded value as Python source (sets sorted), truncated if long."""
     try:
-        text = _text(data)
+        text = _source(data)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError):
         # For example an integer with more digits than Python prints.
         text = "a value that cannot be shown"
     return text if len(text) <= length else f"{text[: length - 20]}... ({len(text)} characters)"
 
 
-def _text(data: Any) -> str:
+def _source(data: Any) -> str:
     if isinstance(data, list):
-        return f"[{', '.join(map(_text, data))}]"
+        return f"[{', '.join(map(_source, data))}]"
     if not isinstance(data, dict):
         return repr(data)
     ((name, content),) = data.items()
     if name == "dict":
-        return f"{{{', '.join(f'{_text(key)}: {_text(value)}' for key, value in content)}}}"
+        return f"{{{', '.join(f'{_source(key)}: {_source(value)}' for key, value in content)}}}"
     if name == "tuple":
-        return f"({', '.join(map(_text, content))}{',' if len(content) == 1 else ''})"
+        return f"({', '.join(map(_source, content))}{',' if len(content) == 1 else ''})"
     if name in ("set", "frozenset"):
-        inner = f"{{{', '.join(map(_text, content))}}}" if content else ""
+        inner = f"{{{', '.join(map(_source, content))}}}" if content else ""
         return inner if name == "set" and content else f"{name}({inner})"
     return repr(decode(data))

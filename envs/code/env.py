@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, check_whole
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task
-from rollgym.envs.code.actions import Said, defines, submits, taken_apart
-from rollgym.envs.code.formatting import told, told_tests
+from rollgym.envs.arguments import check_choice
+from rollgym.envs.code.actions import ParsedAction, defines, parse_action, submits
+from rollgym.envs.code.formatting import format_run, format_test_results
 from rollgym.envs.code.judge import Result, judge
 from rollgym.envs.code.loaders import load_problems
 from rollgym.envs.code.problems import Generated, Problems
@@ -38,7 +39,7 @@ The reward is {reward}."""
 class CodeEnv(TextEnv):
     """Write a function; blocks of code are run in a sandbox, hidden tests decide.
 
-    Observation: the task; then what the block printed (stdout, stderr, each cut), how it ended where it did
+    Observation: the task; then the output of the block (stdout, stderr, each cut), how it ended where it did
     not end well, how the solution does on the public tests, and the turns left.
 
     Actions: one fenced block of Python, run in a session whose names and files last; ``submit``; or both: the
@@ -74,20 +75,19 @@ class CodeEnv(TextEnv):
         render_mode: str | None = None,
     ) -> None:
         """Problems are ``generated`` or from a file; ``sandbox`` sets isolation and limits."""
-        if reward not in REWARDS:
-            raise UnknownName("reward", str(reward), REWARDS, f"There are: {', '.join(REWARDS)}.")
+        check_choice("reward", reward, REWARDS)
         check_whole("max_turns", max_turns)
         check_whole("output_chars", output_chars, 100)
         self._problems = _problems(problems, form, difficulty, family)
         self.tasks = self._problems.tasks
         self._box = SandboxHandle(sandbox)
-        self._whole, self._max_turns, self._end_on_pass = reward == "all", max_turns, end_on_pass
+        self._all_or_nothing, self._max_turns, self._end_on_pass = reward == "all", max_turns, end_on_pass
         self._chars, self._reveal = output_chars, reveal
         self.instructions = _INSTRUCTIONS.format(
             turns=max_turns,
             seconds=self._box.settings.limits.seconds,
             reward="1 if all hidden tests pass, else 0"
-            if self._whole
+            if self._all_or_nothing
             else "the share of hidden tests that pass",
             pass_=" The episode ends too when all public tests pass." if end_on_pass else "",
         )
@@ -105,16 +105,16 @@ class CodeEnv(TextEnv):
     def respond(self, action: str) -> StepResult:
         """Run a block, or judge."""
         self._turns += 1
-        said = taken_apart(action)
-        if len(said.blocks) > 1:
-            return self._nothing(
-                f"There are {len(said.blocks)} blocks: write one block a turn. Nothing was run."
-            )
-        if submits(said):
-            return self._submit(said)
-        if not said.blocks:
-            return self._nothing("That is neither a block of code between ``` fences nor `submit`.")
-        return self._run(said.blocks[0])
+        parsed = parse_action(action)
+        if len(parsed.blocks) > 1:
+            note = f"There are {len(parsed.blocks)} blocks: write one block a turn. Nothing was run."
+            return self._continue(note, valid=False)
+        if submits(parsed):
+            return self._submit(parsed)
+        if not parsed.blocks:
+            note = "That is neither a block of code between ``` fences nor `submit`."
+            return self._continue(note, valid=False)
+        return self._run(parsed.blocks[0])
 
     def facts(self) -> Mapping[str, Any]:
         """Statement, turns left and sandbox level."""
@@ -151,54 +151,50 @@ class CodeEnv(TextEnv):
         lines = [f"Write the function {problem.signature}.", problem.statement]
         if problem.shown:
             lines += ["Public tests:", *problem.shown]
-        return "\n".join([*lines, self._left()])
+        return "\n".join([*lines, self._turns_left()])
 
-    def _left(self) -> str:
-        left = self._max_turns - self._turns
-        return f"Turns left: {left}." if left else "No turns left."
+    def _turns_left(self) -> str:
+        turns_left = self._max_turns - self._turns
+        return f"Turns left: {turns_left}." if turns_left else "No turns left."
 
     def _prepare(self) -> None:
         if self._problem.prelude:
             self._box.use(lambda sandbox: sandbox.run(self._problem.prelude))
 
-    def _nothing(self, sentence: str) -> StepResult:
-        return self._go_on(sentence, valid=False)
-
-    def _submit(self, said: Said) -> StepResult:
-        if said.blocks:
-            self._solution = said.blocks[0]
+    def _submit(self, parsed: ParsedAction) -> StepResult:
+        if parsed.blocks:
+            self._solution = parsed.blocks[0]
         if self._solution is None:
-            return self._nothing(
-                f"There is nothing to submit: no block has defined {self._problem.name} yet."
-            )
-        return self._judged("")
+            note = f"There is nothing to submit: no block has defined {self._problem.name} yet."
+            return self._continue(note, valid=False)
+        return self._judge_hidden("")
 
     def _run(self, block: str) -> StepResult:
         limits = self._box.limits()
         ran = self._box.use(lambda sandbox: sandbox.run(block, limits=limits))
-        parts = ["The sandbox broke down; the session begins again with nothing."]
+        lines = ["The sandbox broke down; the session begins again with nothing."]
         if ran is None:
             self._prepare()
         else:
-            parts = [told(ran, limits, self._chars)]
+            lines = [format_run(ran, limits, self._chars)]
         passed = False
         if defines(block, self._problem.name):
             self._solution = block
             if len(self._problem.public):
                 results = self._results(self._problem.public)
-                parts.append(told_tests(self._problem.shown, results))
+                lines.append(format_test_results(self._problem.shown, results))
                 passed = all(result.passed for result in results)
-        text = "\n".join(parts)
-        return self._judged(f"{text}\n") if passed and self._end_on_pass else self._go_on(text)
+        text = "\n".join(lines)
+        return self._judge_hidden(f"{text}\n") if passed and self._end_on_pass else self._continue(text)
 
-    def _go_on(self, text: str, valid: bool = True) -> StepResult:
+    def _continue(self, text: str, valid: bool = True) -> StepResult:
         if self._turns < self._max_turns:
-            return StepResult(f"{text}\n{self._left()}", valid=valid)
+            return StepResult(f"{text}\n{self._turns_left()}", valid=valid)
         if self._solution is None:
             return StepResult(f"{text}\nNo turns left, and no solution.", terminated=True, valid=valid)
-        return self._judged(f"{text}\nNo turns left. ", valid)
+        return self._judge_hidden(f"{text}\nNo turns left. ", valid)
 
-    def _judged(self, text: str, valid: bool = True) -> StepResult:
+    def _judge_hidden(self, text: str, valid: bool = True) -> StepResult:
         # State left by the agent's code must not exist when the tests run.
         self._box.fresh()
         results = self._results(self._problem.hidden, unused=True)
@@ -206,7 +202,7 @@ class CodeEnv(TextEnv):
         success = passed == len(results)
         return StepResult(
             f"{text}Hidden tests: {passed} of {len(results)} passed.",
-            float(success) if self._whole else passed / len(results),
+            float(success) if self._all_or_nothing else passed / len(results),
             terminated=True,
             success=success,
             valid=valid,

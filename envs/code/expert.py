@@ -13,10 +13,10 @@ from rollgym.envs.code.snippets import CODE, NAMES
 
 
 class CodeExpert(SoloAgent):
-    """Writes the reference solution from what the statement says, looks at the public tests, submits.
+    """Writes the reference solution of the problem's family, then submits.
 
-    ``info`` names the family and the parameters, which the statement says in words. Problems from a file have
-    none: make the environment with ``reveal=True`` then.
+    ``info`` has the family and the parameters, which the statement describes. Problems from a file have no
+    family: make the environment with ``reveal=True``.
     """
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
@@ -31,7 +31,7 @@ class CodeExpert(SoloAgent):
         if info.get("family") not in FAMILIES:
             raise UsageError(
                 "The expert knows generated problems only: make the environment with reveal=True (--env-arg "
-                "reveal=true), which tells it the solutions of a file."
+                "reveal=true), to reveal the solutions of a file."
             )
         return FAMILIES[info["family"]].program(info["parameters"])
 
@@ -46,7 +46,7 @@ class PythonToolExpert(SoloAgent):
             return f"answer: {rest.splitlines()[0]}"
         if info.get("kind") not in KINDS:
             raise UsageError("The expert knows generated questions only, not those of a file.")
-        return f"```python\n{KINDS[info['kind']].written(info['parameters'])}```"
+        return f"```python\n{KINDS[info['kind']].program_for(info['parameters'])}```"
 
 
 class SnippetsExpert(SoloAgent):
@@ -54,7 +54,7 @@ class SnippetsExpert(SoloAgent):
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         """The lines of the goal's steps, in its order, by number or name."""
-        wanted = [CODE[words] for words in info["goal"]]
-        if wanted[0] in info["lines"]:
-            return " ".join(str(info["lines"].index(line) + 1) for line in wanted)
-        return " ".join(NAMES[line] for line in wanted)
+        lines = [CODE[words] for words in info["goal"]]
+        if lines[0] in info["lines"]:
+            return " ".join(str(info["lines"].index(line) + 1) for line in lines)
+        return " ".join(NAMES[line] for line in lines)

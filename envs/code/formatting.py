@@ -11,17 +11,17 @@ from rollgym.sandbox.types import Ended, Limits, Ran
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 
 
-def told(ran: Ran, limits: Limits, chars: int) -> str:
+def format_run(ran: Ran, limits: Limits, chars: int) -> str:
     """Format the output of a block and how it ended."""
-    parts = []
+    lines = []
     for name, output in (("stdout", ran.stdout), ("stderr", ran.stderr)):
         if output.strip():
-            parts.append(f"{name}:\n{cut(masked(output.rstrip()), chars)}")
-    if not parts and ran.ok:
-        parts.append("It ran and printed nothing.")
+            lines.append(f"{name}:\n{cut(masked(output.rstrip()), chars)}")
+    if not lines and ran.ok:
+        lines.append("It ran and printed nothing.")
     if not ran.ok:
-        parts.append(_ending(ran, limits))
-    return "\n".join(parts)
+        lines.append(_ending(ran, limits))
+    return "\n".join(lines)
 
 
 def masked(text: str) -> str:
@@ -56,11 +56,11 @@ _STATES: Mapping[str, str] = {
 }
 
 
-def told_tests(shown: Sequence[str], results: Sequence[Result]) -> str:
+def format_test_results(tests: Sequence[str], results: Sequence[Result]) -> str:
     """Format the public test results: count and failures."""
     passed = sum(result.passed for result in results)
     lines = [f"Public tests: {passed} of {len(results)} passed."]
-    notes = [(text, result.note) for text, result in zip(shown, results, strict=True) if not result.passed]
+    notes = [(text, result.note) for text, result in zip(tests, results, strict=True) if not result.passed]
     if len(notes) > 1 and len({note for _, note in notes}) == 1 and len(notes) == len(results):
         return f"{lines[0]} Each failed: {masked(notes[0][1])}."
     lines += [f"failed: {text}: {masked(note)}" for text, note in notes]

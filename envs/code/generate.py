@@ -16,11 +16,18 @@ from rollgym.envs.code.families.simulation import SIMULATION
 from rollgym.envs.code.families.steps import PIPELINES
 from rollgym.envs.code.families.strings import STRINGS
 from rollgym.envs.code.families.structures import STRUCTURES
-from rollgym.envs.code.types import Problem
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (*STRINGS, *LISTS, *MATHS, *PARSING, *SIMULATION, *STRUCTURES, *PIPELINES)
+}
+TOPICS: Mapping[str, Sequence[Family]] = {
+    "strings": STRINGS,
+    "lists": (*LISTS, *PIPELINES),
+    "maths": MATHS,
+    "parsing": PARSING,
+    "simulation": SIMULATION,
+    "data structures": STRUCTURES,
 }
 LEVELS = (1, 2, 3)
 
@@ -29,19 +36,19 @@ def choose_families(difficulty: int | None = None, family: str | None = None) ->
     """The families of a level (all by default), of a topic or of a name."""
     if difficulty is not None and difficulty not in LEVELS:
         raise UsageError(f"difficulty must be 1, 2 or 3 (or left out for all), not {difficulty!r}.")
-    chosen = list(FAMILIES.values())
+    candidates = list(FAMILIES.values())
     if family is not None:
-        chosen = [one for one in chosen if family in (one.name, one.topic)]
-        if not chosen:
-            topics = dict.fromkeys(one.topic for one in FAMILIES.values())
+        named = [FAMILIES[family]] if family in FAMILIES else []
+        candidates = [*named, *TOPICS.get(family, ())]
+        if not candidates:
             raise UnknownName(
-                "family of problems", str(family), [*FAMILIES, *topics], f"Topics: {', '.join(topics)}."
+                "family of problems", str(family), [*FAMILIES, *TOPICS], f"Topics: {', '.join(TOPICS)}."
             )
-    found = [one for one in chosen if difficulty in (None, one.level)]
-    if not found:
-        levels = sorted({one.level for one in chosen})
+    matching = [candidate for candidate in candidates if difficulty in (None, candidate.level)]
+    if not matching:
+        levels = sorted({candidate.level for candidate in candidates})
         raise UsageError(f"{family!r} has no problems of difficulty {difficulty}, only of {levels}.")
-    return found
+    return matching
 
 
 def random_problem(rng: np.random.Generator, families: Sequence[Family]) -> tuple[Family, dict[str, Any]]:
@@ -54,9 +61,3 @@ def content_key(content: tuple[Family, Mapping[str, Any]]) -> str:
     """Names the content, so that no two splits share any."""
     family, parameters = content
     return f"{family.name} {sorted(parameters.items())}"
-
-
-def build(content: tuple[Family, Mapping[str, Any]], rng: np.random.Generator) -> Problem:
-    """The problem of a family and its parameters, with tests."""
-    family, parameters = content
-    return family.problem(parameters, rng)

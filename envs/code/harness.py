@@ -1,11 +1,11 @@
 """Program that the judge runs inside the sandbox, and encoding of values.
 
-Its text is sent as a program, so it imports the standard library only. Two programs are made of it:
+Its source is sent as a program, so it imports the standard library only. It has two entry points:
 
-- `answer` runs a solution on inputs and says what it returned. It never holds a test.
-- `decide` runs tests on answers that were given before. It never holds a solution.
+- `answer` runs a solution on inputs and reports what it returned. It never sees a test.
+- `decide` runs tests on recorded answers. It never sees a solution.
 
-Nothing but data passes from one to the other, so that a solution can only do well by returning what is right.
+Only data passes between the two, so a solution can pass only by returning the right values.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-DEEP = 200
-MANY = 200_000
-_BIG = 1 << 62
+MAX_DEPTH = 200
+MAX_ITEMS = 200_000
+_MAX_JSON_INT = 1 << 62
 
 
 class NotData(Exception):
@@ -30,7 +30,7 @@ class NotData(Exception):
 
 
 class Opaque:
-    """Stands for a returned object: true or false, and equal to nothing."""
+    """Placeholder for a returned object: it has a truth value and equals nothing."""
 
     def __init__(self, kind: str, truth: bool) -> None:
         self.kind, self.truth = kind, truth
@@ -42,9 +42,9 @@ class Opaque:
         return f"<an object of type {self.kind}>"
 
 
-def encode(value: Any, deep: int = DEEP) -> Any:
+def encode(value: Any, depth: int = MAX_DEPTH) -> Any:
     """Encode a plain value as typed JSON; iterators become lists, subclasses their base type."""
-    if deep == 0:
+    if depth == 0:
         raise NotData("it is nested too deeply")
     if value is None or value is True or value is False:
         return value
@@ -52,10 +52,10 @@ def encode(value: Any, deep: int = DEEP) -> Any:
         if isinstance(value, kind):
             return convert(value)
     if isinstance(value, dict):
-        return {"dict": [[encode(k, deep - 1), encode(v, deep - 1)] for k, v in dict.items(value)]}
+        return {"dict": [[encode(k, depth - 1), encode(v, depth - 1)] for k, v in dict.items(value)]}
     for kind, name in _GROUPS:
         if isinstance(value, kind):
-            items = [encode(item, deep - 1) for item in _items(value)]
+            items = [encode(item, depth - 1) for item in _items(value)]
             if name in ("set", "frozenset"):
                 items.sort(key=repr)
             return items if name == "list" else {name: items}
@@ -76,15 +76,15 @@ def _items(value: Any) -> list[Any]:
     items = []
     for item in value:
         items.append(item)
-        if len(items) > MANY:
-            raise NotData(f"it has more than {MANY:,} items")
+        if len(items) > MAX_ITEMS:
+            raise NotData(f"it has more than {MAX_ITEMS:,} items")
     return items
 
 
 def _encode_int(value: int) -> Any:
     value = int(value)
     # JSON readers refuse long decimal numbers; hexadecimal ones cost nothing.
-    return value if -_BIG < value < _BIG else {"int": hex(value)}
+    return value if -_MAX_JSON_INT < value < _MAX_JSON_INT else {"int": hex(value)}
 
 
 def _encode_float(value: float) -> Any:
@@ -123,33 +123,33 @@ _DECODERS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def answer() -> None:
-    """Run a solution: ``{"nonce", "solution", "name", "calls": [[arguments], ...]}`` comes by stdin.
+    """Run a solution: ``{"nonce", "solution", "name", "calls": [[arguments], ...]}`` on stdin.
 
     After the nonce each line is ``[number, "value", value, arguments afterwards]`` or ``[number, "error",
-    sentence]``; number -1 is for a solution that could not even be loaded.
+    sentence]``; number -1 reports a solution that could not be loaded.
     """
-    request, say = _opened()
+    request, write_line = _open_channel()
     names: dict[str, Any] = {"__name__": "solution"}
     try:
         exec(compile(request["solution"], "<solution>", "exec"), names)  # noqa: S102
         function = names[request["name"]]
     except KeyError:
-        say([-1, "error", f"it does not define {request['name']}"])
+        write_line([-1, "error", f"it does not define {request['name']}"])
     except BaseException as error:
-        say([-1, "error", _sentence(error)])
+        write_line([-1, "error", _error_text(error)])
     else:
         for number, call in request["calls"]:
-            say(_one(function, number, call))
-    _leave()
+            write_line(_run_call(function, number, call))
+    _exit()
 
 
-def _one(function: Any, number: int, call: list[Any]) -> list[Any]:
+def _run_call(function: Any, number: int, call: list[Any]) -> list[Any]:
     try:
         arguments = [decode(argument) for argument in call]
         value = _returned(function(*arguments))
         return [number, "value", value, [encode(argument) for argument in arguments]]
     except BaseException as error:
-        return [number, "error", _sentence(error)]
+        return [number, "error", _error_text(error)]
 
 
 def _returned(value: Any) -> Any:
@@ -163,75 +163,75 @@ def _returned(value: Any) -> Any:
 def decide() -> None:
     """Run tests: ``{"nonce", "setup", "name", "tests": [text], "answers": [[arguments, answer], ...]}``.
 
-    ``setup`` is a program of the task's author. Where it defines the function, that one answers what the
-    solution has not been asked yet, so that a single round finds out all the calls of most tests.
+    ``setup`` is a program of the task's author. If it defines the function, that function answers calls that
+    the solution has not answered yet, so that one round collects all calls of most tests.
     A line is ``[number, "passed" | "failed" | "open", sentence]``; the last one is ``[-1, "calls", [...]]``.
     """
     import random  # a tenth of an execution, which `answer` need not pay
 
-    request, say = _opened()
-    answers = {json.dumps(key): found for key, found in request["answers"]}
-    asked: dict[str, Any] = {}
+    request, write_line = _open_channel()
+    answers = {json.dumps(key): reply for key, reply in request["answers"]}
+    unanswered: dict[str, Any] = {}
     for number, test in enumerate(request["tests"]):
-        # A test that draws at random must ask the same in every round.
+        # A test that draws at random must make the same calls in every round.
         random.seed(0)
-        say([number, *_judged(request, test, answers, asked)])
-    say([-1, "calls", list(asked.values())])
-    _leave()
+        write_line([number, *_run_test(request, test, answers, unanswered)])
+    write_line([-1, "calls", list(unanswered.values())])
+    _exit()
 
 
 class _Unanswered(BaseException):
     """A test requests a call that the solution has not answered yet."""
 
 
-def _judged(
-    request: Mapping[str, Any], test: str, answers: Mapping[str, Any], asked: dict[str, Any]
+def _run_test(
+    request: Mapping[str, Any], test: str, answers: Mapping[str, Any], unanswered: dict[str, Any]
 ) -> tuple[str, str]:
     open_calls: list[str] = []
     verdict = "passed", ""
     try:
         # Two copies of the author's program: calls among its own functions are not tests.
-        known = _ran(request["setup"], "<setup>").get(request["name"])
-        names = _ran(request["setup"], "<setup>")
-        names[request["name"]] = names["candidate"] = _stand_in(known, answers, asked, open_calls)
+        reference = _exec_program(request["setup"], "<setup>").get(request["name"])
+        names = _exec_program(request["setup"], "<setup>")
+        names[request["name"]] = names["candidate"] = _stand_in(reference, answers, unanswered, open_calls)
         exec(compile(test, "<test>", "exec"), names)  # noqa: S102
     except BaseException as error:
-        verdict = "failed", _sentence(error)
+        verdict = "failed", _error_text(error)
     return ("open", "") if open_calls else verdict
 
 
-def _ran(text: str, name: str) -> dict[str, Any]:
+def _exec_program(text: str, name: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "tests"}
     exec(compile(text, name, "exec"), names)  # noqa: S102
     return names
 
 
 def _stand_in(
-    known: Any, answers: Mapping[str, Any], asked: dict[str, Any], open_calls: list[str]
+    reference: Any, answers: Mapping[str, Any], unanswered: dict[str, Any], open_calls: list[str]
 ) -> Callable[..., Any]:
-    """A function that gives the solution's answers, and notes what it cannot answer."""
+    """Return a function that replays the solution's answers and records calls without an answer."""
 
     def candidate(*arguments: Any) -> Any:
         call = [encode(argument) for argument in arguments]
         key = json.dumps(call)
         if key not in answers:
-            asked[key] = call
+            unanswered[key] = call
             open_calls.append(key)
-            if known is None:
+            if reference is None:
                 raise _Unanswered
-            return known(*arguments)
-        found = answers[key]
-        if found[0] == "error":
-            raise _as_raised(found[1])
-        for mine, theirs in zip(arguments, found[2], strict=True):
-            _changed_like(mine, decode(theirs))
-        return decode(found[1])
+            return reference(*arguments)
+        reply = answers[key]
+        if reply[0] == "error":
+            raise _as_raised(reply[1])
+        for argument, changed in zip(arguments, reply[2], strict=True):
+            _apply_changes(argument, decode(changed))
+        return decode(reply[1])
 
     return candidate
 
 
 def _as_raised(sentence: str) -> Exception:
-    """The error of a solution, of the same kind where Python has it: a test may wait for it."""
+    """Rebuild a solution's error, as the same builtin type if there is one: a test may expect it."""
     name, _, text = sentence.partition(": ")
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
@@ -240,36 +240,36 @@ def _as_raised(sentence: str) -> Exception:
     return RuntimeError(sentence)
 
 
-def _changed_like(mine: Any, theirs: Any) -> None:
-    """Do to an argument what the solution did to its own."""
-    if isinstance(mine, list) and mine != theirs:
-        mine[:] = theirs
-    elif isinstance(mine, (dict, set)) and mine != theirs:
-        mine.clear()
-        mine.update(theirs)
+def _apply_changes(argument: Any, changed: Any) -> None:
+    """Change an argument in place as the solution changed its copy."""
+    if isinstance(argument, list) and argument != changed:
+        argument[:] = changed
+    elif isinstance(argument, (dict, set)) and argument != changed:
+        argument.clear()
+        argument.update(changed)
 
 
-def _opened() -> tuple[dict[str, Any], Callable[[list[Any]], None]]:
-    """The request, and a way to speak that what is printed cannot disturb."""
+def _open_channel() -> tuple[dict[str, Any], Callable[[list[Any]], None]]:
+    """Return the request and a writer on a private descriptor, apart from anything printed."""
     request: dict[str, Any] = json.loads(sys.stdin.read())
     nonce = request.pop("nonce")
-    out = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    output_fd = os.dup(1)
+    devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
-        os.dup2(nowhere, descriptor)
+        os.dup2(devnull, descriptor)
     # The streams may be buffers without descriptors.
     sys.stdin, sys.stdout, sys.stderr = io.StringIO(), io.StringIO(), io.StringIO()
     dumps, write = json.dumps, os.write
 
-    def say(line: list[Any]) -> None:
+    def write_line(line: list[Any]) -> None:
         data = f"{nonce} {dumps(line)}\n".encode()
         while data:
-            data = data[write(out, data) :]
+            data = data[write(output_fd, data) :]
 
-    return request, say
+    return request, write_line
 
 
-def _sentence(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = " ".join(str(error).split())[:200]
@@ -278,6 +278,6 @@ def _sentence(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
-def _leave() -> None:
-    """Go at once: threads and exit handlers have no say any more."""
+def _exit() -> None:
+    """Exit at once, without waiting for threads or exit handlers."""
     os._exit(0)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.core.errors import RunError
-from rollgym.envs.code.compare import readable, same, shown
+from rollgym.envs.code.compare import format_value, is_well_formed, values_equal
 from rollgym.envs.code.types import Asserts, Cases, Tests
-from rollgym.sandbox.types import Ended, Limits, Ran, Sandbox
+from rollgym.sandbox.types import Ended, Limits, Sandbox
 
 RESTARTS = 3
 """Maximum restarts of a solution that dies on an input."""
@@ -28,8 +28,8 @@ NOTE_CHARS = 300
 UNREADABLE = "its answer cannot be read"
 NO_TIME = "there was no time left to judge it"
 _SOON = 0.05
-"""Seconds below which it makes no sense to start another execution."""
-_WHY: Mapping[Ended, str] = {
+"""Minimum seconds left to start another execution."""
+_END_REASONS: Mapping[Ended, str] = {
     Ended.TIMEOUT: "it took too long",
     Ended.CPU: "it took too long",
     Ended.OUTPUT: "it wrote too much",
@@ -37,12 +37,12 @@ _WHY: Mapping[Ended, str] = {
 }
 
 Answer = list[Any]
-"""``["value", value, arguments afterwards]`` or ``["error", sentence]``, as `inside.answer` says it."""
+"""``["value", value, arguments afterwards]`` or ``["error", sentence]``, as `harness.answer` writes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one test went."""
+    """Result of one test."""
 
     passed: bool
     note: str = ""
@@ -63,17 +63,18 @@ class SolutionJudge:
         """
         nonce = secrets.token_hex(16)
         stdin = json.dumps({"nonce": nonce, **request})
-        said, why = "", NO_TIME
+        output, reason = "", NO_TIME
         for chars in SPOKEN:
-            left = self._until - time.monotonic()
-            if left < _SOON:
+            seconds = self._until - time.monotonic()
+            if seconds < _SOON:
                 break
-            limits = replace(self._limits, output_chars=chars, seconds=min(self._limits.seconds, left))
+            limits = replace(self._limits, output_chars=chars, seconds=min(self._limits.seconds, seconds))
             ran = self._sandbox.exec(f"{_program()}\n\n{program}()\n", stdin=stdin, limits=limits)
-            said, why = ran.stdout, _why(ran)
+            output = ran.stdout
+            reason = _END_REASONS.get(ran.ended, "it ended the program instead of returning")
             if not ran.truncated:
                 break
-        return list(_lines(said, nonce)), why
+        return list(_lines(output, nonce)), reason
 
 
 def judge(
@@ -84,52 +85,52 @@ def judge(
     limits: Limits | None = None,
     seconds: float | None = None,
 ) -> list[Result]:
-    """One result for each test, from fresh executions.
+    """Return one result per test, from fresh executions.
 
-    Whatever a solution does to its judge is a test that failed: what cannot be read, compared or shown, and
-    what takes longer than ``seconds`` (by default `PATIENCE` executions) in all. Only a sandbox that broke
-    raises, `RunError`: another one can be asked.
+    A test fails if the answer cannot be read, compared or shown, or if judging takes longer than ``seconds``
+    (by default `PATIENCE` executions) in total. Only a broken sandbox raises, `RunError`: retry in another.
     """
-    court = SolutionJudge(sandbox, limits or Limits(), seconds)
+    judge_run = SolutionJudge(sandbox, limits or Limits(), seconds)
     try:
         if isinstance(tests, Cases):
-            return _by_cases(court, solution, name, tests)
-        return _by_asserts(court, solution, name, tests)
+            return _by_cases(judge_run, solution, name, tests)
+        return _by_asserts(judge_run, solution, name, tests)
     except (RunError, OSError):
         raise
     except Exception as error:
         return [Result(False, f"it could not be judged: {type(error).__name__}")] * len(tests)
 
 
-def _by_cases(court: SolutionJudge, solution: str, name: str, tests: Cases) -> list[Result]:
-    answers = answers_of(court, solution, name, [case.arguments for case in tests.cases])
-    return [_compared(found, case.expected) for case, found in zip(tests.cases, answers, strict=True)]
+def _by_cases(judge_run: SolutionJudge, solution: str, name: str, tests: Cases) -> list[Result]:
+    answers = answers_of(judge_run, solution, name, [case.arguments for case in tests.cases])
+    return [_compared(answer, case.expected) for case, answer in zip(tests.cases, answers, strict=True)]
 
 
-def _compared(found: Answer, expected: Any) -> Result:
-    if found[0] == "error":
-        return Result(False, found[1])
+def _compared(answer: Answer, expected: Any) -> Result:
+    if answer[0] == "error":
+        return Result(False, answer[1])
     try:
-        return Result(True) if same(found[1], expected) else Result(False, f"it returned {shown(found[1])}")
+        passed = values_equal(answer[1], expected)
+        return Result(passed, "" if passed else f"it returned {format_value(answer[1])}")
     except Exception:
-        # `readable` lets through nothing that gets here; an answer must not depend on that being so.
+        # `is_well_formed` excludes this case; judging must not depend on it.
         return Result(False, UNREADABLE)
 
 
-def _by_asserts(court: SolutionJudge, solution: str, name: str, tests: Asserts) -> list[Result]:
+def _by_asserts(judge_run: SolutionJudge, solution: str, name: str, tests: Asserts) -> list[Result]:
     answers: list[tuple[list[Any], Answer]] = []
     verdicts: dict[int, tuple[str, str]] = {}
-    why = NO_TIME
+    reason = NO_TIME
     for _ in range(ROUNDS):
         request = {"setup": tests.setup, "name": name, "tests": tests.tests, "answers": answers}
-        said, why = court.ask("decide", request)
-        verdicts = {number: (verdict, text) for number, verdict, text in said if number >= 0}
-        calls: list[list[Any]] = next((line[2] for line in said if line[0] == -1), [])
+        lines, reason = judge_run.ask("decide", request)
+        verdicts = {number: (verdict, text) for number, verdict, text in lines if number >= 0}
+        calls: list[list[Any]] = next((line[2] for line in lines if line[0] == -1), [])
         if not calls:
             break
-        found = answers_of(court, solution, name, calls)
-        answers += zip(calls, found, strict=True)
-    missing = ("failed", f"the test did not end: {why}")
+        new_answers = answers_of(judge_run, solution, name, calls)
+        answers += zip(calls, new_answers, strict=True)
+    missing = ("failed", f"the test did not end: {reason}")
     results = []
     for number in range(len(tests)):
         verdict, text = verdicts.get(number, missing)
@@ -137,44 +138,40 @@ def _by_asserts(court: SolutionJudge, solution: str, name: str, tests: Asserts) 
     return results
 
 
-def answers_of(court: SolutionJudge, solution: str, name: str, calls: list[list[Any]]) -> list[Answer]:
+def answers_of(judge_run: SolutionJudge, solution: str, name: str, calls: list[list[Any]]) -> list[Answer]:
     """Return the solution's answer to each call, restarting it after a crash."""
     answers: dict[int, Answer] = {}
-    left = list(enumerate(calls))
-    why = ""
+    pending = list(enumerate(calls))
+    reason = ""
     for _ in range(1 + RESTARTS):
-        if not left or why == NO_TIME:
+        if not pending or reason == NO_TIME:
             break
-        said, why = court.ask("answer", {"solution": solution, "name": name, "calls": left})
-        known = {number for number, _ in left}
-        for number, *found in said:
-            if number == -1 and found[0] == "error":
-                return [found] * len(calls)
-            if number in known and found[0] in ("value", "error"):
-                answers.setdefault(number, found)
-        died = next((number for number, _ in left if number not in answers), None)
-        if died is not None:
-            answers[died] = ["error", why]
-        left = [(number, call) for number, call in left if number not in answers]
-    rest = NO_TIME if why == NO_TIME else "it was not asked: it had died too often"
-    return [answers.get(number, ["error", rest]) for number in range(len(calls))]
-
-
-def _why(ran: Ran) -> str:
-    return _WHY.get(ran.ended, "it ended the program instead of returning")
+        lines, reason = judge_run.ask("answer", {"solution": solution, "name": name, "calls": pending})
+        pending_numbers = {number for number, _ in pending}
+        for number, *answer in lines:
+            if number == -1 and answer[0] == "error":
+                return [answer] * len(calls)
+            if number in pending_numbers and answer[0] in ("value", "error"):
+                answers.setdefault(number, answer)
+        crashed = next((number for number, _ in pending if number not in answers), None)
+        if crashed is not None:
+            answers[crashed] = ["error", reason]
+        pending = [(number, call) for number, call in pending if number not in answers]
+    missing_reason = NO_TIME if reason == NO_TIME else "it was not asked: it had died too often"
+    return [answers.get(number, ["error", missing_reason]) for number in range(len(calls))]
 
 
 def _lines(text: str, nonce: str) -> Iterator[Any]:
     for line in text.split("\n"):
-        start, _, data = line.partition(" ")
-        if start != nonce:
+        prefix, _, data = line.partition(" ")
+        if prefix != nonce:
             continue
         try:
-            found = _well_formed(json.loads(data, parse_constant=_refuse))
+            message = _well_formed(json.loads(data, parse_constant=_refuse))
         except (ValueError, RecursionError):
             continue
-        if found is not None:
-            yield found
+        if message is not None:
+            yield message
 
 
 def _refuse(constant: str) -> Any:
@@ -182,19 +179,20 @@ def _refuse(constant: str) -> Any:
 
 
 def _well_formed(line: Any) -> list[Any] | None:
-    """A line as `inside` writes it, or nothing: a solution that finds the way out may write others.
+    """Return a line of `harness`, or None: a solution may write forged ones.
 
-    A value that cannot be read is an answer all the same, a wrong one.
+    An unreadable value counts as a wrong answer.
     """
     if not isinstance(line, list) or len(line) < 3 or type(line[0]) is not int:
         return None
-    number, kind, content, *more = line
-    if kind in ("passed", "failed", "open", "error") and not more and isinstance(content, str):
+    number, kind, content, *extra = line
+    if kind in ("passed", "failed", "open", "error") and not extra and isinstance(content, str):
         return [number, kind, content[:NOTE_CHARS]]
-    if kind == "calls" and not more and isinstance(content, list):
-        return line if all(isinstance(call, list) and all(map(readable, call)) for call in content) else None
-    if kind == "value" and len(more) == 1 and isinstance(more[0], list):
-        return line if all(map(readable, (content, *more[0]))) else [number, "error", UNREADABLE]
+    if kind == "calls" and not extra and isinstance(content, list):
+        calls_ok = all(isinstance(call, list) and all(map(is_well_formed, call)) for call in content)
+        return line if calls_ok else None
+    if kind == "value" and len(extra) == 1 and isinstance(extra[0], list):
+        return line if all(map(is_well_formed, (content, *extra[0]))) else [number, "error", UNREADABLE]
     return None
 
 

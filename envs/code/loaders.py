@@ -8,44 +8,44 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
 from rollgym.core.files import gunzip, read_bounded
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.code.families.base import example
 from rollgym.envs.code.harness import encode
 from rollgym.envs.code.problems import Listed
 from rollgym.envs.code.types import Asserts, Case, Cases, Problem, Tests
 
 MOST_BYTES = 1_000_000_000
-"""Of a file of problems, unpacked."""
+"""Size limit of a file of problems, decompressed."""
 Record = Mapping[str, Any]
 _MBPP_SPLITS = (("prompt", 1, 10), ("test", 11, 510), ("dev", 511, 600), ("train", 601, 974))
 _ORDER = ("train", "dev", "test", "prompt")
 
 
 def load_problems(path: str, form: str = "auto") -> Listed:
-    """The problems of a file, in the splits that its form has."""
-    if form != "auto" and form not in FORMS:
-        raise UnknownName("form of problems", str(form), FORMS, f"There are: auto, {', '.join(FORMS)}.")
+    """Load the problems of a file, with the splits of its form."""
+    check_choice("form of problems", form, ("auto", *FORMS))
     splits: dict[str, list[Problem]] = {split: [] for split in _ORDER}
-    seen: set[str] = set()
+    keys: set[str] = set()
     for where, record in read_records(path):
-        kind = _form_of(record, where) if form == "auto" else form
+        record_form = _form_of(record, where) if form == "auto" else form
         try:
-            split, problem = FORMS[kind](record)
+            split, problem = FORMS[record_form](record)
         except (KeyError, TypeError, ValueError) as error:
-            said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise UsageError(f"{where} is not a problem in the form {kind}: {said}.") from error
-        if problem.key in seen:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise UsageError(f"{where} is not a problem in the form {record_form}: {reason}.") from error
+        if problem.key in keys:
             raise UsageError(f"{where}: there are two problems called {problem.key!r}.")
-        seen.add(problem.key)
+        keys.add(problem.key)
         splits.setdefault(split, []).append(problem)
-    if not seen:
+    if not keys:
         raise UsageError(f"{path} holds no problems.")
     return Listed(Path(path).name, splits)
 
 
 def read_records(path: str) -> Iterator[tuple[str, Record]]:
-    """The records of a file, each with its place: JSON lines (or their gzip), or one JSON list."""
+    """Yield (position, record) of a file: JSON lines (or their gzip), or one JSON list."""
     try:
         data = read_bounded(Path(path), MOST_BYTES)
         text = (gunzip(data, MOST_BYTES) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
@@ -54,16 +54,16 @@ def read_records(path: str) -> Iterator[tuple[str, Record]]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
     if text.lstrip().startswith("["):
-        found = _json(text, path)
-        places = [(f"{path}, record {number}", one) for number, one in enumerate(found, 1)]
+        values = _json(text, path)
+        records = [(f"{path}, record {number}", value) for number, value in enumerate(values, 1)]
     else:
         lines = enumerate(text.split("\n"), 1)
-        places = [
+        records = [
             (f"{path}, line {number}", _json(line, f"{path}, line {number}"))
             for number, line in lines
             if line.strip()
         ]
-    for where, record in places:
+    for where, record in records:
         if not isinstance(record, dict):
             raise UsageError(f"{where} is a {type(record).__name__}; an object was expected.")
         yield where, record
@@ -84,8 +84,8 @@ def _form_of(record: Record, where: str) -> str:
     if "function" in record:
         return "jsonl"
     raise UsageError(
-        f"{where} is in no known form: entry_point and test (HumanEval), test_list (MBPP) or "
-        "function (one's own) was expected."
+        f"{where} has an unknown form: expected entry_point and test (HumanEval), test_list (MBPP) or "
+        "function (plain)."
     )
 
 
@@ -94,18 +94,18 @@ def human_eval(record: Record) -> tuple[str, Problem]:
     prompt, name = _text(record, "prompt"), _text(record, "entry_point")
     solution = prompt + _text(record, "canonical_solution")
     test = f"{_text(record, 'test')}\n\ncheck(candidate)\n"
-    start = re.search(rf"^def {re.escape(name)}\b.*$", prompt, re.MULTILINE)
-    if not start:
+    definition = re.search(rf"^def {re.escape(name)}\b.*$", prompt, re.MULTILINE)
+    if not definition:
         raise ValueError(f"its prompt does not begin the function {name}")
     return "test", Problem(
         key=str(record["task_id"]),
         statement=f"Complete this function.\n\n{prompt.strip()}",
         name=name,
-        signature=start[0].removeprefix("def ").rstrip(": "),
+        signature=definition[0].removeprefix("def ").rstrip(": "),
         public=Asserts(tests=()),
         hidden=Asserts(tests=(test,), setup=solution),
         solution=solution,
-        prelude=prompt[: start.start()],
+        prelude=prompt[: definition.start()],
     )
 
 
@@ -118,12 +118,12 @@ def mbpp(record: Record) -> tuple[str, Problem]:
     imports, setup = "\n".join(lines), str(record.get("test_setup_code", ""))
     name = _tested(tests[0], code)
     split = next((split for split, low, high in _MBPP_SPLITS if low <= number <= high), "train")
-    found = re.search(rf"^def\s+({re.escape(name)}\s*\(.*\))\s*:", code, re.MULTILINE)
+    definition = re.search(rf"^def\s+({re.escape(name)}\s*\(.*\))\s*:", code, re.MULTILINE)
     return split, Problem(
         key=f"MBPP/{number}",
         statement=str(record["prompt"] if "prompt" in record else record["text"]).strip(),
         name=name,
-        signature=found[1] if found else f"{name}(...)",
+        signature=definition[1] if definition else f"{name}(...)",
         # Public tests run while the agent's session is alive, so the reference must not be there.
         public=Asserts(tests=tests[:1], setup=f"{imports}\n{setup}\n"),
         hidden=Asserts(tests=tests, setup=f"{imports}\n{code}\n{setup}\n"),
@@ -133,7 +133,7 @@ def mbpp(record: Record) -> tuple[str, Problem]:
 
 
 def _tested(test: str, code: str) -> str:
-    """The function that a test is about: the first name it calls that the code defines."""
+    """Return the function under test: the first name the test calls that the code defines."""
     defined = re.findall(r"^def\s+(\w+)", code, re.MULTILINE)
     for name in re.findall(r"(\w+)\s*\(", test):
         if name in defined:
@@ -141,7 +141,7 @@ def _tested(test: str, code: str) -> str:
     raise ValueError(f"no function of its code is called in {test!r}")
 
 
-def own(record: Record) -> tuple[str, Problem]:
+def plain_problem(record: Record) -> tuple[str, Problem]:
     """``function``, ``statement`` and ``tests`` (``[[arguments], expected]`` each) or ``asserts``."""
     name = _text(record, "function")
     if not name.isidentifier():
@@ -152,7 +152,7 @@ def own(record: Record) -> tuple[str, Problem]:
     public = _tests(record, "examples", "public_asserts", setup)
     if not len(hidden):
         raise ValueError("it has neither tests nor asserts")
-    lines = [example(name, one) for one in public.cases] if isinstance(public, Cases) else list(public.tests)
+    lines = [example(name, c) for c in public.cases] if isinstance(public, Cases) else list(public.tests)
     return str(record.get("split", "train")), Problem(
         key=str(record.get("id") or f"{name}: {_text(record, 'statement')}"),
         statement=_text(record, "statement"),
@@ -166,15 +166,15 @@ def own(record: Record) -> tuple[str, Problem]:
     )
 
 
-def _tests(record: Record, cases: str, asserts: str, setup: str) -> Tests:
-    if record.get(asserts):
-        return Asserts(tests=_texts(record, asserts), setup=setup)
-    found = []
-    for pair in record.get(cases, ()):
+def _tests(record: Record, cases_field: str, asserts_field: str, setup: str) -> Tests:
+    if record.get(asserts_field):
+        return Asserts(tests=_texts(record, asserts_field), setup=setup)
+    cases = []
+    for pair in record.get(cases_field, ()):
         if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], list)):
-            raise ValueError(f"one of its {cases} is {pair!r}; [[arguments], expected] was expected")
-        found.append(Case(arguments=[encode(one) for one in pair[0]], expected=encode(pair[1])))
-    return Cases(cases=tuple(found))
+            raise ValueError(f"one of its {cases_field} is {pair!r}; [[arguments], expected] was expected")
+        cases.append(Case(arguments=[encode(argument) for argument in pair[0]], expected=encode(pair[1])))
+    return Cases(cases=tuple(cases))
 
 
 def _text(record: Record, name: str) -> str:
@@ -186,7 +186,7 @@ def _text(record: Record, name: str) -> str:
 
 def _texts(record: Record, name: str) -> tuple[str, ...]:
     value = record[name]
-    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
         raise ValueError(f"its {name} is {value!r}; a list of texts was expected")
     return tuple(value)
 
@@ -194,5 +194,5 @@ def _texts(record: Record, name: str) -> tuple[str, ...]:
 FORMS: Mapping[str, Callable[[Record], tuple[str, Problem]]] = {
     "humaneval": human_eval,
     "mbpp": mbpp,
-    "jsonl": own,
+    "jsonl": plain_problem,
 }

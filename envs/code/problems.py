@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from rollgym.core.seeding import derive_rng, stable_digest
 from rollgym.core.tasks import Task, TaskSet
-from rollgym.envs.code.generate import build, choose_families, content_key, random_problem
+from rollgym.envs.code.generate import choose_families, content_key, random_problem
 from rollgym.envs.code.types import Problem
 
 SPLITS = {"train": 20_000, "dev": 500, "test": 500}
-
-
-class Problems(Protocol):
-    """Numbered problems in splits."""
-
-    @property
-    def tasks(self) -> TaskSet:
-        """The splits."""
-
-    def problem(self, task: Task) -> Problem:
-        """The problem of a task."""
 
 
 class Generated:
@@ -34,18 +22,22 @@ class Generated:
     def problem(self, task: Task) -> Problem:
         """Draw family and parameters from the task's generator and tests from a separate one."""
         content = self.tasks.draw(task, lambda rng: random_problem(rng, self._families), content_key)
-        return build(content, derive_rng("tests", task.split, task.index, content_key(content)))
+        family, parameters = content
+        return family.problem(parameters, derive_rng("tests", task.split, task.index, content_key(content)))
 
 
 class Listed:
     """Problems that were read from somewhere."""
 
     def __init__(self, name: str, problems: Mapping[str, Sequence[Problem]]) -> None:
-        self._problems = {split: tuple(found) for split, found in problems.items() if found}
-        content = stable_digest(*(repr(one) for found in self._problems.values() for one in found))
-        sizes = {split: len(found) for split, found in self._problems.items()}
+        self._problems = {split: tuple(listed) for split, listed in problems.items() if listed}
+        content = stable_digest(*(repr(problem) for listed in self._problems.values() for problem in listed))
+        sizes = {split: len(listed) for split, listed in self._problems.items()}
         self.tasks = TaskSet(f"Code-{name}-{content.hex()[:12]}", sizes)
 
     def problem(self, task: Task) -> Problem:
         """The problem at the task's place."""
         return self._problems[task.split][task.index]
+
+
+Problems = Generated | Listed

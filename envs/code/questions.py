@@ -1,4 +1,4 @@
-"""Questions with one number as their answer, in our own words, and those of a file."""
+"""Questions with one number as their answer: generated, or read from a file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Question:
     answer: float
     kind: str = ""
     parameters: Mapping[str, Any] | None = None
-    """What the text says, for who reads numbers better."""
+    """Parameters of the text, for an expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of question: ``$name`` in its texts stands for a parameter."""
+    """A kind of question: ``$name`` in its texts is replaced by a parameter."""
 
     name: str
     text: str
@@ -35,25 +35,25 @@ class Kind:
     """Prints the answer."""
     choose: Callable[[Rng], dict[str, Any]]
 
-    def written(self, parameters: Mapping[str, Any]) -> str:
+    def program_for(self, parameters: Mapping[str, Any]) -> str:
         """The program for these parameters."""
         return fill(self.program, {name: repr(value) for name, value in parameters.items()})
 
     def question(self, parameters: Mapping[str, Any]) -> Question:
-        """The question with its answer, worked out here by the program of its kind."""
-        body = self.written(parameters).replace("\n", "\n    ").rstrip()
-        answer = compiled(f"def work_out(print):\n    {body}\n", "work_out")
-        said: list[float] = []
-        answer(said.append)
-        told = {name: _told(value) for name, value in parameters.items()}
+        """Return the question, with the answer computed by its program."""
+        body = self.program_for(parameters).replace("\n", "\n    ").rstrip()
+        work_out = compiled(f"def work_out(print):\n    {body}\n", "work_out")
+        printed: list[float] = []
+        work_out(printed.append)
+        texts = {name: _format_parameter(value) for name, value in parameters.items()}
         return Question(
-            text=fill(self.text, told), answer=said[-1], kind=self.name, parameters=dict(parameters)
+            text=fill(self.text, texts), answer=printed[-1], kind=self.name, parameters=dict(parameters)
         )
 
 
-def _told(value: Any) -> str:
+def _format_parameter(value: Any) -> str:
     if isinstance(value, dict):
-        return "\n".join(f"{name}: {_told(one)}" for name, one in value.items())
+        return "\n".join(f"{name}: {_format_parameter(item)}" for name, item in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)
@@ -62,6 +62,11 @@ def _told(value: Any) -> str:
 def _stock(rng: Rng) -> dict[str, list[int]]:
     names = [WORDS[int(k)] for k in rng.choice(len(WORDS), size=number(rng, 4, 8), replace=False)]
     return {name: [number(rng, 1, 60), number(rng, 2, 99)] for name in names}
+
+
+def _multiples(rng: Rng) -> dict[str, int]:
+    divisor = number(rng, 7, 400)
+    return {name: divisor * number(rng, 11, 999) for name in "abc"}
 
 
 KINDS: Mapping[str, Kind] = {
@@ -147,9 +152,7 @@ KINDS: Mapping[str, Kind] = {
             name="common divisor",
             text="What is the greatest number that divides $a, $b and $c?",
             program="from math import gcd\nprint(gcd($a, gcd($b, $c)))\n",
-            choose=lambda rng: {
-                **(lambda d: {name: d * number(rng, 11, 999) for name in "abc"})(number(rng, 7, 400)),
-            },
+            choose=_multiples,
         ),
     )
 }
@@ -163,23 +166,23 @@ def random_question(rng: Rng) -> Question:
 
 
 def read_number(text: str) -> float | None:
-    """The one number in a text, with or without a sign of money, commas or a unit; else ``None``."""
-    found = [match[0] for match in _NUMBER.finditer(text)]
-    if len(found) != 1:
+    """Return the only number in a text, ignoring currency signs, commas and units; otherwise ``None``."""
+    matches = [match[0] for match in _NUMBER.finditer(text)]
+    if len(matches) != 1:
         return None
     try:
-        return float(re.sub(r"[,_]", "", found[0]))
+        return float(re.sub(r"[,_]", "", matches[0]))
     except ValueError:
         return None
 
 
-def right(answer: float, expected: float) -> bool:
+def is_right(value: float, expected: float) -> bool:
     """Whether a number equals the answer up to rounding in the tenth digit."""
-    return abs(answer - expected) <= 1e-9 * max(1.0, abs(expected))
+    return abs(value - expected) <= 1e-9 * max(1.0, abs(expected))
 
 
 def load_questions(path: str) -> dict[str, list[Question]]:
-    """Questions of a JSONL file: ``question``, and ``answer`` whose number stands after ``####`` or alone."""
+    """Questions of a JSONL file: ``question``, and ``answer``, whose number follows ``####`` or is alone."""
     splits: dict[str, list[Question]] = {}
     for where, record in read_records(path):
         question, answer = record.get("question"), record.get("answer")

@@ -8,7 +8,8 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from rollgym.core.deadline import seconds_left
-from rollgym.core.errors import RunError, UnknownName, UsageError
+from rollgym.core.errors import RunError, UsageError
+from rollgym.envs.arguments import check_choice
 from rollgym.sandbox.types import Level, Limits, Sandbox, SandboxSettings
 
 if TYPE_CHECKING:
@@ -16,24 +17,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LIMITS: Mapping[str, Any] = {"seconds": 5.0, "memory_mb": 256, "processes": 16}
-"""The limits of an execution, where nothing else is said."""
+"""Default limits of an execution."""
 OPENINGS = 3
 """Attempts to open a sandbox: resources may be exhausted only briefly."""
 _PAUSE = 0.5
 RESERVE = 20.0
-"""Seconds of a step that no execution may use: a sandbox that hangs is noticed only after a while, and the
-step must end with an answer even then."""
+"""Seconds of a step reserved for noticing a sandbox that hangs: the step must still end with an answer."""
 _BACKENDS = get_args(get_type_hints(SandboxSettings)["backend"])
 
 
-def sandbox_settings(given: Mapping[str, Any] | None) -> SandboxSettings:
+def sandbox_settings(values: Mapping[str, Any] | None) -> SandboxSettings:
     """Settings from plain values: ``{"minimum": "namespaces", "limits": {"seconds": 5}}``."""
-    values = _mapping("sandbox", given or {})
-    _only("setting of the sandbox", values, [one.name for one in fields(SandboxSettings)])
-    if values.get("backend", "auto") not in _BACKENDS:
-        raise UnknownName(
-            "sandbox backend", str(values["backend"]), _BACKENDS, f"There are: {', '.join(_BACKENDS)}."
-        )
+    values = _mapping("sandbox", values or {})
+    for name in values:
+        check_choice("setting of the sandbox", name, [option.name for option in fields(SandboxSettings)])
+    check_choice("sandbox backend", values.get("backend", "auto"), _BACKENDS)
     if "minimum" in values:
         values["minimum"] = _level(values["minimum"])
     if "preload" in values:
@@ -46,35 +44,28 @@ def _level(name: Any) -> Level:
     names = {level.name.lower(): level for level in Level}
     if isinstance(name, Level):
         return name
-    if str(name).lower() not in names:
-        raise UnknownName("isolation level", str(name), names, f"There are: {', '.join(names)}.")
+    check_choice("isolation level", str(name).lower(), names)
     return names[str(name).lower()]
 
 
-def _limits(given: Any) -> Limits:
-    values = {**LIMITS, **_mapping("sandbox.limits", given)}
-    _only("limit of the sandbox", values, [one.name for one in fields(Limits)])
+def _limits(values: Any) -> Limits:
+    values = {**LIMITS, **_mapping("sandbox.limits", values)}
     for name, value in values.items():
+        check_choice("limit of the sandbox", name, [option.name for option in fields(Limits)])
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise UsageError(f"The limit {name} must be a number, not {value!r}.")
     return Limits(**values)
 
 
-def _mapping(name: str, given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise UsageError(f"{name} must be a mapping of names to values, not {given!r}.")
-    return dict(given)
-
-
-def _only(what: str, values: Mapping[str, Any], known: list[str]) -> None:
-    for name in values:
-        if name not in known:
-            raise UnknownName(what, str(name), known, f"There are: {', '.join(known)}.")
+def _mapping(name: str, values: Any) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{name} must be a mapping of names to values, not {values!r}.")
+    return dict(values)
 
 
 def open_handle(settings: SandboxSettings) -> Sandbox:
     """Open a sandbox with these settings or raise an error with the missing isolation."""
-    from rollgym.sandbox.factory import open_sandbox  # only when it is needed: it looks at the machine
+    from rollgym.sandbox.factory import open_sandbox  # lazy: it inspects the machine
 
     return open_sandbox(settings)
 
@@ -82,16 +73,15 @@ def open_handle(settings: SandboxSettings) -> Sandbox:
 class SandboxHandle:
     """The sandbox of one episode, out of the pool of this process.
 
-    One that dies is replaced, so that no program gains by killing it; one that is given back forgets all that
-    was done in it.
+    A sandbox that dies is replaced, so no program gains by killing it; a returned one is reset.
     """
 
-    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
-        """Settings as plain values; ``counts`` among them says whether `facts` count sandboxes."""
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        """Settings as plain values; ``counts: true`` adds sandbox counts to `facts`."""
         self._joined: SandboxPool | None = None
         self._leave: Callable[[SandboxPool], None]
         self._sandbox: Sandbox | None = None
-        values = _mapping("sandbox", given or {})
+        values = _mapping("sandbox", values or {})
         self._counted = bool(values.pop("counts", False))
         self.settings = sandbox_settings(values)
 
@@ -99,15 +89,15 @@ class SandboxHandle:
     def pool(self) -> SandboxPool:
         """The pool; joined at the first use."""
         if self._joined is None:
-            from rollgym.sandbox import shared_pool as warm  # only when it is needed: it looks at the machine
+            from rollgym.sandbox import shared_pool as warm  # lazy: it inspects the machine
 
             self._joined, self._leave = warm.join(self.settings, open_handle), warm.leave
         return self._joined
 
     def facts(self) -> dict[str, Any]:
         """Isolation facts for the record."""
-        walls = self.pool.isolation
-        facts: dict[str, Any] = {"backend": walls.backend, "level": walls.level.name.lower()}
+        isolation = self.pool.isolation
+        facts: dict[str, Any] = {"backend": isolation.backend, "level": isolation.level.name.lower()}
         return facts | {"counts": asdict(self.pool.counts)} if self._counted else facts
 
     def weaknesses(self) -> list[str]:
@@ -115,14 +105,14 @@ class SandboxHandle:
         return list(self.pool.isolation.weaknesses)
 
     def fresh(self) -> None:
-        """Return the sandbox; the next use gets a fresh one. An error without isolation."""
+        """Return the sandbox, so that the next use gets a fresh one; raise if isolation is unavailable."""
         self._give()
         _ = self.pool.isolation
 
     def use(self, work: Callable[[Sandbox], T]) -> T | None:
-        """Do something in the sandbox of this episode; ``None`` where that broke it."""
+        """Run ``work`` in the sandbox of this episode; ``None`` if that broke it."""
         if self._sandbox is None:
-            self._sandbox = _opened(self.pool.take)
+            self._sandbox = _take_sandbox(self.pool.take)
         try:
             return work(self._sandbox)
         except (RunError, OSError):
@@ -130,12 +120,12 @@ class SandboxHandle:
             return None
 
     def once(self, work: Callable[[Sandbox], T], *, unused: bool = False) -> T | None:
-        """Do something in another one, ``unused`` in one where nothing was ever run; ``None`` as above."""
-        done = None
+        """Run ``work`` in another sandbox, with ``unused`` in a new one; ``None`` if that broke it."""
+        result = None
         with self.pool.turn():
-            sandbox = _opened(lambda: self.pool.take(unused=unused))
+            sandbox = _take_sandbox(lambda: self.pool.take(unused=unused))
             try:
-                done = work(sandbox)
+                result = work(sandbox)
             except (RunError, OSError):
                 sandbox.close()  # it is broken: no other environment may get it
             finally:
@@ -143,12 +133,12 @@ class SandboxHandle:
         if unused:
             # The number of open sandboxes must not depend on timing.
             self.pool.settle()
-        return done
+        return result
 
     def limits(self) -> Limits:
-        """The limits of an execution that begins now: it ends before the step must."""
-        limits, left = self.settings.limits, self.seconds()
-        return limits if left is None else replace(limits, seconds=min(limits.seconds, left))
+        """Return the limits of an execution that starts now and ends before the step's deadline."""
+        limits, seconds_left = self.settings.limits, self.seconds()
+        return limits if seconds_left is None else replace(limits, seconds=min(limits.seconds, seconds_left))
 
     def seconds(self) -> float | None:
         """Remaining seconds for the executions of this step; ``None``: unlimited."""
@@ -156,7 +146,7 @@ class SandboxHandle:
         return None if left is None else max(left - RESERVE, left / 4, 0.01)
 
     def close(self) -> None:
-        """Give back what is held, and leave the pool."""
+        """Return the sandbox and leave the pool."""
         self._give()
         if self._joined is not None:
             pool, self._joined = self._joined, None
@@ -177,8 +167,8 @@ class SandboxHandle:
             self.pool.give(sandbox)
 
 
-def _opened(take: Callable[[], Sandbox]) -> Sandbox:
-    """A sandbox out of a pool, tried for a while where one cannot be opened at once."""
+def _take_sandbox(take: Callable[[], Sandbox]) -> Sandbox:
+    """Take a sandbox from the pool, with retries."""
     for openings in range(OPENINGS, 0, -1):
         try:
             return take()

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollgym.core.env import StepResult, TextEnv, bare, check_whole
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.code.families.base import Rng, compiled, numbers
 from rollgym.envs.code.families.steps import STEPS
 from rollgym.envs.code.harness import encode
 from rollgym.envs.code.judge import Result, judge
+from rollgym.envs.code.problems import SPLITS
 from rollgym.envs.code.sandbox_handle import SandboxHandle
 from rollgym.envs.code.types import Case, Cases
 
@@ -35,7 +37,7 @@ POOL: Mapping[str, tuple[str, int, str]] = {
     "add index": ("index", 0, "numbered"),
 }
 """Goals by their words: step, its number and the name of its line."""
-CODE: Mapping[str, str] = {words: STEPS[step].written(n) for words, (step, n, _) in POOL.items()}
+CODE: Mapping[str, str] = {words: STEPS[step].code_for(n) for words, (step, n, _) in POOL.items()}
 NAMES: Mapping[str, str] = {CODE[words]: name for words, (_, _, name) in POOL.items()}
 VIEWS = ("lines", "names")
 TESTS = 6
@@ -56,7 +58,7 @@ class Puzzle:
 
 
 class SnippetsEnv(TextEnv):
-    """Choose lines of code and their order, so that the program does what the goal says.
+    """Choose lines of code and their order, so that the program reaches the goal.
 
     Observation: the goal and the numbered lines (or their names); after a wrong attempt, first how many tests
     it passed.
@@ -87,17 +89,16 @@ class SnippetsEnv(TextEnv):
         sandbox: Mapping[str, Any] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """A goal of so many steps, to be made from so many lines, which are shown or only named."""
+        """Set the steps of a goal and the number of lines, which are shown or only named (``view``)."""
         check_whole("attempts", attempts)
         if steps not in (2, 3):
             raise UsageError(f"steps must be 2 or 3, not {steps!r}.")
         if lines not in range(4, 9):
             raise UsageError(f"lines must be from 4 to 8, not {lines!r}.")
-        if view not in VIEWS:
-            raise UnknownName("view", str(view), VIEWS, f"There are: {', '.join(VIEWS)}.")
+        check_choice("view", view, VIEWS)
         self._steps, self._lines, self._attempts, self._named = steps, lines, attempts, view == "names"
         self._box = SandboxHandle(sandbox)
-        self.tasks = TaskSet(f"CodeSnippets-{steps}-{lines}", {"train": 20_000, "dev": 500, "test": 500})
+        self.tasks = TaskSet(f"CodeSnippets-{steps}-{lines}", SPLITS)
         example = list(NAMES.values()) if self._named else list("21345678")
         self.instructions = _INSTRUCTIONS.format(
             called=view if self._named else "numbers",
@@ -110,7 +111,7 @@ class SnippetsEnv(TextEnv):
 
     def begin(self, task: Task) -> str:
         """Set the task's goal and lines."""
-        self._puzzle = self.tasks.draw(task, self._random_puzzle, lambda one: ", ".join(one.goal))
+        self._puzzle = self.tasks.draw(task, self._random_puzzle, lambda puzzle: ", ".join(puzzle.goal))
         self._tests = _tests(task.rng(), [CODE[words] for words in self._puzzle.goal])
         self._left = self._attempts
         self._box.fresh()
@@ -120,13 +121,13 @@ class SnippetsEnv(TextEnv):
         """Put the lines together, run them on the tests."""
         self._left -= 1
         over = self._left == 0
-        called = dict(zip(self._called(), self._puzzle.lines, strict=True))
-        chosen = re.split(r"[\s,;]+", bare(action).lower())
-        if not called.keys() >= set(chosen) or len(chosen) != self._steps or len(set(chosen)) < len(chosen):
-            what = "of the names" if self._named else f"numbers from 1 to {self._lines}"
-            note = f"Answer with {self._steps} different {what}."
+        lines = dict(zip(self._called(), self._puzzle.lines, strict=True))
+        names = re.split(r"[\s,;]+", bare(action).lower())
+        if len(names) != self._steps or len(set(names)) < len(names) or not lines.keys() >= set(names):
+            hint = "of the names" if self._named else f"numbers from 1 to {self._lines}"
+            note = f"Answer with {self._steps} different {hint}."
             return StepResult(self._again(note), terminated=over, valid=False)
-        results = self._results(_program([called[one] for one in chosen]))
+        results = self._results(_program([lines[name] for name in names]))
         passed = sum(result.passed for result in results)
         if passed == len(results):
             return StepResult("all tests passed", 1.0, terminated=True, success=True)
@@ -139,12 +140,12 @@ class SnippetsEnv(TextEnv):
             "lines": self._called() if self._named else list(self._puzzle.lines),
             "attempts_left": self._left,
             "sandbox": self._box.facts(),
-            "actions": [" ".join(one) for one in itertools.permutations(self._called(), self._steps)],
+            "actions": [" ".join(names) for names in itertools.permutations(self._called(), self._steps)],
         }
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The goals and the lines that tasks are made of."""
+        """All goals and lines that tasks use."""
         return (*CODE, *(NAMES.values() if self._named else CODE.values()))
 
     def close(self) -> None:
@@ -159,17 +160,17 @@ class SnippetsEnv(TextEnv):
 
     def _question(self) -> str:
         lines = [f"{number} {line}" for number, line in enumerate(self._puzzle.lines, 1)]
-        shown = [f"lines: {' '.join(self._called())}"] if self._named else lines
-        return "\n".join([f"goal: {', '.join(self._puzzle.goal)}", *shown])
+        choices = [f"lines: {' '.join(self._called())}"] if self._named else lines
+        return "\n".join([f"goal: {', '.join(self._puzzle.goal)}", *choices])
 
     def _again(self, note: str) -> str:
         return f"{note}\n{self._question()}" if self._left else note
 
     def _random_puzzle(self, rng: Rng) -> Puzzle:
-        names = list(POOL)
-        chosen = [names[int(k)] for k in rng.choice(len(names), size=self._lines, replace=False)]
+        goals = list(POOL)
+        chosen_goals = [goals[int(k)] for k in rng.choice(len(goals), size=self._lines, replace=False)]
         order = rng.permutation(self._lines)
-        return Puzzle(tuple(chosen[: self._steps]), tuple(CODE[chosen[int(k)]] for k in order))
+        return Puzzle(tuple(chosen_goals[: self._steps]), tuple(CODE[chosen_goals[int(k)]] for k in order))
 
     def _results(self, program: str) -> list[Result]:
         box = self._box

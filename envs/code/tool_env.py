@@ -10,9 +10,10 @@ import numpy as np
 from rollgym.core.env import StepResult, TextEnv, check_whole
 from rollgym.core.seeding import stable_digest
 from rollgym.core.tasks import Task, TaskSet
-from rollgym.envs.code.actions import answered, taken_apart
-from rollgym.envs.code.formatting import told
-from rollgym.envs.code.questions import Question, load_questions, random_question, read_number, right
+from rollgym.envs.code.actions import parse_action, parse_answer
+from rollgym.envs.code.formatting import format_run
+from rollgym.envs.code.problems import SPLITS
+from rollgym.envs.code.questions import Question, is_right, load_questions, random_question, read_number
 from rollgym.envs.code.sandbox_handle import SandboxHandle
 
 _INSTRUCTIONS = """\
@@ -27,9 +28,9 @@ The reward is 1 for the right number, else 0."""
 
 
 class PythonToolEnv(TextEnv):
-    """Answer a question; blocks of code are run in a sandbox on the way.
+    """Answer a question; blocks of code run in a sandbox.
 
-    Observation: the question; then what the block printed and the turns left.
+    Observation: the question; then the output of the block and the turns left.
 
     Actions: one fenced block of Python, run in a session whose names and files last, or ``answer: X``. A
     block and an answer together are an answer. Anything else changes nothing and gives ``valid=False``.
@@ -69,38 +70,35 @@ class PythonToolEnv(TextEnv):
     def begin(self, task: Task) -> str:
         """Ask the task's question."""
         if self._listed is None:
-            self._question = self.tasks.draw(task, random_question, lambda one: one.text)
+            self._question = self.tasks.draw(task, random_question, lambda question: question.text)
         else:
             self._question = self._listed[task.split][task.index]
         self._turns = 0
         self._box.fresh()
-        return f"{self._question.text}\n{self._left()}"
+        return f"{self._question.text}\n{self._turns_left()}"
 
     def respond(self, action: str) -> StepResult:
         """Run a block, or compare an answer."""
         self._turns += 1
-        said = taken_apart(action)
-        answer = answered(said)
+        parsed = parse_action(action)
+        answer = parse_answer(parsed)
         if answer is not None:
             return self._compare(answer)
-        if len(said.blocks) != 1:
-            many = f"There are {len(said.blocks)} blocks: write one a turn." if said.blocks else ""
-            return self._go_on(
-                many or "That is neither a block between ``` fences nor `answer: X`.", valid=False
-            )
+        if len(parsed.blocks) != 1:
+            note = "That is neither a block between ``` fences nor `answer: X`."
+            if parsed.blocks:
+                note = f"There are {len(parsed.blocks)} blocks: write one a turn."
+            return self._continue(note, valid=False)
         limits = self._box.limits()
-        ran = self._box.use(lambda sandbox: sandbox.run(said.blocks[0], limits=limits))
+        ran = self._box.use(lambda sandbox: sandbox.run(parsed.blocks[0], limits=limits))
         if ran is None:
-            return self._go_on("The sandbox broke down; the session begins again with nothing.")
-        return self._go_on(told(ran, limits, self._chars))
+            return self._continue("The sandbox broke down; the session begins again with nothing.")
+        return self._continue(format_run(ran, limits, self._chars))
 
     def facts(self) -> Mapping[str, Any]:
         """Turns left, sandbox level and the question."""
         question = self._question
-        facts: dict[str, Any] = {
-            "turns_left": self._max_turns - self._turns,
-            "sandbox": self._box.facts(),
-        }
+        facts: dict[str, Any] = {"turns_left": self._max_turns - self._turns, "sandbox": self._box.facts()}
         if question.kind:
             facts |= {"kind": question.kind, "parameters": question.parameters}
         if self._turns == 0:
@@ -116,25 +114,24 @@ class PythonToolEnv(TextEnv):
         """Close the sandbox."""
         self._box.close()
 
-    def _left(self) -> str:
+    def _turns_left(self) -> str:
         return f"Turns left: {self._max_turns - self._turns}."
 
-    def _go_on(self, text: str, valid: bool = True) -> StepResult:
+    def _continue(self, text: str, valid: bool = True) -> StepResult:
         over = self._turns >= self._max_turns
-        return StepResult(f"{text}\n{self._left()}", truncated=over, valid=valid)
+        return StepResult(f"{text}\n{self._turns_left()}", truncated=over, valid=valid)
 
     def _compare(self, answer: str) -> StepResult:
         value = read_number(answer)
         if value is None:
-            return self._go_on(
-                f"{answer[:80]!r} is not one number. Write for example `answer: 408`.", valid=False
-            )
-        success = right(value, self._question.answer)
+            note = f"{answer[:80]!r} is not one number. Write for example `answer: 408`."
+            return self._continue(note, valid=False)
+        success = is_right(value, self._question.answer)
         return StepResult("Right." if success else "Wrong.", float(success), terminated=True, success=success)
 
 
 def _tasks(listed: Mapping[str, list[Question]] | None) -> TaskSet:
     if listed is None:
-        return TaskSet("PythonTool", {"train": 20_000, "dev": 500, "test": 500})
-    content = stable_digest(*(one for found in listed.values() for one in found)).hex()[:12]
-    return TaskSet(f"PythonTool-{content}", {split: len(found) for split, found in listed.items()})
+        return TaskSet("PythonTool", SPLITS)
+    content = stable_digest(*(question for questions in listed.values() for question in questions)).hex()[:12]
+    return TaskSet(f"PythonTool-{content}", {split: len(questions) for split, questions in listed.items()})

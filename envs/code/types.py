@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One call and what it is to return, both in the form that `inside.encode` gives."""
+    """One call and its expected value, both encoded by `harness.encode`."""
 
     arguments: list[Any]
     expected: Any
@@ -45,20 +45,20 @@ class Problem:
     """A programming problem with its tests."""
 
     key: str
-    """Names the content: equal for equal problems only."""
+    """Identifies the content: equal only for equal problems."""
     statement: str
     name: str
-    """The function that is asked for."""
+    """Name of the required function."""
     signature: str
     public: Tests
     hidden: Tests
     solution: str | None = None
     """A program that passes."""
     prelude: str = ""
-    """Imports and helpers that the task gives: they stand before every program of the agent."""
+    """Imports and helpers of the task, which precede every program of the agent."""
     family: str = ""
     level: int = 0
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """What the statement says in words, for who reads numbers better."""
+    """Parameters of the statement, for an expert."""
     shown: tuple[str, ...] = ()
-    """The public tests as an agent is shown them, one line each."""
+    """The public tests as shown to an agent, one line each."""

@@ -1,4 +1,4 @@
-"""Sums of whole numbers with + - * / and brackets, worked out exactly and without Python's eval."""
+"""Sums of whole numbers with + - * / and brackets, evaluated exactly and without Python's eval."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def apply(sign: str, left: Fraction, right: Fraction) -> Fraction:
 def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> str:
     """A random expression with a value, of two or more of the numbers."""
     count = int(rng.integers(2, len(numbers) + 1))
-    picked = rng.permutation(len(numbers))[:count]
-    parts = [(Fraction(numbers[i]), str(numbers[i])) for i in picked]
-    while len(parts) > 1:
-        parts = [parts[i] for i in rng.permutation(len(parts))]
-        (left, left_text), (right, right_text), *rest = parts
+    indices = rng.permutation(len(numbers))[:count]
+    terms = [(Fraction(numbers[i]), str(numbers[i])) for i in indices]
+    while len(terms) > 1:
+        terms = [terms[i] for i in rng.permutation(len(terms))]
+        (left, left_text), (right, right_text), *rest = terms
         sign = "+-*/"[int(rng.integers(4 if right else 3))]
-        parts = [(apply(sign, left, right), f"({left_text} {sign} {right_text})"), *rest]
-    return parts[0][1][1:-1]
+        terms = [(apply(sign, left, right), f"({left_text} {sign} {right_text})"), *rest]
+    return terms[0][1][1:-1]
 
 
 def _split(text: str) -> list[str]:
     text = text.translate(_SIGNS)
     if len(text) > MAX_CHARS:
         raise BadExpression(f"It is longer than {MAX_CHARS} characters.")
-    rest = _TOKEN.sub("", text).split()
-    if rest:
+    leftover = _TOKEN.sub("", text).split()
+    if leftover:
         raise BadExpression("Use only the numbers, + - * / and brackets.")
     tokens = _TOKEN.findall(text)
     if not tokens:
@@ -83,10 +83,10 @@ class _Reader:
         self._next += 1
         return token
 
-    def expression(self, least: int) -> Fraction:
+    def expression(self, min_strength: int) -> Fraction:
         """A value and all that is joined to it by signs of at least this strength."""
         value = self.single()
-        while _STRENGTH.get(self.peek(), 0) >= least:
+        while _STRENGTH.get(self.peek(), 0) >= min_strength:
             sign = self.take()
             value = apply(sign, value, self.expression(_STRENGTH[sign] + 1))
         return value

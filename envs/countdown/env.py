@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, bare
-from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 from rollgym.envs.countdown.arithmetic import BadExpression, evaluate, random_expression
 from rollgym.envs.countdown.puzzle import Puzzle, random_puzzle
 
@@ -29,10 +29,10 @@ _PARTIAL_TEXT = ", 0.1 if your last attempt is a proper expression with another 
 class CountdownEnv(TextEnv):
     """Write an expression of the given numbers that has the target as its value.
 
-    Observation: the numbers and the target; after a wrong attempt first its value or what is wrong.
+    Observation: the numbers and the target; after a wrong attempt first its value or the error.
 
     Actions: an expression of the numbers, each used at most once, with ``+ - * /`` and brackets;
-    ``= target`` may follow. Fractions and negative values on the way are fine.
+    ``= target`` may follow. Fractions and negative intermediate values are allowed.
 
     Reward: 1 for the target, else 0. With ``partial=True``, 0.1 if the last attempt is a proper expression.
 
@@ -53,10 +53,8 @@ class CountdownEnv(TextEnv):
         self, *, count: int = 4, attempts: int = 3, partial: bool = False, render_mode: str | None = None
     ) -> None:
         """Give ``count`` numbers and this many attempts."""
-        if not 3 <= count <= 6:
-            raise UsageError(f"count must be from 3 to 6, not {count}.")
-        if not 1 <= attempts <= 1_000:
-            raise UsageError(f"attempts must be from 1 to 1,000, not {attempts}.")
+        check_range("count", count, 3, 6)
+        check_range("attempts", attempts, 1, 1_000)
         self._count, self._attempts, self._partial = count, attempts, partial
         self.instructions = _INSTRUCTIONS.format(
             attempts=attempts, s="s"[: attempts != 1], partial=_PARTIAL_TEXT if partial else ""
@@ -71,17 +69,20 @@ class CountdownEnv(TextEnv):
         return self._question()
 
     def respond(self, action: str) -> StepResult:
-        """Work out the expression and say what it gives."""
+        """Evaluate the expression and show its value."""
         self._left -= 1
         over = self._left == 0
         try:
             text, value = self._work_out(action)
-        except BadExpression as wrong:
-            return StepResult(f"Not a proper expression. {wrong}{self._rest()}", terminated=over, valid=False)
+        except BadExpression as error:
+            note = f"Not a proper expression. {error}{self._ending()}"
+            return StepResult(note, terminated=over, valid=False)
         if value == self._puzzle.target:
             return StepResult(f"Correct! {text} = {value}.", 1.0, terminated=True, success=True)
         reward = _PARTIAL if over and self._partial else 0.0
-        return StepResult(f"{text} = {_shown(value)}, not {self._puzzle.target}.{self._rest()}", reward, over)
+        return StepResult(
+            f"{text} = {_number_text(value)}, not {self._puzzle.target}.{self._ending()}", reward, over
+        )
 
     def facts(self) -> Mapping[str, Any]:
         """The numbers, the target and the attempts left."""
@@ -93,16 +94,16 @@ class CountdownEnv(TextEnv):
 
     def _work_out(self, action: str) -> tuple[str, Fraction]:
         text = bare(action)
-        left, equals, right = text.rpartition("=")
-        if equals and right.strip() == str(self._puzzle.target):
-            text = left.rstrip()
-        value, used = evaluate(text)
-        for number, times in Counter(used).items():
-            given = self._puzzle.numbers.count(number)
-            if times > given:
+        expression, equals, result = text.rpartition("=")
+        if equals and result.strip() == str(self._puzzle.target):
+            text = expression.rstrip()
+        value, numbers = evaluate(text)
+        for number, times in Counter(numbers).items():
+            available = self._puzzle.numbers.count(number)
+            if times > available:
                 raise BadExpression(
-                    f"{number} is used {times} times but given {given} times."
-                    if given
+                    f"{number} is used {times} times but given {available} times."
+                    if available
                     else f"{number} is not one of the given numbers."
                 )
         return text, value
@@ -111,7 +112,7 @@ class CountdownEnv(TextEnv):
         numbers = ", ".join(map(str, self._puzzle.numbers))
         return f"Numbers: {numbers}. Target: {self._puzzle.target}. Attempts left: {self._left}."
 
-    def _rest(self) -> str:
+    def _ending(self) -> str:
         return f"\n{self._question()}" if self._left else " No attempts left."
 
 
@@ -119,6 +120,6 @@ def _numbers_key(puzzle: Puzzle) -> str:
     return " ".join(map(str, sorted(puzzle.numbers)))
 
 
-def _shown(value: Fraction) -> str:
+def _number_text(value: Fraction) -> str:
     """A whole number, or a fraction with a rounded value beside it."""
     return str(value) if value.denominator == 1 else f"{value} (about {float(value):.2f})"

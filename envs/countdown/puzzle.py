@@ -52,7 +52,7 @@ def _too_easy(numbers: tuple[int, ...], target: int) -> bool:
 
 
 def _joined(first: int, second: int) -> Iterator[tuple[str, int]]:
-    """What two numbers give in one step that stays a positive whole number; the larger comes first."""
+    """Yield the positive whole results of one operation on two numbers; the larger comes first."""
     larger, smaller = max(first, second), min(first, second)
     yield "+", larger + smaller
     yield "*", larger * smaller
@@ -72,9 +72,9 @@ def _search(parts: list[Part], target: int, failed: set[tuple[int, ...]]) -> str
         for j, second in enumerate(parts[:i]):
             rest = [part for k, part in enumerate(parts) if k not in (i, j)]
             for joined in _joined_parts(first, second):
-                found = _search([joined, *rest], target, failed)
-                if found:
-                    return found
+                expression = _search([joined, *rest], target, failed)
+                if expression:
+                    return expression
     failed.add(values)
     return None
 

@@ -8,6 +8,7 @@ from typing import Any
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 from rollgym.envs.frozen_lake.lake import GYM_RATE, RATE_IS_SETTABLE, make_lake, random_map
 
 MOVES = ("Left", "Down", "Right", "Up")
@@ -32,7 +33,7 @@ _SLIPPERY = (
 class FrozenLakeEnv(TextEnv):
     """Walk from the top left of a frozen lake to the goal at the bottom right.
 
-    Observation: the map, one row a line, after a line that says what happened if anything special did.
+    Observation: the map, one row a line, after a line about anything special that happened.
 
     Actions: ``Left``, ``Down``, ``Right``, ``Up`` in any case, or Gymnasium's numbers 0 to 3.
 
@@ -42,7 +43,7 @@ class FrozenLakeEnv(TextEnv):
 
     Ends: terminated on the goal or in a hole. The registered turn limit truncates.
 
-    Splits: random maps, no map in two splits. What the ice does comes from the episode's seed.
+    Splits: random maps, no map in two splits. Slips come from the episode's seed.
     """
 
     pool_thread = "any"  # its calls are quick
@@ -62,10 +63,8 @@ class FrozenLakeEnv(TextEnv):
         render_mode: str | None = None,
     ) -> None:
         """See docs/environments/frozen_lake.md for the options."""
-        if not 3 <= size <= 32:
-            raise UsageError(f"size must be from 3 to 32, not {size}.")
-        if not 0.3 <= frozen_probability <= 0.95:
-            raise UsageError(f"frozen_probability must be from 0.3 to 0.95, not {frozen_probability}.")
+        check_range("size", size, 3, 32)
+        check_range("frozen_probability", frozen_probability, 0.3, 0.95)
         self._size, self._frozen = size, frozen_probability
         self._rate = _rate(slippery, success_rate)
         self._gap = " " if spaced else ""
@@ -85,20 +84,20 @@ class FrozenLakeEnv(TextEnv):
         return self.render_text()
 
     def respond(self, action: str) -> StepResult:
-        """Move, as far as the ice lets us."""
+        """Move one cell, or slip."""
         move = _BY_NAME.get(bare(action).lower())
         if move is None:
             note = "That is not a move. Answer Left, Down, Right or Up."
             return StepResult(f"{note}\n{self.render_text()}", valid=False)
-        before, wanted = self._cell, self._ahead(move)
+        previous, intended = self._cell, self._ahead(move)
         state, reward, over, _, _ = self._lake.step(move)
         self._cell = self._where(state)
-        note = self._note(before, wanted)
+        note = self._note(previous, intended)
         won = self._letter() == "G"
         return StepResult(f"{note}{self.render_text()}", float(reward), terminated=bool(over), success=won)
 
     def facts(self) -> Mapping[str, Any]:
-        """The map, where the player is (row, column), how often the ice obeys, and the moves."""
+        """The map, the player's (row, column), the success rate of moves, and the moves."""
         return {
             "map": list(self._rows),
             "position": list(self._cell),
@@ -113,13 +112,13 @@ class FrozenLakeEnv(TextEnv):
         cells[row][column] = _PLAYER[self._letter()]
         return "\n".join(self._gap.join(line) for line in cells)
 
-    def _note(self, before: tuple[int, int], wanted: tuple[int, int]) -> str:
-        slipped = "You slipped. " if self._cell != wanted else ""
+    def _note(self, previous: tuple[int, int], intended: tuple[int, int]) -> str:
+        slipped = "You slipped. " if self._cell != intended else ""
         if self._letter() == "H":
             return f"{slipped}You fell into a hole.\n"
         if self._letter() == "G":
             return f"{slipped}You reached the goal.\n"
-        if self._cell == before:
+        if self._cell == previous:
             return f"{slipped}The edge stopped you.\n"
         return f"{slipped.strip()}\n" if slipped else ""
 
@@ -134,12 +133,12 @@ class FrozenLakeEnv(TextEnv):
     def _ahead(self, move: int) -> tuple[int, int]:
         row, column = self._cell
         down, right = ((0, -1), (1, 0), (0, 1), (-1, 0))[move]
-        last = self._size - 1
-        return min(max(row + down, 0), last), min(max(column + right, 0), last)
+        edge = self._size - 1
+        return min(max(row + down, 0), edge), min(max(column + right, 0), edge)
 
 
 def _rate(slippery: bool, success_rate: float | None) -> float:
-    """How often a move goes where it should."""
+    """Return the probability that a move goes in its direction."""
     if success_rate is None:
         return GYM_RATE if slippery else 1.0
     if not slippery:

@@ -1,4 +1,4 @@
-"""The expert of FrozenLake: value iteration on the map, which on firm ice is the shortest way."""
+"""The expert of FrozenLake: value iteration on the map, which on firm ice gives the shortest path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollgym.envs.frozen_lake.env import MOVES
 from rollgym.envs.frozen_lake.lake import make_lake
 
 _DISCOUNT = 0.97
-"""Low enough to prefer a quick way where the turn limit is near, high enough to go round a risk."""
+"""Low enough to prefer a quick path near the turn limit, high enough to avoid a risk."""
 _SWEEPS = 10_000
 _CLOSE = 1e-9
 
@@ -34,19 +34,19 @@ def best_moves(rows: tuple[str, ...], success_rate: float) -> tuple[int, ...]:
     chances, following, rewards = _tables(make_lake(rows, success_rate).P)
     value = np.zeros(len(chances))
     for _ in range(_SWEEPS):
-        worth = (chances * (rewards + _DISCOUNT * value[following])).sum(axis=2)
-        change = np.abs(worth.max(axis=1) - value).max()
-        value = worth.max(axis=1)
+        action_values = (chances * (rewards + _DISCOUNT * value[following])).sum(axis=2)
+        change = np.abs(action_values.max(axis=1) - value).max()
+        value = action_values.max(axis=1)
         if change < _CLOSE:
             break
     # Rounded, so that ties are broken by order and not by float noise.
-    return tuple(int(move) for move in worth.round(7).argmax(axis=1))
+    return tuple(int(move) for move in action_values.round(7).argmax(axis=1))
 
 
 def _tables(dynamics: Any) -> tuple[Any, Any, Any]:
     """Gymnasium's transitions as arrays by (state, move, outcome).
 
-    In Gymnasium's table goals and holes lead to themselves and pay nothing, so they need no special care.
+    In Gymnasium's table goals and holes lead to themselves and pay nothing, so they need no special case.
     """
     blank = (0.0, 0, 0.0, True)
     table = np.array(

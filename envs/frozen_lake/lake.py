@@ -13,13 +13,13 @@ import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymLake
 
 GYM_RATE = 1 / 3
-"""How often Gymnasium's slippery ice obeys by default."""
+"""Default success rate of Gymnasium's slippery ice."""
 RATE_IS_SETTABLE = "success_rate" in inspect.signature(GymLake.__init__).parameters
 _TRIES = 50
 
 
 def make_lake(rows: Sequence[str], success_rate: float) -> Any:
-    """Gymnasium's lake with this map; a rate of 1 is ice that is not slippery."""
+    """Make Gymnasium's lake with this map; with a rate of 1 the ice is not slippery."""
     options: dict[str, Any] = {"is_slippery": success_rate < 1}
     if success_rate not in (1, GYM_RATE):
         options["success_rate"] = success_rate
@@ -35,7 +35,7 @@ def random_map(rng: np.random.Generator, size: int, frozen_probability: float) -
         if has_path(frozen):
             return _letters(frozen)
     # If ice is so rare that solvable maps hardly occur, lay one path explicitly.
-    return _letters(_with_a_way(frozen, rng))
+    return _letters(_with_path(frozen, rng))
 
 
 def has_path(frozen: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
@@ -53,7 +53,7 @@ def has_path(frozen: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
     return (rows - 1, columns - 1) in seen
 
 
-def _with_a_way(
+def _with_path(
     frozen: np.ndarray[Any, np.dtype[np.bool_]], rng: np.random.Generator
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     row = column = 0

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, bare
-from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,12}")
 
@@ -45,10 +45,8 @@ class GuessTheNumberEnv(TextEnv):
 
     def __init__(self, *, highest: int = 100, guesses: int = 10, render_mode: str | None = None) -> None:
         """Hide a number from 1 to ``highest``; allow this many guesses."""
-        if not 2 <= highest <= 1_000_000:
-            raise UsageError(f"highest must be from 2 to 1,000,000, not {highest}.")
-        if not 1 <= guesses <= 1_000:
-            raise UsageError(f"guesses must be from 1 to 1,000, not {guesses}.")
+        check_range("highest", highest, 2, 1_000_000)
+        check_range("guesses", guesses, 1, 1_000)
         self._highest, self._guesses = highest, guesses
         self.instructions = _INSTRUCTIONS.format(
             highest=highest, guesses=guesses, example=max(1, highest // 3)
@@ -64,29 +62,29 @@ class GuessTheNumberEnv(TextEnv):
         return f"Guess a number from 1 to {self._highest}. Guesses left: {self._left}."
 
     def respond(self, action: str) -> StepResult:
-        """Answer a guess; anything else uses one up."""
+        """Answer a guess; an invalid action uses one up."""
         self._left -= 1
         text = bare(action)
         guess = int(text) if _NUMBER.fullmatch(text) else 0
         if not 1 <= guess <= self._highest:
             note = f"That is not a whole number from 1 to {self._highest}."
-            return StepResult(self._told(note), terminated=self._left == 0, valid=False)
+            return StepResult(self._with_ending(note), terminated=self._left == 0, valid=False)
         if guess == self._hidden:
             self._possible = (guess, guess)
             return StepResult(f"Correct! The number is {guess}.", 1.0, terminated=True, success=True)
         note = f"The number is {'higher' if self._hidden > guess else 'lower'} than {guess}."
         self._narrow(guess)
-        return StepResult(self._told(note), terminated=self._left == 0)
+        return StepResult(self._with_ending(note), terminated=self._left == 0)
 
     def facts(self) -> Mapping[str, Any]:
         """The least and greatest number the answers leave possible, and guesses left."""
         return {"possible": list(self._possible), "left": self._left}
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
-        """Any number of the whole range, whatever was said before."""
+        """Any number of the whole range, ignoring earlier answers."""
         return str(int(rng.integers(1, self._highest + 1)))
 
-    def _told(self, note: str) -> str:
+    def _with_ending(self, note: str) -> str:
         if self._left:
             return f"{note} Guesses left: {self._left}."
         return f"{note} No guesses left: the number was {self._hidden}."

@@ -1,4 +1,4 @@
-"""The expert of GuessTheNumber: halve what is possible."""
+"""The expert of GuessTheNumber: binary search."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ class GuessTheNumberExpert(SoloAgent):
     """Binary search: finds one of n numbers with at most floor(log2 n) + 1 guesses."""
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
-        """The middle of what is possible."""
+        """The middle of the possible range."""
         low, high = info["possible"]
         return str((low + high) // 2)

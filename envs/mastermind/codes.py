@@ -1,4 +1,4 @@
-"""Codes as numbers, the order that splits are cut from, and the pegs for a guess."""
+"""Codes as numbers, the shuffled order behind the splits, and the pegs of a guess."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def code_at(number: int, length: int, digits: int, duplicates: bool) -> str:
     pool = list(SYMBOLS[:digits])
     code = ""
     for _ in range(length):
-        number, place = divmod(number, len(pool))
-        code += pool[place] if duplicates else pool.pop(place)
+        number, index = divmod(number, len(pool))
+        code += pool[index] if duplicates else pool.pop(index)
     return code
 
 
@@ -36,7 +36,7 @@ def shuffled_numbers(name: str, count: int) -> NDArray[Any]:
     return derive_rng("codes", name).permutation(np.arange(count, dtype=np.int32))
 
 
-def place_in_order(task: Task, count: int) -> int:
+def code_index(task: Task, count: int) -> int:
     """Return the index of a task's code in the shuffled order: 10 % dev, 10 % test, then train."""
     tenth = count // 10
     start, end = {"dev": (0, tenth), "test": (tenth, 2 * tenth)}.get(task.split, (2 * tenth, count))

@@ -11,14 +11,8 @@ import numpy as np
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
-from rollgym.envs.mastermind.codes import (
-    SYMBOLS,
-    code_at,
-    count_codes,
-    pegs,
-    place_in_order,
-    shuffled_numbers,
-)
+from rollgym.envs.arguments import check_range
+from rollgym.envs.mastermind.codes import SYMBOLS, code_at, code_index, count_codes, pegs, shuffled_numbers
 
 _GUESS = re.compile(r"(?:guess[\s:]+)?((?:[0-9][\s,]*)+)", re.IGNORECASE)
 _FEWEST, _MOST = 10, 1_000_000
@@ -68,8 +62,7 @@ class MastermindEnv(TextEnv):
         render_mode: str | None = None,
     ) -> None:
         _check_arguments(length, digits, duplicates, guesses)
-        self._length, self._digits, self._duplicates = length, digits, duplicates
-        self._guesses = guesses
+        self._length, self._digits, self._duplicates, self._guesses = length, digits, duplicates, guesses
         self._count = count_codes(length, digits, duplicates)
         self.tasks = TaskSet(f"Mastermind-{length}-{digits}{'' if duplicates else '-distinct'}")
         self.instructions = _INSTRUCTIONS.format(
@@ -79,17 +72,14 @@ class MastermindEnv(TextEnv):
             repeats="a digit may occur more than once" if duplicates else "no digit occurs twice",
             example=code_at(digits - 1, length, digits, duplicates),
         )
-        self._code = ""
-        self._history: list[tuple[str, int, int]] = []
-        self._left = guesses
         super().__init__(render_mode=render_mode)
 
     def begin(self, task: Task) -> str:
         """Choose the task's code."""
-        place = place_in_order(task, self._count)
-        number = int(shuffled_numbers(task.set_name, self._count)[place])
+        index = code_index(task, self._count)
+        number = int(shuffled_numbers(task.set_name, self._count)[index])
         self._code = code_at(number, self._length, self._digits, self._duplicates)
-        self._history = []
+        self._history: list[tuple[str, int, int]] = []
         self._left = self._guesses
         return self._table(f"No guesses yet. {self._guesses_left()}")
 
@@ -100,8 +90,8 @@ class MastermindEnv(TextEnv):
         if guess is not None:
             self._history.append((guess, *pegs(self._code, guess)))
         if guess == self._code:
-            found = self._table(f"You found the code: {self._code}.")
-            return StepResult(found, 1.0, terminated=True, success=True)
+            observation = self._table(f"You found the code: {self._code}.")
+            return StepResult(observation, 1.0, terminated=True, success=True)
         note = "" if guess else f"Not a guess: answer {self._length} digits from 1 to {self._digits}. "
         ending = self._guesses_left() if self._left else f"No guesses left. The code was {self._code}."
         return StepResult(self._table(note + ending), terminated=self._left == 0, valid=guess is not None)
@@ -124,8 +114,8 @@ class MastermindEnv(TextEnv):
     def _parse(self, action: str) -> str | None:
         match = _GUESS.fullmatch(bare(action))
         guess = re.sub(r"[\s,]", "", match[1]) if match else ""
-        known = set(guess) <= set(SYMBOLS[: self._digits])
-        return guess if len(guess) == self._length and known else None
+        is_valid = set(guess) <= set(SYMBOLS[: self._digits])
+        return guess if len(guess) == self._length and is_valid else None
 
     def _table(self, last_line: str) -> str:
         lines = [f"{guess}: {black} black, {white} white" for guess, black, white in self._history]
@@ -136,12 +126,9 @@ class MastermindEnv(TextEnv):
 
 
 def _check_arguments(length: int, digits: int, duplicates: bool, guesses: int) -> None:
-    if length < 1:
-        raise UsageError(f"length must be at least 1, not {length}.")
-    if not 2 <= digits <= len(SYMBOLS):
-        raise UsageError(f"digits must be from 2 to {len(SYMBOLS)}, not {digits}.")
-    if guesses < 1:
-        raise UsageError(f"guesses must be at least 1, not {guesses}.")
+    check_range("length", length, 1)
+    check_range("digits", digits, 2, len(SYMBOLS))
+    check_range("guesses", guesses, 1)
     count = count_codes(length, digits, duplicates)
     if not _FEWEST <= count <= _MOST:
         raise UsageError(

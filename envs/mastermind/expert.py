@@ -38,12 +38,12 @@ def _answers(guesses: Array, codes: Array, digits: int) -> Array:
     """The pegs of every guess for every code, as one number: black * (length + 1) + common."""
     length = codes.shape[1]
     black = np.zeros((len(guesses), len(codes)), dtype=np.int32)
-    for place in range(length):
-        black += guesses[:, place, None] == codes[None, :, place]
+    for position in range(length):
+        black += guesses[:, position, None] == codes[None, :, position]
     common = np.zeros_like(black)
-    ours, theirs = _tallies(guesses, digits), _tallies(codes, digits)
+    guess_tallies, code_tallies = _tallies(guesses, digits), _tallies(codes, digits)
     for digit in range(digits):
-        common += np.minimum(ours[:, digit, None], theirs[None, :, digit])
+        common += np.minimum(guess_tallies[:, digit, None], code_tallies[None, :, digit])
     answers: Array = black * (length + 1) + common
     return answers
 
@@ -67,23 +67,23 @@ class MastermindExpert(SoloAgent):
         codes = _all_codes(int(info["length"]), digits, bool(info["duplicates"]))
         if not info["history"]:
             return _opening(int(info["length"]), digits, bool(info["duplicates"]))
-        left = codes
+        candidates = codes
         for guess, black, white in info["history"]:
             row = np.array([[SYMBOLS.index(symbol) for symbol in guess]], dtype=np.uint8)
             answer = black * (codes.shape[1] + 1) + black + white
-            left = left[_answers(row, left, digits)[0] == answer]
-        if len(left) <= 2 or info["guesses_left"] == 1:
-            return _text(left[0])
-        return _text(_best_guess(left, codes, digits))
+            candidates = candidates[_answers(row, candidates, digits)[0] == answer]
+        if len(candidates) <= 2 or info["guesses_left"] == 1:
+            return _text(candidates[0])
+        return _text(_best_guess(candidates, codes, digits))
 
 
 def _opening(length: int, digits: int, duplicates: bool) -> str:
     """``1122`` and the like: pairs of equal digits, or all different where codes have no repeats."""
-    return "".join(SYMBOLS[(place // 2 if duplicates else place) % digits] for place in range(length))
+    return "".join(SYMBOLS[(index // 2 if duplicates else index) % digits] for index in range(length))
 
 
-def _best_guess(left: Array, codes: Array, digits: int) -> Array:
-    sample = left[: int(_PAIRS**0.5)]
+def _best_guess(candidates: Array, codes: Array, digits: int) -> Array:
+    sample = candidates[: int(_PAIRS**0.5)]
     # Codes that may be right come first, so that they win ties.
     pool = np.concatenate([sample, codes[: _PAIRS // len(sample)]])
     best: Array = pool[int(np.argmin(_worst_cases(pool, sample, digits)))]

@@ -1,4 +1,4 @@
-"""Counts, exactly, the fields that fit what is visible, and in how many of them each cell has a mine.
+"""Counts exactly the fields that fit the visible board, and in how many of them each cell has a mine.
 
 Cells under the same constraints are interchangeable: they form a box, and only the number of mines in a
 box matters. Boxes that share no constraint, directly or through others, are counted apart.
@@ -31,12 +31,12 @@ def mine_counts(closed: int, constraints: Sequence[Constraint], mines: int) -> t
     """For each closed cell the number of fitting fields with a mine there, and the number of all."""
     boxes = _boxes(constraints)
     table: Table = {0: (1, {})}
-    for part in _parts(boxes, constraints):
-        table = _product(table, _Search(part, boxes, constraints).table())
-    apart = closed
+    for component in _components(boxes, constraints):
+        table = _product(table, _Search(component, boxes, constraints).table())
+    free = closed
     for box in boxes:
-        apart &= ~box
-    return _with_rest(table, boxes, apart, mines)
+        free &= ~box
+    return _with_rest(table, boxes, free, mines)
 
 
 def _boxes(constraints: Sequence[Constraint]) -> list[int]:
@@ -50,20 +50,20 @@ def _boxes(constraints: Sequence[Constraint]) -> list[int]:
     return boxes
 
 
-def _parts(boxes: Sequence[int], constraints: Sequence[Constraint]) -> list[list[int]]:
+def _components(boxes: Sequence[int], constraints: Sequence[Constraint]) -> list[list[int]]:
     """Numbers of the boxes that hang together, each part in the order constraints reach them."""
-    left = list(range(len(boxes)))
-    parts = []
-    while left:
-        reach = boxes[left[0]]
-        part: list[int] = []
-        while new := [number for number in left if boxes[number] & reach and number not in part]:
-            part += new
+    boxes_left = list(range(len(boxes)))
+    components = []
+    while boxes_left:
+        reach = boxes[boxes_left[0]]
+        component: list[int] = []
+        while added := [number for number in boxes_left if boxes[number] & reach and number not in component]:
+            component += added
             for mask, _ in constraints:
                 reach |= mask if mask & reach else 0
-        parts.append(part)
-        left = [number for number in left if number not in part]
-    return parts
+        components.append(component)
+        boxes_left = [number for number in boxes_left if number not in component]
+    return components
 
 
 class _Search:
@@ -89,11 +89,11 @@ class _Search:
         self.steps += 1
         if self.steps > _MAX_STEPS:
             raise TooHard
-        place = len(self.chosen)
-        if place == len(self.part):
+        index = len(self.chosen)
+        if index == len(self.part):
             self._record()
             return
-        size, touched = self.sizes[place], self.touches[place]
+        size, touched = self.sizes[index], self.touches[index]
         for i in touched:
             self.room[i] -= size
         for count in range(size + 1):
@@ -119,11 +119,11 @@ class _Search:
         self.found[sum(self.chosen)] = (before + ways, mined)
 
 
-def _product(one: Table, other: Table) -> Table:
+def _product(first: Table, second: Table) -> Table:
     """The table of two parts together."""
     result: Table = {}
-    for n, (ways_n, mined_n) in one.items():
-        for m, (ways_m, mined_m) in other.items():
+    for n, (ways_n, mined_n) in first.items():
+        for m, (ways_m, mined_m) in second.items():
             ways, mined = result.get(n + m, (0, dict.fromkeys([*mined_n, *mined_m], 0)))
             for box, count in mined_n.items():
                 mined[box] += count * ways_m
@@ -133,17 +133,17 @@ def _product(one: Table, other: Table) -> Table:
     return result
 
 
-def _with_rest(table: Table, boxes: Sequence[int], apart: int, mines: int) -> tuple[dict[int, int], int]:
+def _with_rest(table: Table, boxes: Sequence[int], free: int, mines: int) -> tuple[dict[int, int], int]:
     """Spread the remaining mines over the cells under no constraint, and count per cell."""
-    rest = apart.bit_count()
+    num_free = free.bit_count()
     total = in_rest = 0
     in_box = dict.fromkeys(range(len(boxes)), 0)
     for used, (ways, mined) in table.items():
-        spread = math.comb(rest, mines - used) if used <= mines else 0
+        spread = math.comb(num_free, mines - used) if used <= mines else 0
         total += ways * spread
-        in_rest += ways * math.comb(rest - 1, mines - used - 1) if rest and used < mines else 0
+        in_rest += ways * math.comb(num_free - 1, mines - used - 1) if num_free and used < mines else 0
         for box, count in mined.items():
             in_box[box] += count * spread
     counts = {cell: in_box[number] for number, box in enumerate(boxes) for cell in cells_of(box)}
-    counts.update(dict.fromkeys(cells_of(apart), in_rest))
+    counts.update(dict.fromkeys(cells_of(free), in_rest))
     return dict(sorted(counts.items())), total

@@ -11,6 +11,7 @@ import numpy as np
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 from rollgym.envs.minesweeper.generate import closed_at_start, needs_no_guess, random_field
 from rollgym.envs.minesweeper.grid import FLAG, HIDDEN, Field
 
@@ -76,22 +77,15 @@ class MinesweeperEnv(TextEnv):
         self._turns = turns or rows * columns
         self.tasks = TaskSet(f"Minesweeper-{rows}x{columns}-{mines}{'-no-guess' if no_guess else ''}")
         self.instructions = _INSTRUCTIONS.format(
-            rows=rows,
-            columns=columns,
-            mines=mines,
-            turns=self._turns,
-            reward=_SHAPED if shaped else _PLAIN,
+            rows=rows, columns=columns, mines=mines, turns=self._turns, reward=_SHAPED if shaped else _PLAIN
         )
-        self._field = Field(rows, columns, frozenset(), 0)
-        self._closed: set[int] = set()
-        self._flags: set[int] = set()
-        self._left, self._to_open = self._turns, 0
         super().__init__(render_mode=render_mode)
 
     def begin(self, task: Task) -> str:
         """Lay the task's mines and open its start cell."""
         self._field = self._draw(task)
-        self._closed, self._flags = closed_at_start(self._field), set()
+        self._closed = closed_at_start(self._field)
+        self._flags: set[int] = set()
         self._left, self._to_open = self._turns, len(self._closed) - self._mines
         return self._show()
 
@@ -118,8 +112,8 @@ class MinesweeperEnv(TextEnv):
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         """Reveal any closed cell that has no flag; with flags everywhere, remove one."""
         text = "".join(info["board"])
-        verb, wanted = ("reveal", HIDDEN) if HIDDEN in text else ("unflag", FLAG)
-        cell = int(rng.choice([cell for cell, symbol in enumerate(text) if symbol == wanted]))
+        verb, target = ("reveal", HIDDEN) if HIDDEN in text else ("unflag", FLAG)
+        cell = int(rng.choice([cell for cell, symbol in enumerate(text) if symbol == target]))
         return f"{verb} {cell // self._columns + 1} {cell % self._columns + 1}"
 
     def _draw(self, task: Task) -> Field:
@@ -187,9 +181,8 @@ def _check_arguments(rows: int, columns: int, mines: int, no_guess: bool, turns:
             f"A field has at least 4 rows, at least 4 columns and at most {_MAX_CELLS} cells, "
             f"not {rows}x{columns}."
         )
-    most = rows * columns // 5 if no_guess else rows * columns - 10
-    if not 2 <= mines <= most:
+    max_mines = rows * columns // 5 if no_guess else rows * columns - 10
+    if not 2 <= mines <= max_mines:
         without = " that can be cleared without guessing" if no_guess else ""
-        raise UsageError(f"A {rows}x{columns} field{without} has 2 to {most} mines, not {mines}.")
-    if turns is not None and turns < 1:
-        raise UsageError(f"turns must be at least 1, not {turns}.")
+        raise UsageError(f"A {rows}x{columns} field{without} has 2 to {max_mines} mines, not {mines}.")
+    check_range("turns", turns, 1)

@@ -1,4 +1,4 @@
-"""An expert for Minesweeper: opens what is provably safe, and guesses the least risk only if it must."""
+"""An expert for Minesweeper: opens provably safe cells, otherwise the one with the least risk."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class MinesweeperExpert(SoloAgent):
         text = "".join(board)
         flagged = [cell for cell, symbol in enumerate(text) if symbol == FLAG]
         if flagged:
-            return f"unflag {_place(flagged[0], len(board[0]))}"
+            return f"unflag {_coordinates(flagged[0], len(board[0]))}"
         self._safe = [cell for cell in self._safe if text[cell] == HIDDEN] or safe_cells(board, mines)
         if self._safe:
-            return f"reveal {_place(self._safe[0], len(board[0]))}"
+            return f"reveal {_coordinates(self._safe[0], len(board[0]))}"
         chances = risks(board, mines)
-        return f"reveal {_place(min(chances, key=lambda cell: (chances[cell], cell)), len(board[0]))}"
+        return f"reveal {_coordinates(min(chances, key=lambda cell: (chances[cell], cell)), len(board[0]))}"
 
 
-def _place(cell: int, columns: int) -> str:
+def _coordinates(cell: int, columns: int) -> str:
     return f"{cell // columns + 1} {cell % columns + 1}"

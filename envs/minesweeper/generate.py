@@ -11,8 +11,8 @@ from rollgym.envs.minesweeper.logic import safe_cells
 def random_field(rng: np.random.Generator, rows: int, columns: int, mines: int) -> Field:
     """A random start cell, and mines anywhere but on it and next to it."""
     start = int(rng.integers(rows * columns))
-    kept_free = {start, *neighbors(rows, columns)[start]}
-    free = [cell for cell in range(rows * columns) if cell not in kept_free]
+    clear = {start, *neighbors(rows, columns)[start]}
+    free = [cell for cell in range(rows * columns) if cell not in clear]
     return Field(rows, columns, frozenset(map(int, rng.choice(free, size=mines, replace=False))), start)
 
 

@@ -30,7 +30,7 @@ class Field:
     start: int
 
     def symbol(self, cell: int) -> str:
-        """What an opened cell shows: a mine, the number of mines around it, or a dot for none."""
+        """Symbol of an opened cell: a mine, the number of mines around it, or a dot for none."""
         if cell in self.mines:
             return MINE
         count = sum(other in self.mines for other in neighbors(self.rows, self.columns)[cell])
@@ -38,13 +38,13 @@ class Field:
 
     def opened_by(self, cell: int, closed: Collection[int]) -> list[int]:
         """The closed cells that opening one uncovers: a cell with no mine around it opens those around it."""
-        found, queue = {cell}, [cell]
-        for here in queue:
-            if self.symbol(here) == EMPTY:
-                around = neighbors(self.rows, self.columns)[here]
-                more = [other for other in around if other in closed and other not in found]
-                found.update(more)
-                queue.extend(more)
+        opened, queue = {cell}, [cell]
+        for current in queue:
+            if self.symbol(current) == EMPTY:
+                around = neighbors(self.rows, self.columns)[current]
+                uncovered = [other for other in around if other in closed and other not in opened]
+                opened.update(uncovered)
+                queue.extend(uncovered)
         return queue
 
     def view(self, closed: Collection[int], flags: Collection[int] = ()) -> list[str]:

@@ -13,17 +13,17 @@ from rollgym.envs.minesweeper.grid import FLAG, HIDDEN, neighbors
 
 
 def read_board(board: Sequence[str]) -> tuple[int, list[Constraint]]:
-    """The closed cells and the constraints of a visible board; flags say nothing."""
+    """The closed cells and the constraints of a visible board; flags are ignored."""
     around = neighbors(len(board), len(board[0]))
     text = "".join(board)
     closed = sum(1 << cell for cell, symbol in enumerate(text) if symbol in (HIDDEN, FLAG))
-    found: dict[Constraint, None] = {}
+    constraints: dict[Constraint, None] = {}
     for cell, symbol in enumerate(text):
         if symbol.isdigit():
             mask = sum(1 << other for other in around[cell]) & closed
             if mask:
-                found[mask, int(symbol)] = None
-    return closed, list(found)
+                constraints[mask, int(symbol)] = None
+    return closed, list(constraints)
 
 
 def safe_cells(board: Sequence[str], mines: int) -> list[int]:
@@ -52,10 +52,10 @@ def risks(board: Sequence[str], mines: int) -> dict[int, float]:
 def _safe_by_rules(constraints: Iterable[Constraint]) -> int:
     safe = mined = 0
     while True:
-        left = _without(constraints, safe, mined)
-        new_safe, new_mined = _settled(left)
+        open_constraints = _without(constraints, safe, mined)
+        new_safe, new_mined = _settled(open_constraints)
         if not new_safe | new_mined:
-            new_safe, new_mined = _settled(_differences(left))
+            new_safe, new_mined = _settled(_differences(open_constraints))
         if not new_safe | new_mined:
             return safe
         safe, mined = safe | new_safe, mined | new_mined
@@ -63,8 +63,8 @@ def _safe_by_rules(constraints: Iterable[Constraint]) -> int:
 
 def _without(constraints: Iterable[Constraint], safe: int, mined: int) -> list[Constraint]:
     """The constraints on the cells that are not known yet."""
-    left = [(mask & ~safe & ~mined, count - (mask & mined).bit_count()) for mask, count in constraints]
-    return list(dict.fromkeys(constraint for constraint in left if constraint[0]))
+    reduced = [(mask & ~safe & ~mined, count - (mask & mined).bit_count()) for mask, count in constraints]
+    return list(dict.fromkeys(constraint for constraint in reduced if constraint[0]))
 
 
 def _differences(constraints: Iterable[Constraint]) -> list[Constraint]:
@@ -90,8 +90,8 @@ def _settled(constraints: Iterable[Constraint]) -> tuple[int, int]:
 def _rough_risks(closed: int, constraints: Iterable[Constraint], mines: int) -> dict[int, float]:
     """The greatest share of mines among the constraints of a cell, or of all closed cells."""
     overall = mines / max(1, closed.bit_count())
-    found: dict[int, float] = {}
+    shares: dict[int, float] = {}
     for mask, count in constraints:
         for cell in cells_of(mask):
-            found[cell] = max(found.get(cell, 0.0), count / mask.bit_count())
-    return {cell: found.get(cell, overall) for cell in cells_of(closed)}
+            shares[cell] = max(shares.get(cell, 0.0), count / mask.bit_count())
+    return {cell: shares.get(cell, overall) for cell in cells_of(closed)}

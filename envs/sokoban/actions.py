@@ -25,9 +25,9 @@ def parse_actions(text: str, limit: int) -> tuple[list[int] | None, int]:
     ``None`` if one of them is not an action or none is given.
     """
     parts = [part.strip(_WRAPPING) for part in _SEPARATORS.split(text.strip(_WRAPPING))]
-    named = [" ".join(part.lower().split()) for part in parts if part]
-    codes = [_CODES.get(name) for name in named[:limit]]
-    known = [code for code in codes if code is not None]
-    if not known or len(known) < len(codes):
+    names = [" ".join(part.lower().split()) for part in parts if part]
+    codes = [_CODES.get(name) for name in names[:limit]]
+    valid = [code for code in codes if code is not None]
+    if not valid or len(valid) < len(codes):
         return None, 0
-    return known, len(named) - len(known)
+    return valid, len(names) - len(valid)

@@ -1,7 +1,7 @@
 """Frozen boxes: the boxes that can never move again once a push is made.
 
 Together with the dead cells of a `Maze` (from which a box alone could reach no target) and the matching
-of boxes to targets, this is all the solver refuses. Each rule refuses only what has no solution.
+of boxes to targets, this is all the solver refuses. Each rule refuses only positions without a solution.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def any_frozen(maze: Maze, boxes: int) -> bool:
 
 
 def _blocked(maze: Maze, box: int, others: int, walls: int, axis: int, stuck: list[int]) -> bool:
-    """True if the box cannot move along an axis (1 across, a row down); adds whom it leans on."""
+    """True if the box cannot move along an axis (1 across, a row down); adds neighbors to ``stuck``."""
     after, before = box << axis, box >> axis
     if (after | before) & walls:
         return True
@@ -44,7 +44,7 @@ def _blocked(maze: Maze, box: int, others: int, walls: int, axis: int, stuck: li
 def is_lost(text: str) -> bool:
     """True if a position in XSB plainly has no solution: a box is frozen, or on a cell with no way out.
 
-    Not every position without a solution is found, but what is found has none.
+    It misses some positions without a solution, but never reports one that has a solution.
     """
     maze, boxes, _ = read_maze(text)
     return bool(boxes & ~maze.alive) or any_frozen(maze, boxes)

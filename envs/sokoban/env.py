@@ -13,12 +13,13 @@ import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, check_whole
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.sokoban.actions import NAMES, SEPARATOR, parse_actions
 from rollgym.envs.sokoban.deadlock import is_lost
 from rollgym.envs.sokoban.game import BOX_REWARD, NOOP, SOLVED_REWARD, STEP_REWARD, Game
 from rollgym.envs.sokoban.generate import Rules, canonical, generate
 from rollgym.envs.sokoban.levels import Level
-from rollgym.envs.sokoban.options import FileLevels, LevelRequest, check_amount, check_choice
+from rollgym.envs.sokoban.options import FileLevels, LevelRequest, check_amount
 from rollgym.envs.sokoban.solver import Status, solve
 from rollgym.envs.sokoban.views import VIEWS, VOCABULARIES, legend, palette, show, translation
 
@@ -30,8 +31,7 @@ class SokobanEnv(TextEnv):
     """Push every box onto a target. Boxes can be pushed, one at a time, and never pulled.
 
     Observation: the room as a grid of symbols, one row a line; coordinates on request (``view``). A line
-    under it says so when an action was not understood or left out, and with ``tell_bumps`` also when none
-    moved anything.
+    under it tells when an action was not understood or left out, and with ``tell_bumps`` when nothing moved.
 
     Actions: ``Up``, ``Down``, ``Left``, ``Right`` walk, or push a box that is in the way. Also understood:
     ``push up``, ``move up`` (walk only, never push), ``noop``, and gym-sokoban's numbers 0 to 8. With
@@ -40,7 +40,7 @@ class SokobanEnv(TextEnv):
     Reward: gym-sokoban's. Each action -0.1; +1 when a box comes onto a target and -1 when one leaves it;
     +10 when all are on targets. A turn's reward is the sum over its actions. A turn that is not understood
     is one ``noop`` (-0.1), less ``invalid_penalty``; one that moved nothing costs ``bump_penalty`` more. With
-    ``progress_reward`` a turn also earns that much for each move by which a solver's way to the end became
+    ``progress_reward`` a turn also earns that much for each move by which the solver's solution became
     shorter, and loses as much for each by which it became longer (an unsolvable position counts as
     ``max_steps`` moves): a hint for training, not a score.
 
@@ -77,16 +77,16 @@ class SokobanEnv(TextEnv):
         tell_bumps: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        check_choice("vocabulary", vocabulary, VOCABULARIES)
-        check_choice("view", view, VIEWS)
+        check_choice("vocabulary of Sokoban", vocabulary, VOCABULARIES)
+        check_choice("view of Sokoban", view, VIEWS)
         self._per_turn = check_whole("actions_per_turn", actions_per_turn)
         self._penalty = check_amount("invalid_penalty", invalid_penalty)
         self._bump_penalty = check_amount("bump_penalty", bump_penalty)
         self._progress = check_amount("progress_reward", progress_reward)
         self._end_when_lost = bool(end_when_lost)
         self._tell_bumps = bool(tell_bumps)
-        wishes = LevelRequest(size, boxes, min_moves, max_moves, max_steps)
-        self._rules, self._max_steps = wishes.settle(preset, from_file=levels is not None)
+        request = LevelRequest(size, boxes, min_moves, max_moves, max_steps)
+        self._rules, self._max_steps = request.settle(preset, from_file=levels is not None)
         self._file = None if levels is None else FileLevels(levels)
         self.tasks = self._file.tasks if self._file else TaskSet(self._rules.name)
         super().__init__(render_mode=render_mode)
@@ -95,9 +95,6 @@ class SokobanEnv(TextEnv):
         self.instructions = _instructions(vocabulary, view, self._per_turn, self._max_steps)
         idle = min(STEP_REWARD - self._penalty, sum([STEP_REWARD] * self._per_turn) - self._bump_penalty)
         self.reward_range = _reward_range(self._per_turn, idle, self._progress, self._max_steps)
-        self._level = Level("#\n#")
-        self._game = Game(self._level.text)
-        self._moved = (False, False)
         self._left = 0
 
     def begin(self, task: Task) -> str:
@@ -132,7 +129,7 @@ class SokobanEnv(TextEnv):
         )
 
     def facts(self) -> Mapping[str, Any]:
-        """The position in XSB and what can be counted in it; at the start also the level's difficulty."""
+        """The position in XSB, counts, and at the start the level's difficulty."""
         game = self._game
         facts: dict[str, Any] = {
             "board": game.text,
@@ -171,8 +168,8 @@ class SokobanEnv(TextEnv):
 
     def _moves_left(self) -> int:
         """Return the moves a solver needs from here; if unknown, the previous value."""
-        found = moves_left(self._game.text)
-        return self._left if found is None else int(min(found, self._max_steps))
+        moves = moves_left(self._game.text)
+        return self._left if moves is None else int(min(moves, self._max_steps))
 
     def _show(self) -> str:
         return show(self._game.text, self._view, self._table)
@@ -200,16 +197,16 @@ def generated(rules: Rules, task: Task) -> Level:
 
 @functools.lru_cache(maxsize=65_536)
 def moves_left(board: str) -> float | None:
-    """Moves of the shortest solution: infinite where there is none, ``None`` where it takes long to tell."""
-    found = solve(board, node_limit=SEARCH_LIMIT)
-    if found.status is Status.GAVE_UP:
+    """Moves of the shortest solution: infinite if there is none, ``None`` if the search limit was reached."""
+    result = solve(board, node_limit=SEARCH_LIMIT)
+    if result.status is Status.GAVE_UP:
         return None
-    return found.moves if found.solved else math.inf
+    return result.moves if result.solved else math.inf
 
 
 def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> str:
     symbols = "" if view in ("coords", "cells", "relative", "around") else f"Symbols: {legend(vocabulary)}.\n"
-    places = {
+    coordinates_note = {
         "grid": "",
         "cells": "Cells are named by column, a at the left, and row, 1 at the top. The border of the room is "
         "wall.\n",
@@ -228,7 +225,7 @@ def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> 
     )
     return (
         "You are playing Sokoban. Push every box onto a target.\n"
-        f"{symbols}{places}"
+        f"{symbols}{coordinates_note}"
         "Actions: Up, Down, Left, Right. You walk one cell; if a box is in the way, you push it, provided "
         "the cell behind it is free. You cannot pull a box, push two at once, or walk through walls.\n"
         f"{several}"
@@ -239,8 +236,8 @@ def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> 
 
 def _reward_range(per_turn: int, idle: float, progress: float, max_steps: int) -> tuple[float, float]:
     """Each action could lose a box; the last could solve the level after each other one placed a box."""
-    least = min(sum([STEP_REWARD - BOX_REWARD] * per_turn), idle)
-    most = sum([STEP_REWARD + BOX_REWARD] * (per_turn - 1)) + STEP_REWARD + BOX_REWARD + SOLVED_REWARD
+    lowest = min(sum([STEP_REWARD - BOX_REWARD] * per_turn), idle)
+    highest = sum([STEP_REWARD + BOX_REWARD] * (per_turn - 1)) + STEP_REWARD + BOX_REWARD + SOLVED_REWARD
     # No move brings the end nearer by more than itself; one push can make it as far as it counts. Where the
-    # solver did not know for a while, what it finds later counts at once.
-    return least - progress * max_steps, most + progress * max_steps
+    # solver gave up for some turns, a later result counts at once.
+    return lowest - progress * max_steps, highest + progress * max_steps

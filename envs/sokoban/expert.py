@@ -34,12 +34,12 @@ class SokobanExpert(SoloAgent):
         if board != self._expected:
             self._path = plan(board, node_limit=NODE_LIMIT).path.upper()
         count = int(info.get("actions_per_turn", 1))
-        now, self._path = self._path[:count], self._path[count:]
-        if not now:
+        moves, self._path = self._path[:count], self._path[count:]
+        if not moves:
             self._expected = board
             return "noop"
         game = Game(board)
-        for letter in now:
+        for letter in moves:
             game.step(_CODES[letter])
         self._expected = game.text
-        return SEPARATOR.join(NAMES[_CODES[letter] - 1] for letter in now)
+        return SEPARATOR.join(NAMES[_CODES[letter] - 1] for letter in moves)

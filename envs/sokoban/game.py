@@ -30,7 +30,7 @@ _BOX_ENTERS = {FLOOR: BOX, TARGET: BOX_ON_TARGET}
 
 
 class Step(NamedTuple):
-    """What came of one action."""
+    """Result of one action."""
 
     reward: float
     done: bool

@@ -1,7 +1,7 @@
 """New levels, each with a solution: a room is carved, boxes stand on targets and are pulled away backwards.
 
-Whatever is reached by pulling can be undone by pushing, so no level without a solution is ever made. The
-solver then says how hard the level is, and levels outside the asked range are thrown away.
+Every pull can be undone by a push, so every level has a solution. The solver then measures the difficulty,
+and levels outside the requested range are discarded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rules:
 
 
 def floor_needed(boxes: int) -> int:
-    """The least floor a room is given: a target and a box each, and some place to walk."""
+    """Return the least floor of a room: a target and a cell for each box, and some cells to walk."""
     return 2 * boxes + 3
 
 
@@ -60,13 +60,10 @@ def canonical(text: str) -> str:
     return min(forms)
 
 
-def anything(text: str) -> bool:
-    """Accept every board."""
-    return True
-
-
-def generate(rng: np.random.Generator, rules: Rules, accept: Callable[[str], bool] = anything) -> Level:
-    """A level that follows the rules. ``accept`` may refuse boards before they are solved."""
+def generate(
+    rng: np.random.Generator, rules: Rules, accept: Callable[[str], bool] = lambda board: True
+) -> Level:
+    """Generate a level that follows the rules; ``accept`` may refuse boards before they are solved."""
     for _ in range(MAX_ATTEMPTS):
         text = draw_board(rng, rules)
         if text is None or not accept(text):
@@ -95,15 +92,15 @@ def draw_board(rng: np.random.Generator, rules: Rules) -> str | None:
 
 
 def carve(rng: np.random.Generator, rules: Rules) -> int:
-    """A connected set of floor cells: where a walker went who now and then widens the way."""
+    """Carve a connected set of floor cells: the path of a random walk, widened now and then."""
     row = rules.width + 1
     inside = _inside(rules)
     room = inside.bit_count()
-    wanted = max(floor_needed(rules.boxes), int(room * (0.55 + 0.4 * rng.random())))
+    floor_size = max(floor_needed(rules.boxes), int(room * (0.55 + 0.4 * rng.random())))
     steps = (-row, row, -1, 1)
     cell = floor = _pick(rng, list(split(inside)))
     step = _pick(rng, steps)
-    while floor.bit_count() < min(wanted, room):
+    while floor.bit_count() < min(floor_size, room):
         if rng.random() < 0.4:
             step = _pick(rng, steps)
         floor |= _moved(cell, _pick(rng, steps)) & inside
@@ -117,16 +114,16 @@ def carve(rng: np.random.Generator, rules: Rules) -> int:
 
 
 def pull_away(rng: np.random.Generator, floor: int, boxes: int, player: int, row: int) -> tuple[int, int]:
-    """Pull boxes about, those on targets first; returns them and the cells the player can walk to then."""
+    """Pull boxes, those on targets first; return the boxes and the cells in the player's reach."""
     pulls = int(boxes.bit_count() * (3 + 9 * rng.random()))
     targets, step, last = boxes, 0, 0
     area = flood(player, floor & ~boxes, row)
     for _ in range(pulls):
         free = floor & ~boxes
         options = [
-            (box, way)
-            for way in (-row, row, -1, 1)
-            for box in split(boxes & _moved(area, -way) & _moved(free, -2 * way))
+            (box, direction)
+            for direction in (-row, row, -1, 1)
+            for box in split(boxes & _moved(area, -direction) & _moved(free, -2 * direction))
         ]
         if not options:
             break
@@ -143,9 +140,9 @@ def draw_text(rules: Rules, floor: int, targets: int, boxes: int, player: int) -
     """The board in XSB."""
     glyphs = ["#"] * (rules.height * (rules.width + 1) - 1)
     glyphs[rules.width :: rules.width + 1] = ["\n"] * (rules.height - 1)
-    for cells, here, on_target in ((floor, " ", "."), (boxes, "$", "*"), (player, "@", "+")):
+    for cells, off_target, on_target in ((floor, " ", "."), (boxes, "$", "*"), (player, "@", "+")):
         for bit in split(cells):
-            glyphs[bit.bit_length() - 1] = on_target if bit & targets else here
+            glyphs[bit.bit_length() - 1] = on_target if bit & targets else off_target
     return "".join(glyphs)
 
 

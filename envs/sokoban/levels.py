@@ -1,8 +1,8 @@
 """Levels as XSB text, and the files they come in.
 
-Two kinds of file are read, and told apart by nothing: Boxoban files (levels under lines ``; 0``, ``; 1``)
+Two kinds of files are read, without telling them apart: Boxoban files (levels under lines ``; 0``, ``; 1``)
 and XSB collections (titles, comments, rows of unequal length). A row is a line of board symbols with at
-least one that is not floor; whatever else a file holds is a title or a comment and ends a level.
+least one that is not floor; any other line is a title or a comment and ends a level.
 
     # wall   @ player   + player on target   $ box   * box on target   . target   space, - or _ floor
 """
@@ -44,7 +44,7 @@ class Level:
 
 
 def load_levels(path: str | Path) -> tuple[Level, ...]:
-    """The levels of a Boxoban or XSB file; a `UsageError` says which of them is wrong, and how."""
+    """The levels of a Boxoban or XSB file; a `UsageError` names the invalid one and the reason."""
     try:
         stat = Path(path).stat()
         return _load(str(path), stat.st_mtime_ns, stat.st_size)
@@ -61,7 +61,7 @@ def _load(path: str, _changed: int, _size: int) -> tuple[Level, ...]:
 
 
 def parse_levels(text: str, source: str = "levels") -> tuple[Level, ...]:
-    """The levels of a file's text. ``source`` is what error messages call the file."""
+    """Parse the levels of a file; ``source`` is its name in error messages."""
     levels: list[Level] = []
     for line, rows in _blocks(text, source):
         try:
@@ -75,7 +75,7 @@ def parse_levels(text: str, source: str = "levels") -> tuple[Level, ...]:
 
 
 def content_hash(levels: tuple[Level, ...]) -> str:
-    """A short name for the levels' content, whatever comments stood between them."""
+    """Return a short hash of the levels, regardless of comments between them."""
     return stable_digest(*(level.text for level in levels)).hex()[:12]
 
 
@@ -102,7 +102,8 @@ def _is_row(line: str, number: int, source: str) -> bool:
 def normalize(text: str) -> str:
     """A board as a closed rectangle: rows padded, everything outside the walls made wall.
 
-    A ValueError says what is wrong with a board that is none.
+    Raises:
+        ValueError: The board is invalid; the message gives the reason.
     """
     rows = [row.translate(_FLOOR) for row in text.split("\n")]
     indent = min(len(row) - len(row.lstrip()) for row in rows)
@@ -110,7 +111,7 @@ def normalize(text: str) -> str:
     cells = [list(row[indent:].ljust(width)) for row in rows]
     _check_counts(text)
     outside = _outside(cells)
-    _check_outside({place: cells[place[0]][place[1]] for place in outside})
+    _check_outside({cell: cells[cell[0]][cell[1]] for cell in outside})
     for row, column in outside:
         cells[row][column] = "#"
     return "\n".join("".join(row) for row in cells)
@@ -136,20 +137,20 @@ def _outside(cells: list[list[str]]) -> list[tuple[int, int]]:
     edge = [(r, c) for r in range(height) for c in (0, width - 1)]
     edge += [(r, c) for r in (0, height - 1) for c in range(width)]
     todo = [(r, c) for r, c in edge if cells[r][c] != "#"]
-    found = dict.fromkeys(todo)
+    outside = dict.fromkeys(todo)
     while todo:
         row, column = todo.pop()
         for r, c in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
-            if 0 <= r < height and 0 <= c < width and cells[r][c] != "#" and (r, c) not in found:
-                found[r, c] = None
+            if 0 <= r < height and 0 <= c < width and cells[r][c] != "#" and (r, c) not in outside:
+                outside[r, c] = None
                 todo.append((r, c))
-    return list(found)
+    return list(outside)
 
 
 def _check_outside(outside: dict[tuple[int, int], str]) -> None:
     if not {"@", "+"}.isdisjoint(outside.values()):
         raise ValueError("it is not enclosed: there is a way from the player to the outside")
-    stray = [place for place, symbol in outside.items() if symbol != " "]
+    stray = [cell for cell, symbol in outside.items() if symbol != " "]
     if stray:
         row, column = min(stray)
         raise ValueError(f"a box or target lies outside the walls (row {row}, column {column}, from 0)")

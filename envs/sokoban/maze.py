@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 FAR = 1_000_000
-"""A distance that says: no way."""
+"""Distance of a target that cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maze:
-    """What never changes in a level."""
+    """The fixed part of a level."""
 
     row: int
-    """Length of a row with its newline: what one step down adds to a cell's number."""
+    """Length of a row with its newline: the difference of a cell's number to the one below."""
     floor: int
     targets: int
     alive: int

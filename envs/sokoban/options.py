@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollgym.core.env import check_whole
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.sokoban.game import DEFAULT_MAX_STEPS
 from rollgym.envs.sokoban.generate import Rules, floor_needed
 from rollgym.envs.sokoban.levels import Level, content_hash, load_levels
@@ -37,7 +37,7 @@ class LevelRequest(NamedTuple):
         Without ``max_steps`` the limit is twice ``max_moves`` (gym-sokoban's 120 for levels of a file). A
         limit below ``max_moves`` lowers it, so that every level can be solved within the limit.
         """
-        check_choice("preset", preset, PRESETS)
+        check_choice("preset of Sokoban", preset, PRESETS)
         for name, value in self._asdict().items():
             if name != "size" and value is not None:
                 check_whole(name, value)
@@ -45,24 +45,18 @@ class LevelRequest(NamedTuple):
             self._refuse_rules()
             return PRESETS[preset], self.max_steps or DEFAULT_MAX_STEPS
         base = _base_rules(PRESETS[preset], self.size, self.boxes)
-        most = self.max_moves or base.max_moves
-        limit = self.max_steps or 2 * most
-        most = min(most, limit)
-        least = self.min_moves or min(base.min_moves, most)
-        if least > most:
-            raise UsageError(f"min_moves={least} is too much: max_moves or max_steps allows {most}.")
-        return Rules(base.height, base.width, base.boxes, least, most), limit
+        max_moves = self.max_moves or base.max_moves
+        limit = self.max_steps or 2 * max_moves
+        max_moves = min(max_moves, limit)
+        min_moves = self.min_moves or min(base.min_moves, max_moves)
+        if min_moves > max_moves:
+            raise UsageError(f"min_moves={min_moves} is too much: max_moves or max_steps allows {max_moves}.")
+        return Rules(base.height, base.width, base.boxes, min_moves, max_moves), limit
 
     def _refuse_rules(self) -> None:
         for name, value in self._asdict().items():
             if name != "max_steps" and value is not None:
                 raise UsageError(f"{name} is for levels made at random: leave it out with a levels file.")
-
-
-def check_choice(name: str, value: str, known: Collection[str]) -> None:
-    """Refuse a value that is none of the known ones."""
-    if value not in list(known):
-        raise UnknownName(f"{name} of Sokoban", str(value), known, f"Choose from: {', '.join(known)}.")
 
 
 def check_amount(name: str, value: Any) -> float:
@@ -92,11 +86,9 @@ def _read_size(size: Any) -> tuple[int, int]:
         sides = [int(side) for side in match.groups()]
     elif isinstance(size, int):
         sides = [size, size]
-    good = isinstance(sides, (list, tuple)) and len(sides) == 2
-    if not good or not all(type(side) is int and 4 <= side <= MAX_SIDE for side in sides):
-        raise UsageError(
-            f"size must be a number from 4 to {MAX_SIDE} or rows and columns like '7x9', not {size!r}."
-        )
+    is_pair = isinstance(sides, (list, tuple)) and len(sides) == 2
+    if not is_pair or not all(type(side) is int and 4 <= side <= MAX_SIDE for side in sides):
+        raise UsageError(f"size must be from 4 to {MAX_SIDE} or rows and columns like '7x9', not {size!r}.")
     return sides[0], sides[1]
 
 

@@ -1,8 +1,8 @@
 """A* over pushes: the fewest moves, or nearly, in pure Python.
 
 A node is the boxes and the cell where the last push left the player; a move in the search is a walk and
-one push, and costs its steps. The estimate of what is left is the cheapest matching of boxes to targets
-by push distance, which never says too much: with ``weight=1`` a solution has the fewest moves possible.
+one push, and costs its steps. The estimate of the remaining cost is the cheapest matching of boxes to
+targets by push distance, which never overestimates: with ``weight=1`` a solution has the fewest moves.
 A greater weight trusts the estimate more and looks at far fewer positions, for a slightly longer solution.
 
 Positions without a solution are refused early: a box on a dead cell, boxes that cannot all reach
@@ -69,7 +69,7 @@ def solve(
         text: The level.
         weight: 1 for the fewest moves; more for a quicker search.
         node_limit: Give up after that many positions.
-        time_limit: Give up after that many seconds. What is found then depends on the machine.
+        time_limit: Give up after that many seconds; the result then depends on the machine.
     """
     return _Search(text, weight).run(node_limit, time_limit)
 
@@ -77,7 +77,7 @@ def solve(
 def plan(text: str, *, patience: int = 2_000, node_limit: int | None = None) -> Result:
     """The shortest solution if it is found within ``patience`` positions, else a good one.
 
-    The same on every machine, since no clock is looked at. ``nodes`` counts both searches.
+    Deterministic: it uses no clock. ``nodes`` counts both searches.
     """
     first = solve(text, node_limit=patience)
     if first.status is not Status.GAVE_UP:
@@ -96,10 +96,10 @@ def pushes(maze: Maze, boxes: int, player: int) -> Iterator[tuple[int, int, int]
     stands = right >> 1 | left << 1 | down >> row | up << row
     steps, ring, seen = 1, player, player
     while ring:
-        here = ring & stands
-        while here:
-            cell = here & -here
-            here ^= cell
+        standing = ring & stands
+        while standing:
+            cell = standing & -standing
+            standing ^= cell
             if cell << 1 & right:
                 yield steps, cell << 1, cell << 2
             if cell >> 1 & left:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-VOCABULARIES: Mapping[str, str] = {
-    "ragen": "#_OX√PS",
-    "letters": "W.GBCA@",
-    "xsb": "# .$*@+",
-}
+VOCABULARIES: Mapping[str, str] = {"ragen": "#_OX√PS", "letters": "W.GBCA@", "xsb": "# .$*@+"}
 """For each vocabulary its wall, floor, target, box, box on target, player and player on target."""
 
 VIEWS = ("grid", "coords", "grid_coords", "cells", "relative", "around")
@@ -26,7 +22,7 @@ def translation(vocabulary: str) -> dict[int, int]:
 
 
 def legend(vocabulary: str) -> str:
-    """What each symbol means, in one line."""
+    """Meaning of each symbol, in one line."""
     pairs = zip(VOCABULARIES[vocabulary], _MEANINGS, strict=True)
     return ", ".join(f"{'(space)' if symbol == ' ' else symbol} {meaning}" for symbol, meaning in pairs)
 
@@ -53,14 +49,14 @@ def coordinates(board: str, *, walls: bool) -> str:
     """A position as (row, column) of everything in it; of the walls, those inside the border."""
     rows = board.split("\n")
     lines = [
-        f"Player: {_places(rows, '@+')}",
-        f"Boxes: {_places(rows, '$*')}",
-        f"Targets: {_places(rows, '.*+')}",
+        f"Player: {_coordinates(rows, '@+')}",
+        f"Boxes: {_coordinates(rows, '$*')}",
+        f"Targets: {_coordinates(rows, '.*+')}",
     ]
     if walls:
         inner = [f" {row[1:-1]}" for row in rows[1:-1]]
         lines.insert(0, f"Room: {len(rows)} rows, {len(rows[0])} columns")
-        lines.append(f"Walls inside: {_places([' ', *inner], '#') or 'none'}")
+        lines.append(f"Walls inside: {_coordinates([' ', *inner], '#') or 'none'}")
     return "\n".join(lines)
 
 
@@ -68,30 +64,26 @@ def cells(board: str) -> str:
     """A position in few words: cells have names as in chess, columns from a and rows from 1 at the top."""
     rows = board.split("\n")
     inner = [f" {row[1:-1]}" for row in rows[1:-1]]
-    found = {
+    names_by_kind = {
         "player": _names(rows, "@+"),
         "box": _names(rows, "$*"),
         "target": _names(rows, ".*+"),
         "wall": _names([" ", *inner], "#"),
     }
-    return " ".join(f"{kind} {' '.join(names)}" for kind, names in found.items() if names)
+    return " ".join(f"{kind} {' '.join(names)}" for kind, names in names_by_kind.items() if names)
 
 
 def relative(board: str, near: Sequence[tuple[int, int]]) -> str:
     """A position as seen by the player: how far off the boxes are, and from each box the targets.
 
-    Of the player and of each box also what is ``near`` it, as (rows down, columns to the right).
+    The player and each box also list their ``near`` cells, given as (rows down, columns right).
     """
     rows = board.split("\n")
-    found = {
-        kind: [(y, x) for y, row in enumerate(rows) for x, symbol in enumerate(row) if symbol in symbols]
-        for kind, symbols in {"player": "@+", "box": "$*", "target": ".*+"}.items()
-    }
-    (player,) = found["player"]
+    (player,) = _cells(rows, "@+")
     words = ["you", *_around(rows, player, near)]
-    for box in found["box"]:
+    for box in _cells(rows, "$*"):
         words += ["box", *_offset(player, box), *_around(rows, box, near)]
-        for target in found["target"]:
+        for target in _cells(rows, ".*+"):
             words += ["target", *_offset(box, target)]
     return " ".join(words)
 
@@ -101,18 +93,13 @@ def _offset(start: tuple[int, int], end: tuple[int, int]) -> tuple[str, str]:
     return f"{'up' if down < 0 else 'down'}{abs(down)}", f"{'left' if right < 0 else 'right'}{abs(right)}"
 
 
-def _around(rows: list[str], place: tuple[int, int], near: Sequence[tuple[int, int]]) -> list[str]:
-    y, x = place
+def _around(rows: list[str], cell: tuple[int, int], near: Sequence[tuple[int, int]]) -> list[str]:
+    y, x = cell
     return [_NEXT[rows[y + dy][x + dx]] for dy, dx in near]
 
 
 def _names(rows: list[str], symbols: str) -> list[str]:
-    return [
-        f"{_column(x)}{y + 1}"
-        for y, row in enumerate(rows)
-        for x, symbol in enumerate(row)
-        if symbol in symbols
-    ]
+    return [f"{_column(x)}{y + 1}" for y, x in _cells(rows, symbols)]
 
 
 def _column(number: int) -> str:
@@ -125,6 +112,10 @@ def _column(number: int) -> str:
     return name
 
 
-def _places(rows: list[str], symbols: str) -> str:
-    places = [(y, x) for y, row in enumerate(rows) for x, symbol in enumerate(row) if symbol in symbols]
-    return ", ".join(f"({y}, {x})" for y, x in places)
+def _coordinates(rows: list[str], symbols: str) -> str:
+    return ", ".join(map(str, _cells(rows, symbols)))
+
+
+def _cells(rows: list[str], symbols: str) -> list[tuple[int, int]]:
+    """(row, column) of every cell that shows one of the symbols."""
+    return [(y, x) for y, row in enumerate(rows) for x, symbol in enumerate(row) if symbol in symbols]

@@ -12,7 +12,8 @@ import numpy as np
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
-from rollgym.envs.sudoku.grid import Grid, Solver, digits_of, full_grid, puzzle_from, units_of
+from rollgym.envs.arguments import check_range
+from rollgym.envs.sudoku.grid import Solver, coordinates, digits_of, full_grid, puzzle_from, units_of
 
 _ACTION = re.compile(
     r"(?:(fill)[\s:(\[]+([0-9])[\s,]+([0-9])[\s,=]+([0-9])|(clear)[\s:(\[]+([0-9])[\s,]+([0-9]))\s*[)\]]?",
@@ -81,17 +82,13 @@ class SudokuEnv(TextEnv):
         self.instructions = _INSTRUCTIONS.format(
             size=size, box=self._box, turns=self._turns, reward=_SHAPED if shaped else _PLAIN
         )
-        self._full: Grid = []
-        self._given: Grid = []
-        self._grid: Grid = []
-        self._left = self._turns
         super().__init__(render_mode=render_mode)
 
     def begin(self, task: Task) -> str:
         """Make the task's puzzle."""
         assert self.tasks is not None
         self._full, rng = self.tasks.draw(
-            task, lambda rng: (full_grid(rng, self._size), rng), lambda made: _rows_text(made[0])
+            task, lambda rng: (full_grid(rng, self._size), rng), lambda drawn: _rows_text(drawn[0])
         )
         puzzle = None
         while puzzle is None:
@@ -121,22 +118,23 @@ class SudokuEnv(TextEnv):
         return {"board": self._rows(self._grid), "given": self._rows(self._given), "turns_left": self._left}
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
-        """Any digit without a conflict in any blank; where there is none, clear a digit."""
+        """Any digit without a conflict in any blank; if none is left, clear a digit."""
         grid = [int(symbol) for symbol in "".join(info["board"]).replace(".", "0")]
         solver = Solver(grid)
         blanks = [cell for cell, digit in enumerate(grid) if not digit]
         moves = [
-            f"fill {self._place(cell)} {digit}"
+            f"fill {coordinates(cell, self._size)} {digit}"
             for cell in blanks
             for digit in digits_of(solver.options(cell))
         ]
         if not moves:
             given = "".join(info["given"])
-            moves = [f"clear {self._place(c)}" for c, digit in enumerate(grid) if digit and given[c] == "."]
+            filled = [cell for cell, digit in enumerate(grid) if digit and given[cell] == "."]
+            moves = [f"clear {coordinates(cell, self._size)}" for cell in filled]
         return moves[int(rng.integers(len(moves)))]
 
     def _parse(self, action: str) -> tuple[int, int] | str:
-        """The cell and its new digit (0 for none), or what is wrong with the action."""
+        """The cell and its new digit (0 for none), or the error of the action."""
         match = _ACTION.fullmatch(bare(action))
         if match is None:
             return "Not an action: answer `fill ROW COLUMN DIGIT` or `clear ROW COLUMN`."
@@ -160,9 +158,6 @@ class SudokuEnv(TextEnv):
             if any(units[c][kind] == unit and self._grid[c] == digit for c in range(len(units)) if c != cell):
                 return f"Refused: the {_UNITS[kind]} holds a {digit} already."
         return ""
-
-    def _place(self, cell: int) -> str:
-        return f"{cell // self._size + 1} {cell % self._size + 1}"
 
     def _rows(self, grid: Sequence[int]) -> list[str]:
         text = _rows_text(grid)
@@ -189,5 +184,4 @@ def _check_arguments(size: int, blanks: int | None, turns: int | None) -> None:
         raise UsageError(f"size must be 4 or 9, not {size}.")
     if blanks is not None and not 1 <= blanks <= _MOST_BLANKS[size]:
         raise UsageError(f"blanks must be from 1 to {_MOST_BLANKS[size]} for size {size}, not {blanks}.")
-    if turns is not None and turns < 1:
-        raise UsageError(f"turns must be at least 1, not {turns}.")
+    check_range("turns", turns, 1)

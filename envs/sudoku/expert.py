@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from rollgym.core.agent import SoloAgent
-from rollgym.envs.sudoku.grid import solution
+from rollgym.envs.sudoku.grid import coordinates, solution
 
 
 @lru_cache(maxsize=256)
@@ -18,14 +18,14 @@ def _solved(given: str) -> str:
 
 
 class SudokuExpert(SoloAgent):
-    """Removes what is wrong, then fills the first blank with its digit in the only solution."""
+    """Clears wrong digits, then fills the first blank with its digit in the only solution."""
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         """Clear the first wrong digit, or fill the first blank."""
-        now, size = "".join(info["board"]), len(info["board"])
-        right = _solved("".join(info["given"]))
-        for cell, (here, digit) in enumerate(zip(now, right, strict=True)):
-            if here not in (".", digit):
-                return f"clear {cell // size + 1} {cell % size + 1}"
-        cell = now.index(".")
-        return f"fill {cell // size + 1} {cell % size + 1} {right[cell]}"
+        board, size = "".join(info["board"]), len(info["board"])
+        solved = _solved("".join(info["given"]))
+        for cell, (current, digit) in enumerate(zip(board, solved, strict=True)):
+            if current not in (".", digit):
+                return f"clear {coordinates(cell, size)}"
+        cell = board.index(".")
+        return f"fill {coordinates(cell, size)} {solved[cell]}"

@@ -47,9 +47,9 @@ class Solver:
         """Fill the grid; False, and the grid unchanged, where that is impossible."""
         if not self._blanks:
             return True
-        place = self._narrowest()
-        cell = self._blanks[place]
-        self._blanks[place] = self._blanks[-1]
+        index = self._narrowest()
+        cell = self._blanks[index]
+        self._blanks[index] = self._blanks[-1]
         self._blanks.pop()
         for digit in self._in_order(self.options(cell)):
             self.put(cell, digit)
@@ -69,18 +69,23 @@ class Solver:
             self._free[unit] ^= 1 << digit
 
     def _narrowest(self) -> int:
-        best, fewest = 0, self.size + 1
-        for place, cell in enumerate(self._blanks):
+        narrowest, fewest = 0, self.size + 1
+        for index, cell in enumerate(self._blanks):
             count = self.options(cell).bit_count()
             if count < fewest:
-                best, fewest = place, count
+                narrowest, fewest = index, count
                 if count <= 1:
                     break
-        return best
+        return narrowest
 
     def _in_order(self, mask: int) -> list[int]:
         digits = digits_of(mask)
         return digits if self._rng is None else [digits[i] for i in self._rng.permutation(len(digits))]
+
+
+def coordinates(cell: int, size: int) -> str:
+    """Return the row and column of a cell, both from 1."""
+    return f"{cell // size + 1} {cell % size + 1}"
 
 
 def digits_of(mask: int) -> list[int]:
@@ -104,15 +109,15 @@ def full_grid(rng: np.random.Generator, size: int) -> Grid:
 def puzzle_from(full: Sequence[int], blanks: int, rng: np.random.Generator) -> Grid | None:
     """Blank cells of a filled grid in random order while its solution stays the only one.
 
-    None where so many blanks cannot be reached in that order.
+    Returns None if the order does not allow that many blanks.
     """
     grid = list(full)
     for cell in map(int, rng.permutation(len(grid))):
         if grid.count(0) == blanks:
             break
-        kept, grid[cell] = grid[cell], 0
-        if _has_other(grid, cell, kept):
-            grid[cell] = kept
+        digit, grid[cell] = grid[cell], 0
+        if _has_other(grid, cell, digit):
+            grid[cell] = digit
     return grid if grid.count(0) == blanks else None
 
 

@@ -9,14 +9,8 @@ from typing import Any
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
-from rollgym.envs.tower_of_hanoi.pegs import (
-    LETTERS,
-    Position,
-    after,
-    legal_moves,
-    starts_of,
-    tops,
-)
+from rollgym.envs.arguments import check_range
+from rollgym.envs.tower_of_hanoi.pegs import LETTERS, after, legal_moves, starts_of, tops
 
 _MOVE = re.compile(r"(?:move\s+)?([a-z])(?:\s*(?:->|,)\s*|\s+to\s+|\s+)([a-z])", re.IGNORECASE)
 _MAX_POSITIONS = 20_000
@@ -61,12 +55,7 @@ class TowerOfHanoiEnv(TextEnv):
     reward_range = (0.0, 1.0)
 
     def __init__(
-        self,
-        *,
-        disks: int = 3,
-        pegs: int = 3,
-        turns: int | None = None,
-        render_mode: str | None = None,
+        self, *, disks: int = 3, pegs: int = 3, turns: int | None = None, render_mode: str | None = None
     ) -> None:
         _check_arguments(disks, pegs, turns)
         self._disks, self._pegs = disks, pegs
@@ -75,9 +64,6 @@ class TowerOfHanoiEnv(TextEnv):
         self.instructions = _INSTRUCTIONS.format(
             disks=disks, pegs=pegs, letters=", ".join(LETTERS[:pegs]), turns=self._turns
         )
-        self._position: Position = ()
-        self._goal = 0
-        self._left = self._turns
         super().__init__(render_mode=render_mode)
 
     def begin(self, task: Task) -> str:
@@ -144,12 +130,10 @@ class TowerOfHanoiEnv(TextEnv):
 
 
 def _check_arguments(disks: int, pegs: int, turns: int | None) -> None:
-    if not 3 <= pegs <= len(LETTERS):
-        raise UsageError(f"pegs must be from 3 to {len(LETTERS)}, not {pegs}.")
+    check_range("pegs", pegs, 3, len(LETTERS))
     if disks < 2 or pegs**disks > _MAX_POSITIONS:
         raise UsageError(
             f"disks must be at least 2, and {pegs} pegs with {disks} disks may have at most "
             f"{_MAX_POSITIONS:,} positions, not {pegs**disks:,}."
         )
-    if turns is not None and turns < 1:
-        raise UsageError(f"turns must be at least 1, not {turns}.")
+    check_range("turns", turns, 1)

@@ -17,6 +17,6 @@ class TowerOfHanoiExpert(SoloAgent):
         peg_of = {disk: peg for peg, disks in enumerate(info["pegs"]) for disk in disks}
         position = tuple(peg_of[disk] for disk in sorted(peg_of))
         pegs = len(info["pegs"])
-        far = distances(len(position), pegs, LETTERS.index(info["goal"]))
-        start, end = min(legal_moves(position, pegs), key=lambda move: far[after(position, *move)])
+        distance_of = distances(len(position), pegs, LETTERS.index(info["goal"]))
+        start, end = min(legal_moves(position, pegs), key=lambda move: distance_of[after(position, *move)])
         return f"move {LETTERS[start]} {LETTERS[end]}"

@@ -41,16 +41,16 @@ def after(position: Position, start: int, end: int) -> Position:
 @lru_cache(maxsize=8)
 def distances(disks: int, pegs: int, goal: int) -> dict[Position, int]:
     """For every position the fewest moves until all disks are on the goal peg."""
-    first = (goal,) * disks
-    found = {first: 0}
-    queue = [first]
+    solved = (goal,) * disks
+    distance_of = {solved: 0}
+    queue = [solved]
     for position in queue:
         for start, end in legal_moves(position, pegs):
             other = after(position, start, end)
-            if other not in found:
-                found[other] = found[position] + 1
+            if other not in distance_of:
+                distance_of[other] = distance_of[position] + 1
                 queue.append(other)
-    return found
+    return distance_of
 
 
 @lru_cache(maxsize=24)

@@ -21,15 +21,15 @@ def slide(row: Row) -> tuple[Row, int]:
     """
     tiles = [tile for tile in row if tile]
     result: list[int] = []
-    gained = place = 0
-    while place < len(tiles):
-        if place + 1 < len(tiles) and tiles[place] == tiles[place + 1]:
-            result.append(2 * tiles[place])
-            gained += 2 * tiles[place]
-            place += 1
+    gained = index = 0
+    while index < len(tiles):
+        if index + 1 < len(tiles) and tiles[index] == tiles[index + 1]:
+            result.append(2 * tiles[index])
+            gained += 2 * tiles[index]
+            index += 1
         else:
-            result.append(tiles[place])
-        place += 1
+            result.append(tiles[index])
+        index += 1
     return (*result, *[0] * (len(row) - len(result))), gained
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 from rollgym.envs.twenty_forty_eight.board import (
     DIRECTIONS,
     Board,
@@ -78,16 +79,14 @@ class TwentyFortyEightEnv(TextEnv):
         self.instructions = _INSTRUCTIONS.format(
             size=size, goal=goal, turns=self._turns, reward=_REWARDS[reward].format(goal=goal)
         )
-        self._board: Board = ((0,) * size,) * size
-        self._score, self._left = 0, self._turns
         super().__init__(render_mode=render_mode)
 
     def begin(self, task: Task) -> str:
-        """Put down the task's two first tiles."""
+        """Place the task's first two tiles."""
         assert self.tasks is not None
         empty: Board = ((0,) * self._size,) * self._size
         self._board = self.tasks.draw(
-            task, lambda rng: with_new_tile(with_new_tile(empty, rng), rng), lambda board: str(board)
+            task, lambda rng: with_new_tile(with_new_tile(empty, rng), rng), key=str
         )
         self._score, self._left = 0, self._turns
         return self._show()
@@ -128,8 +127,8 @@ class TwentyFortyEightEnv(TextEnv):
             success=won,
         )
 
-    def _refuse(self, why: str) -> StepResult:
-        return StepResult(self._show(why), truncated=self._left == 0, valid=False)
+    def _refuse(self, reason: str) -> StepResult:
+        return StepResult(self._show(reason), truncated=self._left == 0, valid=False)
 
     def _show(self, note: str = "") -> str:
         width = max(4, len(str(largest(self._board))))
@@ -138,11 +137,9 @@ class TwentyFortyEightEnv(TextEnv):
 
 
 def _check_arguments(goal: int, size: int, reward: str, turns: int | None) -> None:
-    if not 3 <= size <= 6:
-        raise UsageError(f"size must be from 3 to 6, not {size}.")
+    check_range("size", size, 3, 6)
     if not 8 <= goal <= 2 ** (size * size) or goal & (goal - 1):
         raise UsageError(f"goal must be a power of two from 8 to {2 ** (size * size)}, not {goal}.")
     if reward not in _REWARDS:
         raise UsageError(f"reward must be 'score' or 'goal', not {reward!r}.")
-    if turns is not None and turns < 1:
-        raise UsageError(f"turns must be at least 1, not {turns}.")
+    check_range("turns", turns, 1)

@@ -1,4 +1,4 @@
-"""The two actions, ``search[words]`` and ``click[name]``, read from what an agent wrote."""
+"""The two actions, ``search[words]`` and ``click[name]``, parsed from an agent's text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LENIENT = re.compile(r"(search|click)\s*\[(.*)\]", re.IGNORECASE | re.DOTALL)
 
 
 class Action(NamedTuple):
-    """One action: ``search`` or ``click``, and what is in its brackets, lower case."""
+    """One action: ``search`` or ``click``, and its argument, lower case."""
 
     name: str
     argument: str
@@ -24,7 +24,7 @@ class Action(NamedTuple):
 
 
 def parse(text: str, rules: Rules) -> Action | None:
-    """The action that a text is, or None where it is none."""
+    """Parse an action; None if the text is not an action."""
     if rules.strict_grammar:
         name, argument = _strict(text)
         return Action(name, argument.lower()) if name in (SEARCH, CLICK) else None
@@ -39,8 +39,8 @@ def parse(text: str, rules: Rules) -> Action | None:
 def _strict(text: str) -> tuple[str, str]:
     r"""Name and argument as the original's pattern ``(.+)\[(.+)\]`` finds them; empty where it does not.
 
-    It is greedy, keeps lines apart, and ignores what follows the last bracket of the first line. The pattern
-    itself would try each pair of brackets.
+    It is greedy, reads the first line only, and ignores text after its last bracket. The pattern itself takes
+    quadratic time.
     """
     line = text.partition("\n")[0]
     end = line.rfind("]")

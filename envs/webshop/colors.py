@@ -1,7 +1,7 @@
 """The color words by which options are matched.
 
 A fact of the original (``web_agent_site/engine/normalize.py`` of princeton-nlp/WebShop), needed for equal
-rewards: the first of these that occurs anywhere in a value stands for the whole value, so their order counts.
+rewards: the first of these that occurs anywhere in a value replaces the whole value, so their order matters.
 """
 
 _WORDS = """
@@ -13,9 +13,9 @@ mauve merlot midnight mint mocha multicolor mushroom mustard natural navy nude o
 pink plum purple rainbow red rose royal rust sand sapphire seashell silver skull slate steel stone
 stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow
 """
-COLOURS: tuple[str, ...] = tuple(_WORDS.split())
+COLORS: tuple[str, ...] = tuple(_WORDS.split())
 
 
 def color_in(value: str) -> str:
-    """The first color word within a value, or the value itself where there is none."""
-    return next((color for color in COLOURS if color in value), value)
+    """The first color word within a value, or the value itself without one."""
+    return next((color for color in COLORS if color in value), value)

@@ -13,12 +13,11 @@
     lacks red
 
 Among results, a line is what products lack of the instruction, and the letters that open them; those that
-lack least come last, next to where a small model has to answer. What can be lacked: words of the instruction
+lack least come last, next to where a small model has to answer. A product can lack words of the instruction
 that the title of another product on the page has, values that another's options have, and a price within the
-bound. All this is read off pages; what the goal is judged by is not asked. On its own page, a product is its
-price, its title, of each option the name, what is chosen of it and the values, and last what it lacks still:
-values that the instruction names and that can be chosen here.
-The shop behind it is the same: a compact action stands for one of the shop's own.
+bound. All this comes from the pages, not from the goal. The page of a product has its price and title, then
+each option with its chosen value and its values, and last the values that are still lacking: those that the
+instruction names and that can be chosen here. A compact action maps to an action of the same shop.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ LETTERS = "abcdefghij"
 TITLE_WORDS, PART_WORDS = 16, 60
 """Longer titles and descriptions are cut off here."""
 SAMPLE, COMMON, MOST_WORDS = 2000, 3, 1000
-"""Of how many products and goals words are counted, how often they must occur, and how many count."""
+"""Products and goals whose words are counted, minimum count of a word, and maximum number of words."""
 
 _WHOLE = re.compile(r"\$([0-9]+)(?:\.0)?(?![0-9.])")
 _WORD = re.compile("[a-z]{2,}")
@@ -55,20 +54,20 @@ _BUTTONS = {
 
 
 def compact(page: Page, shop: Shop) -> str:
-    """The page in a few lines: the instruction first, then where one is."""
+    """Render the page in a few lines: the instruction first, then the page."""
     if page.kind == "done":
         return "bought"
-    wish = _instruction(page)
+    instruction = _instruction(page)
     match page.kind:
         case "search":
             lines = ["start"]
         case "results":
-            lines = _results(page, shop, wish)
+            lines = _results(page, shop, instruction)
         case "item":
-            lines = _item(page, wish)
+            lines = _item(page, instruction)
         case _:
             lines = _sub(page)
-    return "\n".join([_joined(wish), *lines]).lower()
+    return "\n".join([_joined(instruction), *lines]).lower()
 
 
 def compact_actions(page: Page) -> dict[str, str]:
@@ -84,7 +83,7 @@ def compact_actions(page: Page) -> dict[str, str]:
 
 
 def shop_action(action: str, page: Page) -> str:
-    """The shop's action that a compact one stands for; empty where it stands for none."""
+    """Return the shop's action for a compact one; empty if there is none."""
     actions = compact_actions(page)
     # A value may itself end in a quote or a full stop.
     for words in (_joined(action.lower()), _joined(bare(action).lower())):
@@ -94,52 +93,52 @@ def shop_action(action: str, page: Page) -> str:
 
 
 def spoken(action: str, info: Mapping[str, object]) -> str:
-    """A shop's action in the words that an environment expects, by its ``info``."""
+    """Return a shop's action in the form that the environment expects, by its ``info``."""
     means = info.get("means")
     if not isinstance(means, Mapping):
         return action
     if action.startswith("search["):
         return f"search {action.removeprefix('search[').removesuffix(']')}"
-    return next((name for name, meant in means.items() if meant == action), action)
+    return next((name for name, meaning in means.items() if meaning == action), action)
 
 
 def product_words(instruction: str) -> str:
-    """The words of an instruction that tell the product: its first clause, where options come later."""
+    """Return the words that describe the product: the first clause; options come later."""
     return _CLAUSE_END.split(instruction, maxsplit=1)[0].strip() or instruction
 
 
 def lacks(products: Sequence[Product], instruction: str) -> list[list[str]]:
-    """For each product, what the instruction names, others of these products have, and it has not.
+    """Return for each product the phrases of the instruction that others of these products have and it lacks.
 
     In the order of the instruction; ``price`` last, where the lowest price is above the bound.
     """
-    wish, bound = _joined(instruction.lower()), price_bound(instruction)
+    text, bound = _joined(instruction.lower()), price_bound(instruction)
     values = [
-        {_joined(value.lower()) for value in matching_values(product.options, wish).values()}
+        {_joined(value.lower()) for value in matching_values(product.options, text).values()}
         for product in products
     ]
     titles = [_words(product.title) for product in products]
     offered = sorted(set[str]().union(*values))
-    # A word that is a value somewhere is asked for as a value.
+    # A word that is a value somewhere counts as a value.
     within = {word for value in offered for word in _WORD.findall(value)} | _LINKING
-    said = dict.fromkeys(word for word in _WORD.findall(wish) if word not in within)
-    named = [word for word in said if any(word in title for title in titles)]
-    wanted = sorted((*offered, *named), key=wish.find)
+    words = dict.fromkeys(word for word in _WORD.findall(text) if word not in within)
+    title_words = [word for word in words if any(word in title for title in titles)]
+    phrases = sorted((*offered, *title_words), key=text.find)
     return [
-        [phrase for phrase in wanted if phrase not in has | title]
+        [phrase for phrase in phrases if phrase not in own_values | title]
         + (["price"] if min(product.prices) > bound else [])
-        for product, has, title in zip(products, values, titles, strict=True)
+        for product, own_values, title in zip(products, values, titles, strict=True)
     ]
 
 
 def price_bound(instruction: str) -> float:
-    """The greatest price that an instruction names; infinite where it names none."""
-    found = _BOUND.search(instruction.lower())
-    return float((found[1] or found[2]).replace(",", "")) if found else math.inf
+    """Return the price bound of an instruction; infinite without one."""
+    match = _BOUND.search(instruction.lower())
+    return float((match[1] or match[2]).replace(",", "")) if match else math.inf
 
 
 def shop_words(catalog: Catalog) -> list[str]:
-    """The words that are common in a shop, the most common first: what a tokenizer should know."""
+    """The words that are common in a shop, the most common first, for a tokenizer."""
     counts: Counter[str] = Counter()
     for number in range(min(len(catalog), SAMPLE)):
         product = catalog.product(number)
@@ -151,7 +150,7 @@ def shop_words(catalog: Catalog) -> list[str]:
 
 
 def search_words(text: str) -> str:
-    """Words as they may stand between the brackets of a search."""
+    """Return words without brackets, as a search takes them."""
     return _joined(text.replace("[", " ").replace("]", " ")) or "anything"
 
 
@@ -167,40 +166,40 @@ def _instruction(page: Page) -> str:
     return next(e.text for e in page.elements if e.role == "instruction")
 
 
-def _results(page: Page, shop: Shop, wish: str) -> list[str]:
+def _results(page: Page, shop: Shop, instruction: str) -> list[str]:
     count = next(e.text for e in page.elements if e.role == "count")
     more = " more" if "next >" in page.targets else ""
     links = [block.elements[0] for block in page.blocks if block.role == "product"]
-    missing = lacks([shop.by_asin(link.text) for link in links], wish)
+    missing = lacks([shop.by_asin(link.text) for link in links], instruction)
     alike: dict[str, list[str]] = {}
     # Sorting is stable: products that lack as many things stay in the shop's order.
     for number in sorted(range(len(links)), key=lambda number: -len(missing[number])):
-        seen = [LETTERS[number], *(["seen"] if links[number].pressed else [])]
-        alike.setdefault(_lacking(missing[number]), []).extend(seen)
+        letters_seen = [LETTERS[number], *(["seen"] if links[number].pressed else [])]
+        alike.setdefault(_lacking(missing[number]), []).extend(letters_seen)
     lines = [" ".join([lacking, *letters]) for lacking, letters in alike.items()]
     return [count.split(" (")[0] + more, *(lines or ["nothing found"])]
 
 
 def _facts(block: Block) -> str:
-    said = {element.role: element.text for element in block.elements}
-    price = _WHOLE.sub(r"\1", said["price"].removeprefix("Price: ")).replace("$", "")
-    return f"{price} {_cut(said['title'], TITLE_WORDS)}"
+    texts = {element.role: element.text for element in block.elements}
+    price = _WHOLE.sub(r"\1", texts["price"].removeprefix("Price: ")).replace("$", "")
+    return f"{price} {_cut(texts['title'], TITLE_WORDS)}"
 
 
-def _item(page: Page, wish: str) -> list[str]:
+def _item(page: Page, instruction: str) -> list[str]:
     facts = next(block for block in page.blocks if block.role == "facts")
     options = [_option(block) for block in page.blocks if block.role == "option"]
-    return ["item", _facts(facts), *options, _lacking(_unchosen(page, wish))]
+    return ["item", _facts(facts), *options, _lacking(_unchosen(page, instruction))]
 
 
-def _unchosen(page: Page, wish: str) -> list[str]:
-    """The values that the instruction names and that are to be chosen yet, as actions call them."""
+def _unchosen(page: Page, instruction: str) -> list[str]:
+    """Return the values that the instruction names and that are not chosen yet, as named by actions."""
     values = {key: element for key, element in page.targets.items() if element.kind == "option"}
     offered: dict[str, list[str]] = {}
     for element in values.values():
         offered.setdefault(element.name, []).append(element.value)
-    named = matching_values(offered, wish)
-    return [_joined(key) for key, e in values.items() if named.get(e.name) == e.value and not e.pressed]
+    wanted = matching_values(offered, instruction)
+    return [_joined(key) for key, e in values.items() if wanted.get(e.name) == e.value and not e.pressed]
 
 
 def _lacking(words: Sequence[str]) -> str:
@@ -223,5 +222,5 @@ def _joined(text: str) -> str:
     return " ".join(text.split())
 
 
-def _cut(text: str, most: int) -> str:
-    return " ".join(text.split()[:most])
+def _cut(text: str, max_words: int) -> str:
+    return " ".join(text.split()[:max_words])

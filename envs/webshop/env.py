@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, check_whole
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
 from rollgym.core.seeding import stable_digest
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.webshop.compact import compact, compact_actions, shop_action, shop_words
 from rollgym.envs.webshop.html import html, template_called
 from rollgym.envs.webshop.pages import SEPARATOR, Page, text, text_rich, view
@@ -30,19 +31,19 @@ OBSERVATIONS: Mapping[str, Callable[[Page], str]] = {
 GOALS = ("synthetic", "human")
 SPLITS = ("auto", "original", "disjoint")
 SEARCH_HINT = "search[your words]"
-"""Entry of ``info["actions"]`` that stands for a search."""
+"""Entry of ``info["actions"]`` for a search."""
 
 
 class WebShopEnv(TextEnv):
     """Find the product that an instruction describes, choose its options, and buy it.
 
-    Observation: the page one is on, as ``text`` (pieces joined by ``[SEP]``), ``text_rich`` (a line each,
+    Observation: the current page, as ``text`` (pieces joined by ``[SEP]``), ``text_rich`` (a line each,
     with buttons marked), ``url``, ``html``, or ``compact`` (a few words, for small models); the instruction
     is on every page but the last.
 
     Actions: ``search[words]``, and ``click[name]`` for a button, a product or the value of an option.
     In the compact view: ``search``, ``open a``, ``choose red``, ``buy`` and so on, as ``info["actions"]`` has
-    them. What is not possible changes nothing and gives ``valid=False`` with reward 0.
+    them. An impossible action changes nothing and gives ``valid=False`` with reward 0.
 
     Reward: 0 until ``click[buy now]``; then between 0 and 1: the share of attributes, options and price that
     the purchase gets right, times how well the product type matches.
@@ -72,12 +73,12 @@ class WebShopEnv(TextEnv):
         reveal: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        _check("observation", observation, (*OBSERVATIONS, "compact"))
-        _check("kind of goals", goals, GOALS)
-        _check("kind of splits", splits, SPLITS)
+        check_choice("observation", observation, (*OBSERVATIONS, "compact"))
+        check_choice("kind of goals", goals, GOALS)
+        check_choice("kind of splits", splits, SPLITS)
         check_whole("max_turns", max_turns)
         if observation == "html":
-            template_called("page.html")  # a missing package is said now
+            template_called("page.html")  # fails now if a package is missing
         self.shop = open_shop(shop, rules=rules, search=search, goals=goals)
         self.tasks, self._numbers = _tasks(self.shop, goals, splits)
         super().__init__(render_mode=render_mode)
@@ -100,20 +101,12 @@ class WebShopEnv(TextEnv):
 
     def respond(self, action: str) -> StepResult:
         """Search or click."""
-        meant = shop_action(action, self._page) if self._compact else action
-        outcome = act(self.shop, self._goal, self._session, meant, self._page)
+        shop_text = shop_action(action, self._page) if self._compact else action
+        outcome = act(self.shop, self._goal, self._session, shop_text, self._page)
         self._turns += 1
         if outcome.session is not self._session:
             self._move(outcome.session)
-        return StepResult(
-            self._observe(outcome),
-            outcome.reward,
-            terminated=outcome.done,
-            truncated=not outcome.done and self._turns >= self._max_turns,
-            success=outcome.done and outcome.reward == 1,
-            valid=outcome.valid,
-            info=purchase(outcome),
-        )
+        return self._result(self._observe(outcome), outcome)
 
     def facts(self) -> Mapping[str, Any]:
         """Available actions: clickable names, whether search is possible, and both as actions."""
@@ -144,12 +137,12 @@ class WebShopEnv(TextEnv):
         return f"click[{names[int(rng.integers(len(names)))]}]" if names else SEARCH_HINT
 
     def render_text(self) -> str:
-        """The page with its buttons marked, whatever the observation is."""
+        """The page with its buttons marked, for every kind of observation."""
         return text_rich(self._page)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words common in this shop, for who makes a tokenizer for the compact view; else none."""
+        """Common words of this shop, for a tokenizer of the compact view."""
         return tuple(shop_words(self.shop.catalog)) if self._compact else ()
 
     @property
@@ -162,28 +155,34 @@ class WebShopEnv(TextEnv):
         """The goal. For upper bounds and tests only; agents see the instruction."""
         return self._goal
 
+    def _result(self, observation: str, outcome: Outcome) -> StepResult:
+        return StepResult(
+            observation,
+            outcome.reward,
+            terminated=outcome.done,
+            truncated=not outcome.done and self._turns >= self._max_turns,
+            success=outcome.done and outcome.reward == 1,
+            valid=outcome.valid,
+            info=_purchase(outcome),
+        )
+
     def _move(self, session: Session) -> None:
         self._session, self._page = session, view(self.shop, self._goal, session)
 
     def _observe(self, outcome: Outcome) -> str:
-        shown = self._show(self._page)
+        observation = self._show(self._page)
         if outcome.valid or not (self._spoken and self.shop.rules.explain):
-            return shown
+            return observation
         if self._compact:
-            return f"not possible\n{shown}"
-        end = "\n" if self._show is text_rich else SEPARATOR
-        return f"Not possible: {outcome.note}.{end}{shown}"
+            return f"not possible\n{observation}"
+        separator = "\n" if self._show is text_rich else SEPARATOR
+        return f"Not possible: {outcome.note}.{separator}{observation}"
 
     def _revealed(self) -> dict[str, Any]:
         """Goal facts for an oracle."""
         goal = self._goal
         title = self.shop.by_asin(goal.asin).title
         return {"goal": {"asin": goal.asin, "title": title, "options": goal.options}}
-
-
-def _check(what: str, name: str, known: Any) -> None:
-    if name not in known:
-        raise UnknownName(what, str(name), known, f"There are: {', '.join(known)}.")
 
 
 def _tasks(shop: Shop, goals: str, splits: str) -> tuple[TaskSet, Mapping[str, Any]]:
@@ -214,8 +213,8 @@ def _options(page: Page) -> dict[str, list[str]]:
     return options
 
 
-def purchase(outcome: Outcome) -> dict[str, Any]:
-    """What ``info`` says of a purchase: the product and its options, and the parts of the reward."""
+def _purchase(outcome: Outcome) -> dict[str, Any]:
+    """Return the purchase for ``info``: the product, its options and the parts of the reward."""
     if outcome.score is None:
         return {}
     session = outcome.session

@@ -1,4 +1,4 @@
-"""What customers want: goals made from a product's own words, or by people, in the original's order.
+"""Goals, generated from a product's text or written by people, in the original's order.
 
 The original draws price bounds unseeded, so that goal 0 asks for "lower than 30 dollars" in one process and
 50 in another. Here a bound depends on the seed and the product alone.
@@ -11,31 +11,14 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from rollgym.core.seeding import derive_rng
-from rollgym.envs.webshop.types import NO_BOUND, Goal, Product
+from rollgym.envs.webshop.types import NO_BOUND, Goal, HumanInstruction, Product
 
 ORDER_SEED = 233
 PRICE_STEP, PRICE_MOST = 10, 990
 """Bounds are multiples of the one, up to the other."""
 CANDIDATES = 4
-
-
-class Wish(Protocol):
-    """What a person asked for: a record of ``items_human_ins.json``."""
-
-    @property
-    def instruction(self) -> str:
-        """In their words."""
-
-    @property
-    def instruction_attributes(self) -> Sequence[str]:
-        """The attributes these name."""
-
-    @property
-    def instruction_options(self) -> Sequence[str]:
-        """The values of options these name, without the options' names."""
 
 
 def price_bound(price: float, *parts: object) -> float:
@@ -48,26 +31,26 @@ def price_bound(price: float, *parts: object) -> float:
     bounds = range(max(lowest, PRICE_STEP), PRICE_MOST + 1, PRICE_STEP)[:CANDIDATES]
     if len(bounds) < 2:
         return NO_BOUND
-    drawn = derive_rng("price bound", *parts).choice(len(bounds), size=2, replace=False)
-    return float(bounds[int(drawn.max())])
+    indices = derive_rng("price bound", *parts).choice(len(bounds), size=2, replace=False)
+    return float(bounds[int(indices.max())])
 
 
 def price_words(bound: float) -> str:
-    """How an instruction says the bound."""
+    """Return the words for a bound in an instruction."""
     return "" if bound >= NO_BOUND else f", and price lower than {bound:.2f} dollars"
 
 
 def combinations(product: Product) -> Iterator[dict[str, str]]:
-    """Every way to choose one value of each option, names sorted; one empty choice where there is none."""
+    """Every way to choose one value of each option, names sorted; one empty choice without options."""
     names = sorted(product.options)
     for values in itertools.product(*(product.options[name] for name in names)):
         yield dict(zip(names, values, strict=True))
 
 
-def attribute_counts(wanted: Iterable[tuple[Product, Sequence[str]]]) -> Counter[str]:
+def attribute_counts(products: Iterable[tuple[Product, Sequence[str]]]) -> Counter[str]:
     """In how many synthetic goals each attribute is wanted, from every product with its wanted attributes."""
     counts: Counter[str] = Counter()
-    for product, attributes in wanted:
+    for product, attributes in products:
         goals = math.prod(len(values) for values in product.options.values())
         for attribute in attributes:
             counts[attribute] += goals
@@ -85,19 +68,19 @@ def synthetic_goals(
     """A goal for each way to choose the product's options.
 
     Args:
-        product: What is to be found.
-        instruction: What a customer asks for, without options and price.
-        attributes: The attributes that the instruction names.
-        counts: How many goals want each attribute (`attribute_counts`): a goal with rare ones weighs more.
-        seed: Decides the price bound, together with the product's name.
+        product: The product to find.
+        instruction: The request, without options and price.
+        attributes: Attributes in the instruction.
+        counts: Goals per attribute (`attribute_counts`): a goal with rare ones weighs more.
+        seed: Seed of the price bound, together with the asin.
     """
     bound = price_bound(product.price, seed, "synthetic", product.asin)
     weight = sum(1.0 / counts[name] for name in attributes) / len(attributes) if attributes else 1.0
     for options in combinations(product):
-        chosen = ", and ".join(f"{name}: {value}" for name, value in options.items())
+        option_text = ", and ".join(f"{name}: {value}" for name, value in options.items())
         yield Goal(
             asin=product.asin,
-            instruction=f"{instruction}{' with ' if chosen else ''}{chosen}{price_words(bound)}",
+            instruction=f"{instruction}{' with ' if option_text else ''}{option_text}{price_words(bound)}",
             attributes=tuple(attributes),
             options=options,
             price_upper=bound,
@@ -105,17 +88,17 @@ def synthetic_goals(
         )
 
 
-def human_goals(product: Product, wishes: Iterable[Wish], *, seed: object = 0) -> Iterator[Goal]:
+def human_goals(product: Product, texts: Iterable[HumanInstruction], *, seed: object = 0) -> Iterator[Goal]:
     """A goal for each instruction that a person wrote for the product, where it names an attribute."""
-    for number, wish in enumerate(wishes):
-        if not wish.instruction_attributes:
+    for number, human in enumerate(texts):
+        if not human.instruction_attributes:
             continue
         bound = price_bound(product.price, seed, "human", product.asin, number)
         yield Goal(
             asin=product.asin,
-            instruction=wish.instruction.strip(".") + price_words(bound),
-            attributes=tuple(wish.instruction_attributes),
-            options=tuple(wish.instruction_options),
+            instruction=human.instruction.strip(".") + price_words(bound),
+            attributes=tuple(human.instruction_attributes),
+            options=tuple(human.instruction_options),
             price_upper=bound,
             human=True,
         )

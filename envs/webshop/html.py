@@ -1,6 +1,6 @@
 """A page as HTML, for the ``html`` observation and for the web server.
 
-Everything one can click is a submit button of one form that posts ``action``, so a page needs no script. The
+Every clickable element is a submit button of one form that posts ``action``, so a page needs no script. The
 text of the page, taken node by node, is that of the ``text`` observation.
 """
 
@@ -20,7 +20,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def html(page: Page, target: str = "") -> str:
-    """The page as a document whose form posts to ``target`` (where empty: to the page's own address)."""
+    """Render a page as a document whose form posts to ``target`` (if empty, to the page's own address)."""
     return template_called("page.html").render(page=page, target=target)
 
 

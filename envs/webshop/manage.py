@@ -9,8 +9,8 @@ from typing import Any
 from rollgym.core.errors import MissingExtra
 from rollgym.envs.webshop.catalog.build import resolve_shop, synthetic_shop
 from rollgym.envs.webshop.catalog.imports import import_shop
+from rollgym.envs.webshop.catalog.jsonfiles import Progress
 from rollgym.envs.webshop.catalog.store import SPLITS, read_manifest, verify
-from rollgym.envs.webshop.catalog.writer import Progress
 
 __all__ = ["build", "describe", "import_files", "info", "resolve_shop", "serve"]
 
@@ -18,7 +18,7 @@ __all__ = ["build", "describe", "import_files", "info", "resolve_shop", "serve"]
 def build(
     size: int, seed: int, style: str, out: Path | None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Build a synthetic shop where it is not yet there; says what it is."""
+    """Build a synthetic shop unless it exists, and describe it."""
     return describe(synthetic_shop(size, seed, style=style, out=out, progress=progress))
 
 
@@ -28,29 +28,10 @@ def info(shop: str, *, check: bool = False, progress: Progress | None = None) ->
     return {**describe(folder), "verified": verify(folder) if check else None}
 
 
-def import_files(
-    place: Path,
-    *,
-    name: str | None,
-    prices: Path | None,
-    nouns: Path | None,
-    goals: str,
-    seed: int,
-    strict: bool,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Make a shop of the original files; says what it is, and which records were bad."""
-    made = import_shop(
-        place,
-        name=name,
-        prices=prices,
-        nouns=nouns,
-        goals=goals,
-        seed=seed,
-        strict=strict,
-        progress=progress,
-    )
-    return {**describe(made.folder), "bad_records": made.problems.first}
+def import_files(path: Path, **options: Any) -> dict[str, Any]:
+    """Make a shop of the original files and describe it, with its bad records; options of `import_shop`."""
+    shop = import_shop(path, **options)
+    return {**describe(shop.folder), "bad_records": shop.problems.first}
 
 
 def serve(shop: str, host: str, port: int, rules: str, progress: Progress | None = None) -> None:
@@ -66,7 +47,7 @@ def serve(shop: str, host: str, port: int, rules: str, progress: Progress | None
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """A shop's manifest in short."""
+    """Summarize a shop's manifest."""
     manifest = read_manifest(folder)
     return {
         "name": manifest.get("name") or str(folder),
@@ -77,13 +58,13 @@ def describe(folder: Path) -> dict[str, Any]:
         "goals": {
             kind: {
                 "count": sizes["count"],
-                **{way: dict(zip(SPLITS, sizes[way], strict=True)) for way in ("original", "disjoint")},
+                **{split: dict(zip(SPLITS, sizes[split], strict=True)) for split in ("original", "disjoint")},
             }
             for kind, sizes in manifest["goals"].items()
         },
         "nouns": manifest["tagger"],
         "prices": manifest.get("prices"),
         "left_out": manifest.get("left_out"),
-        "bytes": sum(said["size"] for said in manifest["files"].values()),
+        "bytes": sum(entry["size"] for entry in manifest["files"].values()),
         "fingerprint": manifest["fingerprint"],
     }

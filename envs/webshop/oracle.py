@@ -39,18 +39,18 @@ class Oracle(RuleAgent):
         return f"search {title}" if "means" in info else f"search[{title}]"
 
     def open(self, info: Mapping[str, Any]) -> str:
-        """The goal's product, or the way to it."""
-        wanted = info["goal"]["asin"].lower()
-        if wanted in found_products(info):
-            return f"click[{wanted}]"
+        """Open the goal's product, or move on to find it."""
+        asin = info["goal"]["asin"].lower()
+        if asin in found_products(info):
+            return f"click[{asin}]"
         return NEXT if self._searches > 1 and "next >" in info["clickables"] else BACK
 
     def clicks(self, info: Mapping[str, Any]) -> list[str]:
         """The goal's options; where it has only values, any option that has them."""
-        wanted = info["goal"]["options"]
-        if isinstance(wanted, Mapping):
-            pairs = list(wanted.items())
+        options = info["goal"]["options"]
+        if isinstance(options, Mapping):
+            pairs = list(options.items())
         else:
             pairs = [(name, value) for name, values in info["options"].items() for value in values]
-            pairs = [(name, value) for name, value in pairs if value in wanted]
+            pairs = [(name, value) for name, value in pairs if value in options]
         return [click_on(name, value, info) for name, value in pairs]

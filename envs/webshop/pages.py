@@ -1,4 +1,4 @@
-"""What a customer sees: a page as blocks of texts, buttons, links and options, and its text forms.
+"""Pages as blocks of texts, buttons, links and options, and their text forms.
 
 The page is the model; ``text``, ``text_rich``, the names one can click and the HTML all come from it.
 """
@@ -32,7 +32,7 @@ class Element(NamedTuple):
     role: str = ""
     """Kind of a text: ``title``, ``price``, ``name``…"""
     key: str = ""
-    """What ``click[...]`` calls it; empty for text."""
+    """Name in ``click[...]``; empty for text."""
     name: str = ""
     """Of an option: its name, as in ``size``."""
     value: str = ""
@@ -68,7 +68,7 @@ class Page:
 
     @property
     def clickables(self) -> list[str]:
-        """The names one can click."""
+        """Names of the clickable elements."""
         return list(self.targets)
 
     @property
@@ -78,7 +78,7 @@ class Page:
             yield from block.elements
 
     def find(self, key: str) -> Element | None:
-        """The element that a click on this name means."""
+        """Return the element of this name."""
         return self.targets.get(key) or self.named.get(key)
 
 
@@ -126,7 +126,7 @@ def _targets(blocks: Blocks, rules: Rules) -> tuple[dict[str, Element], dict[str
     """Clickable elements by name.
 
     Where values clash, the original keeps the last one, and a button's name always means the button. Else
-    every clashing value goes by ``name: value``, a form that any option answers to.
+    every clashing value is named ``name: value``, a form that works for any option.
     """
     elements = [e for block in blocks for e in block.elements if e.key]
     options = [e for e in elements if e.kind == "option"]
@@ -157,8 +157,8 @@ _BUY_BLOCK = Block("buy", (_BUY,))
 
 
 def _head(goal: Goal, *buttons: Element) -> Blocks:
-    wish = (_text("Instruction:", "label"), _text(goal.instruction, "instruction"))
-    return [Block("instruction", wish), Block("bar", (_BACK, *buttons))]
+    texts = (_text("Instruction:", "label"), _text(goal.instruction, "instruction"))
+    return [Block("instruction", texts), Block("bar", (_BACK, *buttons))]
 
 
 def _search(shop: Shop, goal: Goal, session: Session, url: str) -> Blocks:
@@ -176,11 +176,11 @@ def _results(shop: Shop, goal: Goal, session: Session, url: str) -> Blocks:
     if shop.rules.endless_pages or end < total:
         buttons.append(_NEXT)
     count = _text(f"Page {session.number} (Total results: {total})", "count")
-    found = [shop.product(number) for number in session.hits[first:end]]
+    products = [shop.product(number) for number in session.hits[first:end]]
     return [
         *_head(goal),
         Block("pager", (count, *buttons)),
-        *(_result(product, product.asin in session.visited) for product in found),
+        *(_result(product, product.asin in session.visited) for product in products),
     ]
 
 
@@ -209,21 +209,14 @@ def _item(shop: Shop, goal: Goal, session: Session, url: str) -> Blocks:
 
 
 def _option(name: str, product: Product, chosen: Mapping[str, str], url: str, rules: Rules) -> Block:
-    values = product.options[name]
-    if rules.hidden_choices:
-        marked = [f'"{value}"' in url for value in values]
-        return Block("option", (_text(name, "name"), *_values(name, values, values, marked)))
-    now = chosen.get(name)
-    keys = [" ".join(value.split()) for value in values]
-    label = name if now is None else f"{name} (chosen: {now})"
-    return Block("option", (_text(label, "name"), *_values(name, values, keys, [v == now for v in values])))
-
-
-def _values(
-    name: str, values: tuple[str, ...], keys: list[str] | tuple[str, ...], marked: list[bool]
-) -> Iterator[Element]:
-    for value, key, pressed in zip(values, keys, marked, strict=True):
-        yield Element("option", value, key=key, name=name, value=value, pressed=pressed)
+    elements = [_text(name, "name")]
+    if not rules.hidden_choices and name in chosen:
+        elements = [_text(f"{name} (chosen: {chosen[name]})", "name")]
+    for value in product.options[name]:
+        key = value if rules.hidden_choices else " ".join(value.split())
+        pressed = f'"{value}"' in url if rules.hidden_choices else value == chosen.get(name)
+        elements.append(Element("option", value, key=key, name=name, value=value, pressed=pressed))
+    return Block("option", tuple(elements))
 
 
 def _sub(shop: Shop, goal: Goal, session: Session, url: str) -> Blocks:
@@ -261,7 +254,7 @@ def _original_done(session: Session, options: str) -> Iterator[str]:
 
 def _json_on_page(options: Mapping[str, str]) -> str:
     """Options as the original's template writes them: sorted, and escaped where HTML would mind."""
-    found = json.dumps(options, sort_keys=True)
+    text = json.dumps(options, sort_keys=True)
     for sign in "<>&'":
-        found = found.replace(sign, f"\\u{ord(sign):04x}")
-    return found
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text

@@ -1,4 +1,4 @@
-"""What a purchase earns: its type, attributes, options and price against what the goal asks for."""
+"""Reward of a purchase: its type, attributes, options and price compared with the goal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rollgym.core.errors import MissingExtra
-from rollgym.envs.webshop.colors import COLOURS, color_in
+from rollgym.envs.webshop.colors import COLORS, color_in
 from rollgym.envs.webshop.rules import Rules
 from rollgym.envs.webshop.types import Goal, GoalOptions, Product
 
@@ -20,7 +20,7 @@ _LATIN1 = dict.fromkeys(range(128, 256))
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """A reward and how it came about."""
+    """A reward and its parts."""
 
     reward: float
     type: float
@@ -38,19 +38,19 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     def parts(self) -> dict[str, Any]:
         """The parts under the original's names: each ``r_`` is a share fulfilled, each ``w_`` its weight."""
-        whole = self.attributes_wanted + self.options_wanted + 1
+        total = self.attributes_wanted + self.options_wanted + 1
         parts: dict[str, Any] = {
             "r_type": self.type,
             "r_att": self.attributes / self.attributes_wanted if self.attributes_wanted else 1.0,
-            "w_att": self.attributes_wanted / whole,
+            "w_att": self.attributes_wanted / total,
             "query_match": self.query_match,
             "category_match": self.category_match,
             "title_score": self.title_score,
         }
         if self.options_wanted:
             parts["r_option"] = self.options / self.options_wanted
-            parts["w_option"] = self.options_wanted / whole
-        return {**parts, "r_price": self.price_ok, "w_price": 1 / whole}
+            parts["w_option"] = self.options_wanted / total
+        return {**parts, "r_price": self.price_ok, "w_price": 1 / total}
 
 
 def score(product: Product, target: Product, goal: Goal, chosen: Mapping[str, str], rules: Rules) -> Score:
@@ -58,15 +58,15 @@ def score(product: Product, target: Product, goal: Goal, chosen: Mapping[str, st
     query = product.query == target.query
     category = len(_categories(product) & _categories(target)) >= 2
     title = _title_score(product.nouns, target.nouns)
-    kind = _type_score(query or category, title)
+    type_score = _type_score(query or category, title)
     attributes = sum(_has_attribute(product, wanted) for wanted in goal.attributes)
     judge = _like_options if rules.fuzzy_options else _equal_options
     options = judge(goal.options, chosen)
     affordable = product.price <= goal.price_upper
-    whole = len(goal.attributes) + len(goal.options) + 1
+    total = len(goal.attributes) + len(goal.options) + 1
     return Score(
-        reward=kind * ((attributes + options + affordable) / whole),
-        type=kind,
+        reward=type_score * ((attributes + options + affordable) / total),
+        type=type_score,
         query_match=query,
         category_match=category,
         title_score=title,
@@ -103,13 +103,13 @@ def _has_attribute(product: Product, wanted: str) -> bool:
 
 
 def _like_options(wanted: GoalOptions, chosen: Mapping[str, str]) -> int:
-    """The original's: any chosen value that is like the goal's counts, whatever option it is of.
+    """The original's: any chosen value that is like the goal's counts, in any option.
 
     A goal with named options is compared as the pair's text, and a color word replaces the pair only
     where it *is* the name or the value; a chosen value is replaced by any color word within it.
     """
     if isinstance(wanted, dict):
-        texts = [next((c for c in COLOURS if c in pair), str(pair)) for pair in wanted.items()]
+        texts = [next((c for c in COLORS if c in pair), str(pair)) for pair in wanted.items()]
     else:
         texts = [color_in(value) for value in wanted]
     values = [color_in(value) for value in chosen.values()]
@@ -119,22 +119,22 @@ def _like_options(wanted: GoalOptions, chosen: Mapping[str, str]) -> int:
 def _equal_options(wanted: GoalOptions, chosen: Mapping[str, str]) -> int:
     """Name and value must be the goal's; where the goal has no names, the value of some option."""
     if isinstance(wanted, dict):
-        return sum(_plain(chosen.get(name, "")) == _plain(value) for name, value in wanted.items())
-    values = {_plain(value) for value in chosen.values()}
-    return sum(_plain(value) in values for value in wanted)
+        return sum(_normalize(chosen.get(name, "")) == _normalize(value) for name, value in wanted.items())
+    values = {_normalize(value) for value in chosen.values()}
+    return sum(_normalize(value) in values for value in wanted)
 
 
-def _plain(value: str) -> str:
-    """A value as the catalog writes it, whatever its case and spaces."""
+def _normalize(value: str) -> str:
+    """Normalize case and spaces of a value as in the catalog."""
     return " ".join(value.lower().replace("/", " | ").split())
 
 
 @functools.lru_cache(maxsize=65_536)
-def alike(one: str, other: str) -> bool:
-    """Whether the words of two texts are alike, as ``thefuzz.fuzz.token_set_ratio`` measures it."""
+def alike(text: str, other_text: str) -> bool:
+    """Return whether the words of two texts are alike, as ``thefuzz.fuzz.token_set_ratio`` measures it."""
     ratio, process = _rapidfuzz()
-    first, second = process(one.translate(_LATIN1)), process(other.translate(_LATIN1))
-    return bool(round(ratio(first, second)) > LIKE)
+    processed, other_processed = process(text.translate(_LATIN1)), process(other_text.translate(_LATIN1))
+    return bool(round(ratio(processed, other_processed)) > LIKE)
 
 
 @functools.lru_cache(maxsize=1)

@@ -33,7 +33,7 @@ class RuleAgent(SoloAgent):
         self._clicks: list[str] | None = None
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
-        """The next action, by the page one is on."""
+        """Choose the next action by the current page."""
         page = info["page"]
         if page == "search":
             return self.search(info)
@@ -46,24 +46,24 @@ class RuleAgent(SoloAgent):
         return spoken(self._clicks.pop(0) if self._clicks else BUY, info)
 
     def search(self, info: Mapping[str, Any]) -> str:
-        """What to search for."""
+        """Return the search action."""
         return "search" if "means" in info else f"search[{search_words(info['instruction'])}]"
 
     def open(self, info: Mapping[str, Any]) -> str:
-        """Which of the products found to look at."""
-        found = found_products(info)
-        return f"click[{found[0]}]" if found else BACK
+        """Open the first product."""
+        products = found_products(info)
+        return f"click[{products[0]}]" if products else BACK
 
     def clicks(self, info: Mapping[str, Any]) -> list[str]:
-        """The options to choose."""
+        """Return the clicks that choose options."""
         chosen = matching_values(info["options"], info["instruction"])
         return [click_on(name, value, info) for name, value in chosen.items()]
 
 
 class BrowsingAgent(RuleAgent):
-    """The rule, but it opens any product of the page, by chance: shows all that one can do before training.
+    """The rule, but it opens a random product of the page: demonstrations with more variety for a warm start.
 
-    Who imitates the rule itself opens the first product always, and never finds out about the others.
+    A policy that imitates the rule itself always opens the first product and never explores the others.
     """
 
     def start(self, briefing: Briefing) -> None:
@@ -72,13 +72,13 @@ class BrowsingAgent(RuleAgent):
         self._rng = derive_rng("browsing agent", briefing.spec.sampling_seed)
 
     def open(self, info: Mapping[str, Any]) -> str:
-        """Any product."""
-        found = found_products(info)
-        return f"click[{found[int(self._rng.integers(len(found)))]}]" if found else BACK
+        """Open a random product."""
+        products = found_products(info)
+        return f"click[{products[int(self._rng.integers(len(products)))]}]" if products else BACK
 
 
 def found_products(info: Mapping[str, Any]) -> list[str]:
-    """The products on a page of results, by the names they are clicked by."""
+    """Return the click names of the products on a page of results."""
     return [name for name in info["clickables"] if name not in _BUTTONS]
 
 

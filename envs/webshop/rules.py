@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollgym.core.errors import UnknownName
+from rollgym.envs.arguments import check_choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Rule set: one flag per quirk of the original."""
+    """Rule set: one flag per quirk of the original, by default without it."""
 
     name: str
-    strict_grammar: bool
+    strict_grammar: bool = False
     """Action names must be lower case, and a ``[`` within the argument breaks the action."""
-    search_anywhere: bool
+    search_anywhere: bool = False
     """A search is accepted on every page, not only where there is a search bar."""
-    special_searches: bool
+    special_searches: bool = False
     """``<r>``, ``<c>`` and ``<q>`` as the first word search at random, by department, by search term."""
-    endless_pages: bool
+    endless_pages: bool = False
     """``Next >`` is offered after the last result, and leads to empty pages."""
-    page_by_url: bool
+    page_by_url: bool = False
     """Pages are identified by address, so a query can be mistaken for another page."""
-    clashing_values: bool
+    clashing_values: bool = False
     """Of two options with an equal value only the last can be chosen; one named like a button, never."""
-    hidden_choices: bool
-    """``text`` does not show what has been chosen; ``text_rich`` shows it by looking into the address."""
-    score_shown: bool
-    """The last page tells the reward."""
-    fuzzy_options: bool
+    hidden_choices: bool = False
+    """``text`` does not show chosen options; ``text_rich`` finds them in the address."""
+    score_shown: bool = False
+    """The last page shows the reward."""
+    fuzzy_options: bool = False
     """Options are judged by likeness and color words, not by name and value."""
-    explain: bool
+    explain: bool = True
     """An action that is not possible is answered with the reason, not only with the same page."""
 
 
@@ -47,26 +47,11 @@ ORIGINAL = Rules(
     fuzzy_options=True,
     explain=False,
 )
-
-CLEAN = Rules(
-    name="clean",
-    strict_grammar=False,
-    search_anywhere=False,
-    special_searches=False,
-    endless_pages=False,
-    page_by_url=False,
-    clashing_values=False,
-    hidden_choices=False,
-    score_shown=False,
-    fuzzy_options=False,
-    explain=True,
-)
-
+CLEAN = Rules(name="clean")
 RULES = {rules.name: rules for rules in (ORIGINAL, CLEAN)}
 
 
 def rules_called(name: str) -> Rules:
-    """The rule set of that name."""
-    if name not in RULES:
-        raise UnknownName("rule set", str(name), RULES, f"The rule sets are: {', '.join(RULES)}.")
+    """Return a rule set by name."""
+    check_choice("rule set", name, RULES)
     return RULES[name]

@@ -1,7 +1,7 @@
-"""One customer's visit: where they are, what they have chosen, and what an action makes of it.
+"""State of a session (page, search, chosen options) and its transitions.
 
-Everything here is a pure function of its arguments: `act` returns a new `Session` and changes nothing. What
-the customer sees of a session is `rollgym.envs.webshop.pages.view`.
+All functions are pure: `act` returns a new `Session` and changes nothing. `rollgym.envs.webshop.pages.view`
+renders the page of a session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Session:
     """The state of a visit."""
 
     name: str
-    """What addresses call it: the number of the goal."""
+    """Name in addresses: the number of the goal."""
     kind: PageKind = "search"
     words: tuple[str, ...] = ()
     """The words last searched for."""
@@ -35,15 +35,15 @@ class Session:
     number: int = 1
     """Which page of results."""
     asin: str = ""
-    """The product looked at, or bought."""
+    """The open or bought product."""
     options: tuple[tuple[str, str], ...] = ()
     """Chosen values by option name, in the order of the first choice."""
     sub: str = ""
     """Open sub-page of the product: ``Description``, ``Features`` or ``Reviews``."""
     visited: frozenset[str] = frozenset()
-    """Products looked at since the search page."""
+    """Products opened since the search page."""
     reward: float = 0.0
-    """What the purchase earned."""
+    """Reward of the purchase."""
 
     @property
     def done(self) -> bool:
@@ -71,7 +71,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an action led to."""
+    """Result of an action."""
 
     session: Session
     reward: float = 0.0
@@ -84,7 +84,7 @@ class Outcome:
 
 
 def act(shop: Shop, goal: Goal, session: Session, text: str, page: Page | None = None) -> Outcome:
-    """Play one action. One that is not possible changes nothing. ``page`` is the current one, if at hand."""
+    """Play one action; an impossible one changes nothing. ``page`` is the current page, if known."""
     page = page or view(shop, goal, session)
     action = parse(text, shop.rules)
     if session.done or action is None:
@@ -97,8 +97,8 @@ def act(shop: Shop, goal: Goal, session: Session, text: str, page: Page | None =
     return _click(shop, goal, session, element)
 
 
-def _refused(session: Session, why: str) -> Outcome:
-    return Outcome(session, valid=False, note=why)
+def _refused(session: Session, reason: str) -> Outcome:
+    return Outcome(session, valid=False, note=reason)
 
 
 def _search(shop: Shop, session: Session, argument: str) -> Outcome:
@@ -150,5 +150,5 @@ def _kind_by_url(session: Session) -> PageKind:
 def _buy(shop: Shop, goal: Goal, session: Session) -> Outcome:
     bought, target = shop.by_asin(session.asin), shop.by_asin(goal.asin)
     result = score(bought, target, goal, dict(session.options), shop.rules)
-    end = dataclasses.replace(session, kind="done", sub="", reward=result.reward)
-    return Outcome(end, result.reward, done=True, score=result)
+    final = dataclasses.replace(session, kind="done", sub="", reward=result.reward)
+    return Outcome(final, result.reward, done=True, score=result)

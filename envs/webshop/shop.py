@@ -31,10 +31,10 @@ class Shop:
         return self.catalog.product(number)
 
     def by_asin(self, asin: str) -> Product:
-        """The product of that name, which must be there."""
+        """Return a product by asin; raises `KeyError` if unknown."""
         number = self.catalog.number(asin)
         if number is None:
-            raise KeyError(f"the catalogue has no product {asin!r}")
+            raise KeyError(f"the catalog has no product {asin!r}")
         return self.catalog.product(number)
 
     def find(self, words: tuple[str, ...]) -> tuple[int, ...]:
@@ -46,8 +46,8 @@ class Shop:
     def _special(self, kind: str, words: tuple[str, ...]) -> tuple[int, ...]:
         if kind == "<r>":
             count = len(self.catalog)
-            draws = derive_rng("random search", self.catalog.fingerprint, *words)
-            return tuple(map(int, draws.choice(count, size=min(RESULTS, count), replace=False)))
+            rng = derive_rng("random search", self.catalog.fingerprint, *words)
+            return tuple(map(int, rng.choice(count, size=min(RESULTS, count), replace=False)))
         departments, queries = self._listings
         if kind == "<c>":
             return departments.get(words[0].strip() if words else "", ())
@@ -55,7 +55,7 @@ class Shop:
 
     @functools.cached_property
     def _listings(self) -> tuple[Listing, Listing]:
-        """Product numbers by department and by search term; a pass over the catalog when first asked."""
+        """Product numbers by department and by search term; built from the catalog on first use."""
         departments: dict[str, list[int]] = {}
         queries: dict[str, list[int]] = {}
         for number in range(len(self.catalog)):
@@ -69,12 +69,12 @@ class Shop:
 
 
 def open_shop(name: str, *, rules: str, search: str, goals: str) -> Shop:
-    """The shop of that name or folder. What is on disk is opened once per process and shared."""
+    """Open a shop by name or folder; its files are opened once per process and shared."""
     from rollgym.envs.webshop.catalog.build import resolve_shop
     from rollgym.envs.webshop.catalog.store import open_shop as open_store
 
-    wanted = rules_called(rules)
-    return _shop(open_store(resolve_shop(name), goals), wanted, search)
+    rule_set = rules_called(rules)
+    return _shop(open_store(resolve_shop(name), goals), rule_set, search)
 
 
 @functools.lru_cache(maxsize=16)

@@ -11,7 +11,7 @@ NO_BOUND = 1_000_000.0
 """The upper price of a goal that names none (the original's number)."""
 
 GoalOptions: TypeAlias = dict[str, str] | tuple[str, ...]
-"""The options a goal asks for: by name where the program wrote it, bare values where a person did."""
+"""Options of a goal: by name in a generated goal, bare values in a human one."""
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,13 +47,22 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     """A goal: the instruction and the criteria of a purchase."""
 
     asin: str
-    """A product that fulfils it; its query, categories and nouns are what the type is judged by."""
+    """A product that fulfils it; the type of a purchase is compared with its query, categories and nouns."""
     instruction: str
     attributes: tuple[str, ...]
     options: GoalOptions
     price_upper: float
     weight: float = 1.0
     human: bool = False
+
+
+class HumanInstruction(msgspec.Struct, frozen=True):
+    """An instruction written by a person: a record of ``items_human_ins.json``."""
+
+    instruction: str
+    instruction_attributes: tuple[str, ...] = ()
+    instruction_options: tuple[str, ...] = ()
+    """Values of options, without the options' names."""
 
 
 class Catalog(Protocol):
@@ -78,7 +87,7 @@ class Catalog(Protocol):
         """Product ``number``."""
 
     def number(self, asin: str) -> int | None:
-        """The number of a product, None where there is none of that name."""
+        """Return the number of a product, None if unknown."""
 
     def goal(self, number: int) -> Goal:
         """Goal ``number``, in the catalog's order."""

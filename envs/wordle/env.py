@@ -1,4 +1,4 @@
-"""A word game in the manner of Wordle."""
+"""A word game like Wordle."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, bare
-from rollgym.core.errors import UsageError
 from rollgym.core.seeding import derive_rng
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.envs.arguments import check_range
 from rollgym.envs.wordle.words import LENGTH, mark, word_list, word_set
 
 _WORD = re.compile(r"[a-z]{5}|[a-z]( [a-z]){4}")
@@ -54,8 +54,7 @@ class WordleEnv(TextEnv):
 
     def __init__(self, *, guesses: int = 6, any_word: bool = False, render_mode: str | None = None) -> None:
         """Allow this many guesses; with ``any_word`` of any letters."""
-        if not 1 <= guesses <= 1_000:
-            raise UsageError(f"guesses must be from 1 to 1,000, not {guesses}.")
+        check_range("guesses", guesses, 1, 1_000)
         self._guesses, self._any_word = guesses, any_word
         self.instructions = _INSTRUCTIONS.format(guesses=guesses, rule=_ANY if any_word else _LISTED)
         self._words: dict[str, list[str]] = {}
@@ -75,13 +74,13 @@ class WordleEnv(TextEnv):
         self._left -= 1
         text = bare(action).lower()
         guess = text.replace(" ", "") if _WORD.fullmatch(text) else ""
-        if not self._known(guess):
-            what = f"{guess} is not in the word list." if guess else f"Answer one word of {LENGTH} letters."
-            return StepResult(f"{what} {self._rest()}", terminated=self._left == 0, valid=False)
+        if not self._is_word(guess):
+            note = f"{guess} is not in the word list." if guess else f"Answer one word of {LENGTH} letters."
+            return StepResult(f"{note} {self._ending()}", terminated=self._left == 0, valid=False)
         self._past.append((guess, mark(guess, self._hidden)))
         if guess == self._hidden:
-            return StepResult(f"{_shown(*self._past[-1])}\nCorrect!", 1.0, terminated=True, success=True)
-        return StepResult(f"{_shown(*self._past[-1])}\n{self._rest()}", terminated=self._left == 0)
+            return StepResult(f"{_marked(*self._past[-1])}\nCorrect!", 1.0, terminated=True, success=True)
+        return StepResult(f"{_marked(*self._past[-1])}\n{self._ending()}", terminated=self._left == 0)
 
     def facts(self) -> Mapping[str, Any]:
         """The guesses so far with their marks, and the guesses left."""
@@ -94,7 +93,7 @@ class WordleEnv(TextEnv):
 
     def render_text(self) -> str:
         """All guesses with their marks."""
-        return "\n".join([*(_shown(*pair) for pair in self._past), f"Guesses left: {self._left}."])
+        return "\n".join([*(_marked(*pair) for pair in self._past), f"Guesses left: {self._left}."])
 
     def _words_of(self, split: str) -> list[str]:
         """The words a split may hide, in a fixed random order."""
@@ -104,13 +103,13 @@ class WordleEnv(TextEnv):
             self._words[split] = [words[i] for i in order]
         return self._words[split]
 
-    def _known(self, guess: str) -> bool:
+    def _is_word(self, guess: str) -> bool:
         return bool(guess) and (self._any_word or guess in word_set())
 
-    def _rest(self) -> str:
+    def _ending(self) -> str:
         return f"Guesses left: {self._left}." if self._left else f"No guesses left: it was {self._hidden}."
 
 
-def _shown(guess: str, marks: str) -> str:
+def _marked(guess: str, marks: str) -> str:
     """A guess over its marks, the letters apart so that a tokenizer keeps them apart."""
     return f"{' '.join(guess.upper())}\n{' '.join(marks)}"

@@ -1,4 +1,4 @@
-"""The expert of Wordle: keep the words that fit, ask what tells them apart best."""
+"""The expert of Wordle: keep the words that fit, guess the word that separates them best."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FEW = 24
 
 
 class WordleExpert(SoloAgent):
-    """Guesses the word whose marks are expected to tell most about the words that still fit.
+    """Guesses the word with the highest expected information about the words that still fit.
 
     It finds each word of the list with five guesses or fewer.
     """

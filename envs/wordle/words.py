@@ -10,14 +10,14 @@ LENGTH = 5
 
 @lru_cache(maxsize=1)
 def word_list() -> tuple[str, ...]:
-    """All words, in alphabetical order, read when first asked for."""
+    """All words, in alphabetical order, read on first use."""
     text = resources.files("rollgym.envs.wordle").joinpath("words.txt").read_text("utf-8")
     return tuple(text.split())
 
 
 @lru_cache(maxsize=1)
 def word_set() -> frozenset[str]:
-    """All words, for asking whether one is among them."""
+    """All words, for membership tests."""
     return frozenset(word_list())
 
 
@@ -28,8 +28,8 @@ def mark(guess: str, hidden: str) -> str:
     """
     marks = ["G" if a == b else "-" for a, b in zip(guess, hidden, strict=True)]
     spare = [b for a, b in zip(guess, hidden, strict=True) if a != b]
-    for place, letter in enumerate(guess):
-        if marks[place] == "-" and letter in spare:
-            marks[place] = "Y"
+    for position, letter in enumerate(guess):
+        if marks[position] == "-" and letter in spare:
+            marks[position] = "Y"
             spare.remove(letter)
     return "".join(marks)

@@ -21,10 +21,10 @@ def test_the_player_sees_the_state_and_types_an_action(play: Any) -> None:
     agent, output = seat("Up\n  Down \n")
     moves = play(agent, "first", "second", info={"actions": ["Up", "Down"]})
     assert [move.action for move in moves] == ["Up", "Down"]
-    shown = output.getvalue()
-    assert shown.count("Walk to the goal.") == 1
-    assert shown.index("Walk to the goal.") < shown.index("first") < shown.index("second")
-    assert shown.count("Actions: Up, Down\n> ") == 2
+    text = output.getvalue()
+    assert text.count("Walk to the goal.") == 1
+    assert text.index("Walk to the goal.") < text.index("first") < text.index("second")
+    assert text.count("Actions: Up, Down\n> ") == 2
 
 
 def test_without_a_list_of_actions_none_is_shown(play: Any) -> None:

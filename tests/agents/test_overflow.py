@@ -62,11 +62,13 @@ def test_the_turn_itself_keeps_the_tokens_that_were_sampled() -> None:
 
 
 def play(engine: ScriptedEngine, *observations: str, **options: Any) -> list[AgentAction]:
-    made = PolicyAgent(engine, Spelt(), PolicyOptions(**{"instructions": False, "max_tokens": 32, **options}))
+    policy = PolicyAgent(
+        engine, Spelt(), PolicyOptions(**{"instructions": False, "max_tokens": 32, **options})
+    )
 
     async def episode() -> list[AgentAction]:
         spec = EpisodeSpec(episode_id="e1", env_id="test/Env-v0")
-        player = made.player(Briefing(spec=spec, instructions="Walk."))
+        player = policy.player(Briefing(spec=spec, instructions="Walk."))
         return [await player.act(observation, {}) for observation in observations]
 
     return asyncio.run(episode())
@@ -123,8 +125,8 @@ def test_an_observation_that_is_too_long_loses_its_middle_and_no_more_than_neede
     assert f"x\n[{left_out} characters left out]\nx" in text
     assert len(heard) + 4 == 100
     assert it.cut_observations == 1
-    whole = make(None, overflow="truncate_observation")
-    assert len(exchange(whole, "x" * 200)[0]) > 200
+    unlimited = make(None, overflow="truncate_observation")
+    assert len(exchange(unlimited, "x" * 200)[0]) > 200
 
 
 def test_a_cut_observation_goes_on_in_the_same_row() -> None:
@@ -176,29 +178,31 @@ def test_rows_of_a_real_model_score_as_they_were_sampled(overflow: str, tmp_path
             await pool.close()
 
     played = asyncio.run(episode())
-    told = token_episode(played)
+    recorded = token_episode(played)
     assert played.outcome is (Outcome.TOKEN_LIMIT if overflow == "stop" else Outcome.TRUNCATED)
-    assert (len(told.sequences) > 1) == (overflow == "drop_oldest")
+    assert (len(recorded.sequences) > 1) == (overflow == "drop_oldest")
     from rollgym.engines.embedded.model import read_module
 
     model: Any = read_module(folder)
-    found: list[float] = []
-    for sequence in told.sequences:
+    scored: list[float] = []
+    for sequence in recorded.sequences:
         with torch.no_grad():
             logprobs = model(torch.tensor(sequence.ids)[None]).logits[0].float().log_softmax(-1)
-        found += [float(logprobs[place - 1, sequence.ids[place]]) for place in sequence.action_positions]
-    assert np.abs(np.array(found) - told.behavior).max() < 1e-4
+        scored += [
+            float(logprobs[position - 1, sequence.ids[position]]) for position in sequence.action_positions
+        ]
+    assert np.abs(np.array(scored) - recorded.behavior).max() < 1e-4
 
 
 def test_format_examples_are_not_sampled_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollgym.agents.prompt_builder.Conversation", RecordedConversation)
     it: Any = make(format_examples=2, parser="answer|listed")
     heard, new_row = it.observe("a", {"actions": ["Up", "Down", "Left"]})
-    shown = "".join(
+    examples = "".join(
         f"<start>u:This is practice. Play {action}.<end>\n<start>a:<answer>{action}</answer><end>\n"
         for action in ("Up", "Down")
     )
-    assert (heard, new_row) == (spell(f"{shown}{asked('a')}"), False)
+    assert (heard, new_row) == (spell(f"{examples}{asked('a')}"), False)
     it.reply((*spell("Up"), END))
     assert it.observe("b", {}) == (spell(f"\n{asked('b')}"), False)
     assert sum(it.conversation.rows[0].mask) == 3
@@ -208,18 +212,18 @@ def test_format_examples_are_not_sampled_replies(monkeypatch: pytest.MonkeyPatch
 
 def test_format_examples_precede_every_turn_without_history() -> None:
     it = make(format_examples=1, history="none")
-    shown = "<start>u:This is practice. Play Up.<end>\n<start>a:Up<end>\n"
+    examples = "<start>u:This is practice. Play Up.<end>\n<start>a:Up<end>\n"
     for turn, observation in enumerate("ab"):
         heard = it.observe(observation, {"actions": ["Up"]})
-        assert heard == (spell(f"{shown}{asked(observation)}"), turn > 0)
+        assert heard == (spell(f"{examples}{asked(observation)}"), turn > 0)
         it.reply((*spell("Up"), END))
 
 
 def test_a_reminder_ends_each_observation() -> None:
     it = make(format_reminder=True, parser="listed|raw")
-    said = "Reply with one of the actions you are given, and nothing else."
+    reminder = "Reply with one of the actions you are given, and nothing else."
     heard, _ = it.observe("a", {"actions": ["Up", "Down"]})
-    assert heard == spell(asked(f"a\n\nActions: Up, Down. {said}"))
+    assert heard == spell(asked(f"a\n\nActions: Up, Down. {reminder}"))
     it.reply((*spell("Up"), END))
     many = it.observe("b", {"actions": [str(number) for number in range(13)]})
-    assert many[0] == spell(f"\n{asked('b' + chr(10) * 2 + said)}")
+    assert many[0] == spell(f"\n{asked('b' + chr(10) * 2 + reminder)}")

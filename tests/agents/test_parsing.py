@@ -121,8 +121,8 @@ def test_long_nonsense_is_read_once(name: str, piece: str) -> None:
     ],
 )
 def test_the_last_listed_action_that_is_named_counts(reply: str, action: str | None) -> None:
-    found = read_action(make_parser("listed"), reply, ["Left", "Right", "Up", "far left"])
-    assert (found.action if found.form else None) == action
+    reading = read_action(make_parser("listed"), reply, ["Left", "Right", "Up", "far left"])
+    assert (reading.action if reading.form else None) == action
 
 
 def test_without_a_list_nothing_is_listed() -> None:
@@ -140,9 +140,9 @@ def test_without_a_list_nothing_is_listed() -> None:
 )
 def test_forms_are_tried_in_order(reply: str, action: str, form: str | None) -> None:
     parser = make_parser("answer|listed|regex:n(o|a)w")
-    found = read_action(parser, reply, ["Up", "Down"])
-    assert found.form == form
-    assert found.action == ("o" if form and form.startswith("regex") else action)
+    reading = read_action(parser, reply, ["Up", "Down"])
+    assert reading.form == form
+    assert reading.action == ("o" if form and form.startswith("regex") else action)
 
 
 @pytest.mark.parametrize("name", ["answer|", "|raw", "answer||raw", "answer|anser", "raw|regex:("])

@@ -88,9 +88,9 @@ def test_an_unknown_option_names_the_agent() -> None:
 
 
 def test_a_function_is_an_agent(module: str, play: Any) -> None:
-    made = make_agent(f"{module}:up", SETUP)
-    assert isinstance(made, FunctionAgent)
-    assert [move.action for move in play(made, "a", "b")] == ["Up a", "Up b"]
+    agent = make_agent(f"{module}:up", SETUP)
+    assert isinstance(agent, FunctionAgent)
+    assert [move.action for move in play(agent, "a", "b")] == ["Up a", "Up b"]
 
 
 def test_an_async_function_is_an_agent(module: str, play: Any) -> None:
@@ -100,14 +100,14 @@ def test_an_async_function_is_an_agent(module: str, play: Any) -> None:
 
 
 def test_a_class_is_an_agent_with_options(module: str, play: Any) -> None:
-    made = make_agent(f"{module}:Counter", SETUP, start_at=4)
-    assert [move.action for move in play(made, "a", "b")] == ["5", "6"]
-    assert [move.action for move in play(made, "a")] == ["5"]
+    agent = make_agent(f"{module}:Counter", SETUP, start_at=4)
+    assert [move.action for move in play(agent, "a", "b")] == ["5", "6"]
+    assert [move.action for move in play(agent, "a")] == ["5"]
 
 
 def test_players_of_one_agent_share_no_state(module: str) -> None:
-    made: Any = make_agent(f"{module}:Counter", SETUP)
-    first, second = made.player(None), made.player(None)
+    agent: Any = make_agent(f"{module}:Counter", SETUP)
+    first, second = agent.player(None), agent.player(None)
 
     async def both() -> list[str]:
         return [await player.act("", {}) for player in (first, first, second)]
@@ -116,8 +116,8 @@ def test_players_of_one_agent_share_no_state(module: str) -> None:
 
 
 def test_a_factory_may_take_any_option(module: str, play: Any) -> None:
-    made = make_agent(f"{module}:anything", SETUP, start_at=9)
-    assert play(made, "a")[0].action == "10"
+    agent = make_agent(f"{module}:anything", SETUP, start_at=9)
+    assert play(agent, "a")[0].action == "10"
 
 
 def test_a_registered_name_works_like_the_path(module: str, play: Any) -> None:
@@ -163,10 +163,15 @@ def test_an_agent_with_only_the_required_methods_gets_the_defaults() -> None:
         async def close(self) -> None:
             pass
 
-    for made in (as_agent(Minimal()), make_agent(Minimal(), SETUP)):
-        assert isinstance(made, Agent)
-        assert (made.describe(), made.totals(), made.default_concurrency, list(made.notes)) == ({}, {}, 1, [])
-        player: Any = made.player(None)  # type: ignore[arg-type]
+    for agent in (as_agent(Minimal()), make_agent(Minimal(), SETUP)):
+        assert isinstance(agent, Agent)
+        assert (agent.describe(), agent.totals(), agent.default_concurrency, list(agent.notes)) == (
+            {},
+            {},
+            1,
+            [],
+        )
+        player: Any = agent.player(None)  # type: ignore[arg-type]
         assert asyncio.run(player.leave()) is None
         assert player.final_prompt("o") == ((), False)
         assert asyncio.run(player.act("o", {})) == "Up"
@@ -194,7 +199,7 @@ def test_optional_methods_of_an_agent_and_its_player_are_used() -> None:
         def describe(self) -> dict[str, Any]:
             return {"agent": "partial"}
 
-    made = make_agent(Partial(), SETUP)
-    assert (made.describe(), made.totals(), made.default_concurrency) == ({"agent": "partial"}, {}, 7)
-    asyncio.run(made.player(None).leave())  # type: ignore[arg-type]
+    agent = make_agent(Partial(), SETUP)
+    assert (agent.describe(), agent.totals(), agent.default_concurrency) == ({"agent": "partial"}, {}, 7)
+    asyncio.run(agent.player(None).leave())  # type: ignore[arg-type]
     assert left == [1]

@@ -14,8 +14,8 @@ def request(name: str = "r", prompt: tuple[int, ...] = (1, 2), **sampling: Any) 
     return GenerateRequest(request_id=name, prompt_ids=prompt, sampling=Sampling(**sampling))
 
 
-def answer(engine: ScriptedEngine, asked: GenerateRequest) -> Generation:
-    return asyncio.run(engine.generate(asked))
+def answer(engine: ScriptedEngine, request_: GenerateRequest) -> Generation:
+    return asyncio.run(engine.generate(request_))
 
 
 def test_it_is_an_engine():
@@ -24,11 +24,11 @@ def test_it_is_an_engine():
 
 
 def test_it_says_what_the_script_says_and_stops_where_it_must():
-    engine = ScriptedEngine(lambda asked: [*asked.prompt_ids, 7, 8, 9], logprob=-2.0, version=4)
-    made = answer(engine, request(stop_ids=(8,)))
-    assert (made.token_ids, made.finish_reason) == ((1, 2, 7, 8), "stop")
-    assert made.logprobs == (-2.0,) * 4
-    assert (made.version, made.version_spans) == (4, ((4, 4),))
+    engine = ScriptedEngine(lambda request_: [*request_.prompt_ids, 7, 8, 9], logprob=-2.0, version=4)
+    generation = answer(engine, request(stop_ids=(8,)))
+    assert (generation.token_ids, generation.finish_reason) == ((1, 2, 7, 8), "stop")
+    assert generation.logprobs == (-2.0,) * 4
+    assert (generation.version, generation.version_spans) == (4, ((4, 4),))
     assert answer(engine, request(max_tokens=3)).token_ids == (1, 2, 7)
     assert answer(engine, request(max_tokens=3)).finish_reason == "length"
 
@@ -45,8 +45,8 @@ def test_it_refuses_what_an_engine_refuses():
 
 
 def test_a_reply_ends_with_the_context():
-    made = answer(ScriptedEngine([1, 2, 3], context_length=4), request(max_tokens=9))
-    assert (made.token_ids, made.finish_reason) == ((1, 2), "length")
+    generation = answer(ScriptedEngine([1, 2, 3], context_length=4), request(max_tokens=9))
+    assert (generation.token_ids, generation.finish_reason) == ((1, 2), "length")
 
 
 def test_an_id_can_be_used_once_at_a_time():
@@ -73,10 +73,10 @@ def test_a_pause_holds_replies_and_new_weights_count_from_the_next_token():
         await engine.resume()
         return await task
 
-    made = asyncio.run(play())
-    assert [version for version, _ in made.version_spans] == [0, 1]
-    assert made.version == 0
-    assert len(made.token_ids) == 6
+    generation = asyncio.run(play())
+    assert [version for version, _ in generation.version_spans] == [0, 1]
+    assert generation.version == 0
+    assert len(generation.token_ids) == 6
 
 
 def test_abort_returns_what_there_is_and_ignores_unknown_ids():
@@ -89,9 +89,9 @@ def test_abort_returns_what_there_is_and_ignores_unknown_ids():
         await engine.abort(["nobody", "a"])
         return await task
 
-    made = asyncio.run(play())
-    assert made.finish_reason == "aborted"
-    assert 0 < len(made.token_ids) < 50
+    generation = asyncio.run(play())
+    assert generation.finish_reason == "aborted"
+    assert 0 < len(generation.token_ids) < 50
     assert answer(engine, request("a")).finish_reason == "length"
 
 

@@ -126,11 +126,11 @@ def test_one_machine_is_clearly_best() -> None:
 
 
 def test_the_best_machine_has_no_favourite_place() -> None:
-    places = []
+    positions = []
     for seed in range(200):
         means = [arm.mean for arm in random_arms(np.random.default_rng(seed), 4, "bernoulli")]
-        places.append(means.index(max(means)))
-    assert all(30 <= places.count(place) <= 70 for place in range(4))
+        positions.append(means.index(max(means)))
+    assert all(30 <= positions.count(position) <= 70 for position in range(4))
 
 
 def test_the_single_mode_is_one_pull_of_the_risky_or_the_steady_machine() -> None:

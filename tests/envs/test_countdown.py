@@ -217,9 +217,9 @@ def test_partial_reward_is_for_a_proper_last_attempt_only(monkeypatch: pytest.Mo
 
 def test_the_solver_finds_what_there_is_and_nothing_else() -> None:
     for numbers, target in (((3, 7, 8, 25), 74), ((1, 1, 1), 3), ((50, 2, 4), 100), ((2, 3, 5, 7, 11), 99)):
-        found = solve(numbers, target)
-        assert found is not None
-        value, used = evaluate(found)
+        expression = solve(numbers, target)
+        assert expression is not None
+        value, used = evaluate(expression)
         assert value == target
         assert all(used.count(number) <= numbers.count(number) for number in used)
     assert solve((1, 1, 1), 4) is None

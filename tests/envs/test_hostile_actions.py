@@ -121,8 +121,8 @@ def parsed(text):
         parsing.read_action(parsing.make_parser(name), text, ["up", "move up"])
 
 def code(text):
-    said = actions.taken_apart(text)
-    actions.submits(said), actions.answered(said), actions.defines(text, "f")
+    parsed = actions.parse_action(text)
+    actions.submits(parsed), actions.parse_answer(parsed), actions.defines(text, "f")
     formatting.masked(text), questions.read_number(text)
 
 def shopping(text):

@@ -55,8 +55,8 @@ def test_pegs_by_hand(code: str, guess: str, expected: tuple[int, int]) -> None:
 def test_pegs_are_the_same_with_code_and_guess_exchanged() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
-        one, other = (code_at(int(rng.integers(1296)), 4, 6, True) for _ in range(2))
-        assert pegs(one, other) == pegs(other, one)
+        code, guess = (code_at(int(rng.integers(1296)), 4, 6, True) for _ in range(2))
+        assert pegs(code, guess) == pegs(guess, code)
 
 
 def test_numbers_name_each_code_once() -> None:

@@ -184,9 +184,9 @@ def test_counting_agrees_with_trying_every_placement() -> None:
         ]
         expected = {cell: sum(cell in mines for mines in fitting) for cell in sorted(closed)}
         assert mine_counts(mask, constraints, len(field.mines)) == (expected, len(fitting))
-        found = safe_cells(board, len(field.mines))
-        assert all(expected[cell] == 0 for cell in found)
-        assert bool(found) == (0 in expected.values())
+        proven = safe_cells(board, len(field.mines))
+        assert all(expected[cell] == 0 for cell in proven)
+        assert bool(proven) == (0 in expected.values())
 
 
 def test_where_counting_takes_too_long_the_risk_is_a_rough_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,10 +218,10 @@ def test_fields_are_never_won_at_the_start_and_need_no_guess() -> None:
 def test_the_splits_share_no_field() -> None:
     env = MinesweeperEnv(rows=4, columns=4, mines=2)
     fields: dict[str, set[frozenset[int]]] = {"train": set(), "dev": set(), "test": set()}
-    for split, found in fields.items():
+    for split, split_fields in fields.items():
         for task in range(150):
             env.reset(seed=0, options={"task": task, "split": split})
-            found.add(env._field.mines)
+            split_fields.add(env._field.mines)
     assert not fields["train"] & fields["dev"]
     assert not fields["train"] & fields["test"]
     assert not fields["dev"] & fields["test"]

@@ -390,7 +390,7 @@ def test_a_file_of_one_level_has_train_and_all(lane: Callable[..., SokobanEnv]) 
         ({"preset": "7x7"}, "no preset of Sokoban called '7x7'"),
         ({"vocabulary": "emoji"}, "no vocabulary of Sokoban called 'emoji'"),
         ({"view": "pixels"}, "Choose from: grid, coords, grid_coords, cells, relative, around"),
-        ({"size": 3}, "size must be a number from 4 to 30"),
+        ({"size": 3}, "size must be from 4 to 30"),
         ({"size": "big"}, "or rows and columns like '7x9', not 'big'"),
         ({"size": 6, "boxes": 9}, "16 cells inside its walls, too few for boxes=9: it takes 21"),
         ({"boxes": 0}, "boxes must be a whole number, 1 or more, not 0"),

@@ -64,16 +64,16 @@ class BruteForce:
 
     def steps(self, state: State) -> list[State]:
         player, boxes = state
-        found = []
+        moves = []
         for delta in (-self.row, self.row, -1, 1):
             ahead, beyond = player + delta, player + 2 * delta
             if ahead in self.walls:
                 continue
             if ahead not in boxes:
-                found.append((ahead, boxes))
+                moves.append((ahead, boxes))
             elif beyond not in self.walls and beyond not in boxes:
-                found.append((ahead, boxes - {ahead} | {beyond}))
-        return found
+                moves.append((ahead, boxes - {ahead} | {beyond}))
+        return moves
 
     def fewest_moves(self) -> int | None:
         return min((d for (_, boxes), d in self.depth.items() if boxes == self.targets), default=None)
@@ -81,24 +81,24 @@ class BruteForce:
     def solvable(self) -> set[State]:
         """The positions from which a solution can still be reached."""
         todo = [state for state in self.depth if state[1] == self.targets]
-        found = set(todo)
+        visited = set(todo)
         while todo:
             for state in self.parents[todo.pop()]:
-                if state not in found:
-                    found.add(state)
+                if state not in visited:
+                    visited.add(state)
                     todo.append(state)
-        return found
+        return visited
 
 
 def boards(count: int) -> list[str]:
     """Half of them anything, most without a solution; half with one, and with more room."""
     rng, maker = random.Random(20), np.random.default_rng(20)
     kinds = [(5, 6, 1), (5, 6, 2), (6, 6, 2), (6, 7, 3)]
-    found = [random_board(rng, *kinds[i % len(kinds)]) for i in range(count // 2)]
-    while len(found) < count:
-        rules = Rules(height=6, width=6, boxes=2 + len(found) % 2, min_moves=1, max_moves=99)
-        found += filter(None, [draw_board(maker, rules)])
-    return found
+    levels = [random_board(rng, *kinds[i % len(kinds)]) for i in range(count // 2)]
+    while len(levels) < count:
+        rules = Rules(height=6, width=6, boxes=2 + len(levels) % 2, min_moves=1, max_moves=99)
+        levels += filter(None, [draw_board(maker, rules)])
+    return levels
 
 
 def follow(text: str, result: Result) -> None:

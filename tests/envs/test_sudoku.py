@@ -59,7 +59,7 @@ def is_right(grid: list[int], size: int) -> bool:
     for cell, numbers in enumerate(units_of(size)):
         for unit in numbers:
             units.setdefault(unit, set()).add(grid[cell])
-    return len(units) == 3 * size and all(found == set(range(1, size + 1)) for found in units.values())
+    return len(units) == 3 * size and all(digits == set(range(1, size + 1)) for digits in units.values())
 
 
 def test_gymnasiums_checker_accepts_it() -> None:
@@ -162,18 +162,18 @@ def test_the_solver_finds_the_solution_or_none() -> None:
 @pytest.mark.parametrize(("size", "blanks"), [(4, 11), (4, 12), (9, 45)])
 def test_puzzles_have_exactly_one_solution_and_as_many_blanks_as_asked(size: int, blanks: int) -> None:
     rng = np.random.default_rng(3)
-    made = 0
+    num_puzzles = 0
     for _ in range(12):
         full = full_grid(rng, size)
         assert is_right(full, size)
         puzzle = puzzle_from(full, blanks, rng)
         if puzzle is not None:
-            made += 1
+            num_puzzles += 1
             assert puzzle.count(0) == blanks
             assert all(digit in (0, right) for digit, right in zip(puzzle, full, strict=True))
             assert size == 9 or count_solutions(puzzle) == 1
             assert solution(puzzle) == full
-    assert made >= 3
+    assert num_puzzles >= 3
 
 
 def test_a_nine_by_nine_puzzle_has_no_second_solution() -> None:
@@ -196,10 +196,10 @@ def test_the_splits_share_no_completed_grid() -> None:
     env = rollgym.make(ID)
     inner: Any = env.unwrapped
     grids: dict[str, set[str]] = {"train": set(), "dev": set(), "test": set()}
-    for split, found in grids.items():
+    for split, split_grids in grids.items():
         for task in range(150):
             env.reset(seed=0, options={"task": task, "split": split})
-            found.add(str(inner._full))
+            split_grids.add(str(inner._full))
     assert not grids["train"] & (grids["dev"] | grids["test"])
     assert not grids["dev"] & grids["test"]
     assert len(grids["test"]) > 10

@@ -125,18 +125,22 @@ def test_every_move_can_be_taken_back() -> None:
 
 def test_the_splits_share_no_start_and_together_hold_all() -> None:
     starts = {split: starts_of(split, 3, 3) for split in ("train", "dev", "test")}
-    assert {split: len(found) for split, found in starts.items()} == {"train": 34, "dev": 10, "test": 10}
-    assert len({start for found in starts.values() for start in found}) == 54
+    assert {split: len(split_starts) for split, split_starts in starts.items()} == {
+        "train": 34,
+        "dev": 10,
+        "test": 10,
+    }
+    assert len({start for split_starts in starts.values() for start in split_starts}) == 54
 
 
 def test_the_largest_disk_never_starts_on_the_goal_so_half_the_longest_way_is_the_least() -> None:
-    ways = [
+    lengths = [
         distances(3, 3, goal)[position]
         for split in ("train", "dev", "test")
         for position, goal in starts_of(split, 3, 3)
     ]
-    assert min(ways) == 4
-    assert max(ways) == 7
+    assert min(lengths) == 4
+    assert max(lengths) == 7
 
 
 def test_a_task_is_the_same_whatever_the_seed_and_comes_again_after_all() -> None:

@@ -97,13 +97,11 @@ def test_new_tiles_are_twos_nine_times_in_ten_and_fall_anywhere() -> None:
     rng = np.random.default_rng(0)
     boards = [with_new_tile(EMPTY, rng) for _ in range(4000)]
     tiles = Counter(tile for board in boards for row in board for tile in row if tile)
-    places = Counter(
-        (r, c) for board in boards for r, row in enumerate(board) for c, t in enumerate(row) if t
-    )
+    cells = Counter((r, c) for board in boards for r, row in enumerate(board) for c, t in enumerate(row) if t)
     assert set(tiles) == {2, 4}
     assert 320 <= tiles[4] <= 480  # 400 expected, standard deviation 19
-    assert len(places) == 16
-    assert min(places.values()) > 170  # 250 expected, standard deviation 15
+    assert len(cells) == 16
+    assert min(cells.values()) > 170  # 250 expected, standard deviation 15
 
 
 def test_a_move_that_changes_nothing_is_refused() -> None:
@@ -167,11 +165,11 @@ def test_the_start_is_the_tasks_and_the_new_tiles_are_the_seeds() -> None:
 
     def boards(seed: int) -> list[Any]:
         _, info = env.reset(seed=seed, options={"task": 3, "split": "dev"})
-        found = [info["board"]]
+        seen_boards = [info["board"]]
         for _ in range(10):
-            found.append(env.step(info["actions"][0])[4]["board"])
-            info = {"actions": legal_moves(tuple(map(tuple, found[-1])))}
-        return found
+            seen_boards.append(env.step(info["actions"][0])[4]["board"])
+            info = {"actions": legal_moves(tuple(map(tuple, seen_boards[-1])))}
+        return seen_boards
 
     assert boards(1) == boards(1)
     assert boards(1)[0] == boards(2)[0]
@@ -190,9 +188,9 @@ def test_a_start_has_two_tiles() -> None:
 def test_the_splits_share_no_start() -> None:
     env = rollgym.make(ID)
     starts: dict[str, set[str]] = {"train": set(), "dev": set(), "test": set()}
-    for split, found in starts.items():
+    for split, split_starts in starts.items():
         for task in range(200):
-            found.add(env.reset(seed=0, options={"task": task, "split": split})[0])
+            split_starts.add(env.reset(seed=0, options={"task": task, "split": split})[0])
     assert not starts["train"] & (starts["dev"] | starts["test"])
     assert not starts["dev"] & starts["test"]
 

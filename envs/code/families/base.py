@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.envs.code.compare import shown
+from rollgym.envs.code.compare import format_value
 from rollgym.envs.code.harness import decode, encode
 from rollgym.envs.code.types import Case, Cases, Problem
 
@@ -24,10 +24,9 @@ _DRAWS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A problem family. ``$name`` in its texts stands for a parameter."""
+    """A problem family. ``$name`` in its texts is replaced by a parameter."""
 
     name: str
-    topic: str
     level: int
     """1 is a line or two, 2 a loop with a twist, 3 a small algorithm."""
     signature: str
@@ -62,7 +61,7 @@ class Family:
 def make_problem(
     family: Family, statement: str, program: str, parameters: Mapping[str, Any], rng: Rng
 ) -> Problem:
-    """The tests come from random inputs, the expected values from the reference."""
+    """Build a problem: tests from random inputs, expected values from the reference solution."""
     cases = _cases(family, program, parameters, rng)
     return Problem(
         key=f"{family.name} {sorted(parameters.items())}",
@@ -81,40 +80,40 @@ def make_problem(
 
 def example(name: str, case: Case) -> str:
     """A case as one line for an agent: ``f(2, 3) == 5``."""
-    arguments = ", ".join(shown(argument, 400) for argument in case.arguments)
-    return f"{name}({arguments}) == {shown(case.expected, 400)}"
+    arguments = ", ".join(format_value(argument, 400) for argument in case.arguments)
+    return f"{name}({arguments}) == {format_value(case.expected, 400)}"
 
 
 def _cases(family: Family, program: str, parameters: Mapping[str, Any], rng: Rng) -> tuple[Case, ...]:
     """Return cases with distinct inputs, the first ones with different values."""
     function = compiled(program, family.function)
-    seen: set[str] = set()
-    found: list[Case] = []
+    seen_arguments: set[str] = set()
+    cases: list[Case] = []
     edges: list[Case] = []
     for arguments in family.edges:
         case = _case(function, arguments)
-        seen.add(repr(case.arguments))
+        seen_arguments.add(repr(case.arguments))
         edges.append(case)
     for _ in range(_DRAWS):
         case = _case(function, family.inputs(rng, parameters))
-        if repr(case.arguments) not in seen:
-            seen.add(repr(case.arguments))
-            found.append(case)
-        if len(found) + len(edges) >= PUBLIC + HIDDEN and len(_values(found)) > 2:
+        if repr(case.arguments) not in seen_arguments:
+            seen_arguments.add(repr(case.arguments))
+            cases.append(case)
+        if len(cases) + len(edges) >= PUBLIC + HIDDEN and len(_values(cases)) > 2:
             break
-    return (*_varied(found)[: PUBLIC + HIDDEN - len(edges)], *edges)
+    return (*_varied(cases)[: PUBLIC + HIDDEN - len(edges)], *edges)
 
 
 def _varied(cases: list[Case]) -> list[Case]:
     """Order the cases so that new values come first."""
-    seen: set[str] = set()
-    new: list[Case] = []
-    old: list[Case] = []
+    seen_values: set[str] = set()
+    first: list[Case] = []
+    repeats: list[Case] = []
     for case in cases:
-        (old if repr(case.expected) in seen else new).append(case)
-        seen.add(repr(case.expected))
+        (repeats if repr(case.expected) in seen_values else first).append(case)
+        seen_values.add(repr(case.expected))
     # Half of the different values stay hidden, so that no table of the examples is a solution.
-    return new[:PUBLIC] + old[: HIDDEN // 3] + new[PUBLIC:] + old[HIDDEN // 3 :]
+    return first[:PUBLIC] + repeats[: HIDDEN // 3] + first[PUBLIC:] + repeats[HIDDEN // 3 :]
 
 
 def _values(cases: list[Case]) -> set[str]:
@@ -124,12 +123,12 @@ def _values(cases: list[Case]) -> set[str]:
 def _case(function: Callable[..., Any], arguments: Arguments) -> Case:
     encoded = [encode(argument) for argument in arguments]
     # The reference gets copies, as a solution does.
-    return Case(arguments=encoded, expected=encode(function(*(decode(one) for one in encoded))))
+    return Case(arguments=encoded, expected=encode(function(*(decode(argument) for argument in encoded))))
 
 
 @functools.lru_cache(maxsize=64)
 def compiled(program: str, name: str) -> Callable[..., Any]:
-    """Compile a reference solution. Only texts of this package, never an agent's."""
+    """Compile a reference solution of this package; never an agent's code."""
     names: dict[str, Any] = {}
     exec(compile(program, "<reference>", "exec"), names)  # noqa: S102
     function: Callable[..., Any] = names[name]
@@ -137,7 +136,7 @@ def compiled(program: str, name: str) -> Callable[..., Any]:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """A text with its parameters put in."""
+    """Substitute the parameters of a text."""
     return Template(text).substitute(values)
 
 
@@ -153,26 +152,26 @@ zebra
 WORDS = tuple(_WORDS.split())
 
 
-def words(rng: Rng, least: int = 2, most: int = 6) -> list[str]:
+def words(rng: Rng, fewest: int = 2, most: int = 6) -> list[str]:
     """Some words, with repetitions."""
-    count = int(rng.integers(least, most + 1))
+    count = int(rng.integers(fewest, most + 1))
     return [WORDS[int(number)] for number in rng.integers(len(WORDS), size=count)]
 
 
-def text(rng: Rng, least: int = 2, most: int = 6) -> str:
+def text(rng: Rng, fewest: int = 2, most: int = 6) -> str:
     """Some words with spaces between them, a few with capitals."""
-    return " ".join(word.capitalize() if rng.random() < 0.2 else word for word in words(rng, least, most))
+    return " ".join(word.capitalize() if rng.random() < 0.2 else word for word in words(rng, fewest, most))
 
 
-def letters(rng: Rng, alphabet: str, least: int = 3, most: int = 12) -> str:
+def letters(rng: Rng, alphabet: str, fewest: int = 3, most: int = 12) -> str:
     """Random letters of an alphabet."""
-    size = int(rng.integers(least, most + 1))
+    size = int(rng.integers(fewest, most + 1))
     return "".join(alphabet[int(number)] for number in rng.integers(len(alphabet), size=size))
 
 
-def numbers(rng: Rng, low: int = -20, high: int = 50, least: int = 3, most: int = 10) -> list[int]:
+def numbers(rng: Rng, low: int = -20, high: int = 50, fewest: int = 3, most: int = 10) -> list[int]:
     """Random whole numbers."""
-    return [int(n) for n in rng.integers(low, high + 1, size=int(rng.integers(least, most + 1)))]
+    return [int(n) for n in rng.integers(low, high + 1, size=int(rng.integers(fewest, most + 1)))]
 
 
 def number(rng: Rng, low: int, high: int) -> int:

@@ -7,7 +7,6 @@ from rollgym.envs.code.families.base import Family, number, numbers
 LISTS = (
     Family(
         name="sum of some",
-        topic="lists",
         level=1,
         signature="sum_some(values: list[int]) -> int",
         statement=(
@@ -30,7 +29,6 @@ LISTS = (
     ),
     Family(
         name="turn a list",
-        topic="lists",
         level=1,
         signature="turn(values: list[int]) -> list[int]",
         statement=(
@@ -52,7 +50,6 @@ LISTS = (
     ),
     Family(
         name="windows",
-        topic="lists",
         level=2,
         signature="windows(values: list[int]) -> list[int]",
         statement=(
@@ -78,7 +75,6 @@ LISTS = (
     ),
     Family(
         name="best gap",
-        topic="lists",
         level=2,
         signature="best_gap(values: list[int]) -> int",
         statement=(
@@ -113,7 +109,6 @@ LISTS = (
     ),
     Family(
         name="merge spans",
-        topic="lists",
         level=3,
         signature="merge(spans: list[list[int]]) -> list[list[int]]",
         statement=(
@@ -145,7 +140,6 @@ LISTS = (
     ),
     Family(
         name="longest rising part",
-        topic="lists",
         level=3,
         signature="longest(values: list[int]) -> int",
         statement=(

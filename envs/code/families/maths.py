@@ -7,7 +7,6 @@ from rollgym.envs.code.families.base import Family, number
 MATHS = (
     Family(
         name="digits",
-        topic="maths",
         level=1,
         signature="digits(n: int) -> int",
         statement=(
@@ -33,7 +32,6 @@ MATHS = (
     ),
     Family(
         name="numbers below",
-        topic="maths",
         level=1,
         signature="count_below(n: int) -> int",
         statement=(
@@ -57,7 +55,6 @@ MATHS = (
     ),
     Family(
         name="primes in a range",
-        topic="maths",
         level=2,
         signature="primes(low: int, high: int) -> list[int]",
         statement=(
@@ -84,7 +81,6 @@ MATHS = (
     ),
     Family(
         name="own sequence",
-        topic="maths",
         level=2,
         signature="term(n: int) -> int",
         statement=(
@@ -109,7 +105,6 @@ MATHS = (
     ),
     Family(
         name="ways to pay",
-        topic="maths",
         level=3,
         signature="ways(amount: int) -> int",
         statement=(
@@ -131,7 +126,6 @@ MATHS = (
     ),
     Family(
         name="steps to one",
-        topic="maths",
         level=3,
         signature="steps(n: int) -> int",
         statement=(

@@ -6,18 +6,18 @@ from rollgym.envs.code.families.base import WORDS, Family, Rng, letters, number
 
 
 def _pairs(rng: Rng, joint: str, between: str) -> str:
-    parts = []
+    entries = []
     for _ in range(number(rng, 3, 7)):
         name = WORDS[number(rng, 0, 7)]
         value = str(number(rng, -9, 99)) if rng.random() < 0.8 else letters(rng, "xyz", 1, 3)
-        parts.append(f"{name}{joint}{value}" if rng.random() < 0.9 else name)
-    return between.join(parts)
+        entries.append(f"{name}{joint}{value}" if rng.random() < 0.9 else name)
+    return between.join(entries)
 
 
-def _sum(rng: Rng, deep: int = 0) -> str:
-    if deep and (deep > 2 or rng.random() < 0.3):
+def _sum(rng: Rng, depth: int = 0) -> str:
+    if depth and (depth > 2 or rng.random() < 0.3):
         return str(number(rng, 0, 20))
-    left, right = _sum(rng, deep + 1), _sum(rng, deep + 1)
+    left, right = _sum(rng, depth + 1), _sum(rng, depth + 1)
     return f"({left} {'+-*'[number(rng, 0, 2)]} {right})"
 
 
@@ -28,7 +28,6 @@ def _clock(rng: Rng) -> str:
 PARSING = (
     Family(
         name="read pairs",
-        topic="parsing",
         level=2,
         signature="read_pairs(text: str) -> dict[str, int]",
         statement=(
@@ -68,7 +67,6 @@ PARSING = (
     ),
     Family(
         name="brackets",
-        topic="parsing",
         level=2,
         signature="check_brackets(text: str) -> int",
         statement=(
@@ -92,10 +90,7 @@ PARSING = (
         return waiting[0] + $more
     return $good
 """,
-        parameters={
-            "good": (-1, -2, -10),
-            "more": (0, 1, 10, 100),
-        },
+        parameters={"good": (-1, -2, -10), "more": (0, 1, 10, 100)},
         inputs=lambda rng, p: (
             letters(rng, "()[]ab", 2, 10) if rng.random() < 0.6 else "([a])" * number(rng, 1, 4) + "[b",
         ),
@@ -103,7 +98,6 @@ PARSING = (
     ),
     Family(
         name="work out sums",
-        topic="parsing",
         level=3,
         signature="work_out(text: str) -> int",
         statement=(
@@ -147,7 +141,6 @@ PARSING = (
     ),
     Family(
         name="times of day",
-        topic="parsing",
         level=1,
         signature="later(clock: str) -> str",
         statement=(
@@ -170,7 +163,6 @@ PARSING = (
     ),
     Family(
         name="read a table",
-        topic="parsing",
         level=2,
         signature="column(table: str) -> list[int]",
         statement=(

@@ -7,7 +7,6 @@ from rollgym.envs.code.families.base import Family, letters, number, numbers
 SIMULATION = (
     Family(
         name="walk on a grid",
-        topic="simulation",
         level=2,
         signature="walk(moves: str) -> list[int]",
         statement=(
@@ -44,7 +43,6 @@ SIMULATION = (
     ),
     Family(
         name="savings",
-        topic="simulation",
         level=1,
         signature="savings(start: int, years: int) -> int",
         statement=(
@@ -65,7 +63,6 @@ SIMULATION = (
     ),
     Family(
         name="waiting line",
-        topic="simulation",
         level=2,
         signature="served(times: list[int]) -> list[int]",
         statement=(
@@ -99,7 +96,6 @@ SIMULATION = (
     ),
     Family(
         name="cells",
-        topic="simulation",
         level=3,
         signature="grow(cells: str) -> str",
         statement=(
@@ -138,7 +134,6 @@ SIMULATION = (
     ),
     Family(
         name="small machine",
-        topic="simulation",
         level=3,
         signature="run(program: list[str]) -> int",
         statement=(

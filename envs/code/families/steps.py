@@ -20,11 +20,11 @@ class Step:
     """One line of Python that does it."""
     choices: tuple[int, ...] = (0,)
 
-    def told(self, n: int) -> str:
+    def phrase_for(self, n: int) -> str:
         """The words for one number."""
         return fill(self.phrase, {"n": str(n)})
 
-    def written(self, n: int) -> str:
+    def code_for(self, n: int) -> str:
         """The line for one number."""
         return fill(self.code, {"n": str(n)})
 
@@ -62,8 +62,8 @@ STEPS: Mapping[str, Step] = {
 
 def random_steps(rng: Rng, count: int, names: tuple[str, ...] = tuple(STEPS)) -> list[list[Any]]:
     """Different steps, each with a number."""
-    chosen = [names[int(k)] for k in rng.choice(len(names), size=count, replace=False)]
-    return [[name, STEPS[name].choices[int(rng.integers(len(STEPS[name].choices)))]] for name in chosen]
+    chosen_names = [names[int(k)] for k in rng.choice(len(names), size=count, replace=False)]
+    return [[name, STEPS[name].choices[int(rng.integers(len(STEPS[name].choices)))]] for name in chosen_names]
 
 
 _PROBES = (
@@ -91,20 +91,19 @@ class Pipeline(Family):
 
     def program(self, parameters: Mapping[str, Any]) -> str:
         """One line for each step."""
-        lines = [STEPS[name].written(n) for name, n in parameters["steps"]]
+        lines = [STEPS[name].code_for(n) for name, n in parameters["steps"]]
         return "\n    ".join([f"def {self.function}(xs):", *lines, "return xs"]) + "\n"
 
     def problem(self, parameters: Mapping[str, Any], rng: Rng) -> Problem:
         """A problem with these steps and random tests."""
-        told = "; then ".join(STEPS[name].told(n) for name, n in parameters["steps"])
-        statement = f"Given a list of whole numbers, {told}. Return the list."
+        phrases = "; then ".join(STEPS[name].phrase_for(n) for name, n in parameters["steps"])
+        statement = f"Given a list of whole numbers, {phrases}. Return the list."
         return make_problem(self, statement, self.program(parameters), parameters, rng)
 
 
 PIPELINES = tuple(
     Pipeline(
         name=f"{count} steps",
-        topic="lists",
         level=level,
         signature="change(xs: list[int]) -> list[int]",
         statement="",

@@ -7,7 +7,6 @@ from rollgym.envs.code.families.base import Family, letters, text, words
 STRINGS = (
     Family(
         name="shift letters",
-        topic="strings",
         level=1,
         signature="shift_letters(text: str) -> str",
         statement=(
@@ -35,7 +34,6 @@ STRINGS = (
     ),
     Family(
         name="every nth character",
-        topic="strings",
         level=1,
         signature="pick(text: str) -> str",
         statement=(
@@ -56,7 +54,6 @@ STRINGS = (
     ),
     Family(
         name="count letters of a kind",
-        topic="strings",
         level=1,
         signature="count_kind(text: str) -> int",
         statement=(
@@ -77,7 +74,6 @@ STRINGS = (
     ),
     Family(
         name="sort words",
-        topic="strings",
         level=2,
         signature="sort_words(text: str) -> str",
         statement=(
@@ -113,7 +109,6 @@ STRINGS = (
     ),
     Family(
         name="runs of letters",
-        topic="strings",
         level=2,
         signature="write_runs(text: str) -> str",
         statement=(
@@ -146,7 +141,6 @@ STRINGS = (
     ),
     Family(
         name="longest common piece",
-        topic="strings",
         level=3,
         signature="common_piece(one: str, two: str) -> str",
         statement=(

@@ -7,11 +7,11 @@ from typing import Any
 from rollgym.envs.code.families.base import WORDS, Family, Rng, letters, number, numbers, words
 
 
-def _tree(rng: Rng, deep: int = 0) -> Any:
-    """A tree [value, left, right], None where there is none."""
-    if deep and (deep > 3 or rng.random() < 0.3):
+def _tree(rng: Rng, depth: int = 0) -> Any:
+    """A random tree [value, left, right], or None."""
+    if depth and (depth > 3 or rng.random() < 0.3):
         return None
-    return [number(rng, -9, 30), _tree(rng, deep + 1), _tree(rng, deep + 1)]
+    return [number(rng, -9, 30), _tree(rng, depth + 1), _tree(rng, depth + 1)]
 
 
 def _edges(rng: Rng, letters_: str = "ABCDEFG") -> list[list[str]]:
@@ -22,7 +22,6 @@ def _edges(rng: Rng, letters_: str = "ABCDEFG") -> list[list[str]]:
 STRUCTURES = (
     Family(
         name="count words",
-        topic="data structures",
         level=2,
         signature="count_words(words: list[str]) -> list[list]",
         statement=(
@@ -58,7 +57,6 @@ STRUCTURES = (
     ),
     Family(
         name="group by",
-        topic="data structures",
         level=2,
         signature="group(values: list[int]) -> dict[int, list[int]]",
         statement=(
@@ -87,7 +85,6 @@ STRUCTURES = (
     ),
     Family(
         name="binary tree",
-        topic="data structures",
         level=3,
         signature="tell(tree: list | None) -> int",
         statement=(
@@ -127,7 +124,6 @@ STRUCTURES = (
     ),
     Family(
         name="roads",
-        topic="data structures",
         level=3,
         signature="distance(roads: list[list[str]], start: str, goal: str) -> int",
         statement=(
@@ -161,7 +157,6 @@ STRUCTURES = (
     ),
     Family(
         name="stack of commands",
-        topic="data structures",
         level=2,
         signature="stack(commands: list[str]) -> list[int]",
         statement=(
@@ -195,12 +190,7 @@ STRUCTURES = (
         parameters={
             "size": (3, 4, 5, 6),
             "name": ("join", "merge", "melt"),
-            "what": (
-                "their sum",
-                "their product",
-                "the upper minus the lower",
-                "the greater of them",
-            ),
+            "what": ("their sum", "their product", "the upper minus the lower", "the greater of them"),
         },
         inputs=lambda rng, p: (
             [

@@ -16,9 +16,10 @@ from rollgym.envs.webshop.browser.find import find_chromium
 from rollgym.envs.webshop.browser.host import BrowserLost, Seat, host
 from rollgym.envs.webshop.browser.tab import Tab
 from rollgym.envs.webshop.browser.tree import CLICKED, TYPED, Tree
-from rollgym.envs.webshop.env import WebShopEnv, purchase
+from rollgym.envs.webshop.env import WebShopEnv
 from rollgym.envs.webshop.html import template_called
-from rollgym.envs.webshop.server.sessions import ShopSession, Step
+from rollgym.envs.webshop.server.sessions import ShopSession
+from rollgym.envs.webshop.session import Outcome
 
 BACK = "back"
 WORDS_HINT = "your words"
@@ -35,8 +36,8 @@ class WebShopBrowserEnv(WebShopEnv):
     Observation: the accessibility tree of the page, a line for each text, and for each thing that can be used
     a line such as ``[e3] button "Buy Now"``. References are renumbered on every page.
 
-    Actions: ``click[e3]``; ``type[e1][words]``, which types into a field and presses Enter; ``back``. What is
-    not possible changes nothing and gives ``valid=False`` with reward 0.
+    Actions: ``click[e3]``; ``type[e1][words]``, which types into a field and presses Enter; ``back``. An
+    impossible action changes nothing and gives ``valid=False`` with reward 0.
 
     Reward, Success, Ends, Splits: those of `WebShopEnv`; a task is the same in both, and a purchase earns the
     same.
@@ -62,7 +63,7 @@ class WebShopBrowserEnv(WebShopEnv):
     ) -> None:
         self._seat = Seat(find_chromium(chromium))
         try:
-            from rollgym.envs.webshop import server  # noqa: F401 - a missing package is said now
+            from rollgym.envs.webshop import server  # noqa: F401 - fails now if a package is missing
         except ModuleNotFoundError as error:
             raise MissingExtra("WebShop in a browser", "webshop") from error
         template_called("visit.html")
@@ -79,8 +80,8 @@ class WebShopBrowserEnv(WebShopEnv):
         self.instructions = _instructions(max_turns)
         self._visit: ShopSession | None = None
         self._tree = Tree("", {})
-        self._way: list[int] = []
-        """Numbers of the visit's pages in the browser's history, the current one last."""
+        self._history: list[int] = []
+        """Page numbers in the browser's history, the current one last."""
         self._finalizer = weakref.finalize(self, Seat.abandon, self._seat)
 
     def begin(self, task: Task) -> str:
@@ -89,25 +90,25 @@ class WebShopBrowserEnv(WebShopEnv):
         self._leave()
         number = int(self._numbers[task.split][task.index])
         self._visit = host().visits.open(self.shop, number)
-        self._way = []
+        self._history = []
         tab = self._seat.open(self._visit.address(0))
         self._arrive(*self._seat.call(tab.look))
         return self._tree.text
 
     def respond(self, action: str) -> StepResult:
         """Click, type or go back."""
-        said = bare(action)
+        text = bare(action)
         self._turns += 1
-        if (found := _CLICK.fullmatch(said)) is not None:
-            return self._click(found[1].lower())
-        if (found := _TYPE.fullmatch(said)) is not None:
-            return self._type(found[1].lower(), found[2])
-        if said.lower() == BACK:
+        if (match := _CLICK.fullmatch(text)) is not None:
+            return self._click(match[1].lower())
+        if (match := _TYPE.fullmatch(text)) is not None:
+            return self._type(match[1].lower(), match[2])
+        if text.lower() == BACK:
             return self._back()
         return self._refuse("an action is click[e1], type[e1][words] or back")
 
     def facts(self) -> Mapping[str, Any]:
-        """What the page offers, as actions."""
+        """The available actions."""
         return {
             "instruction": self._goal.instruction,
             "page": self._page.kind,
@@ -119,7 +120,7 @@ class WebShopBrowserEnv(WebShopEnv):
         }
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
-        """A random click, or the way back; where there is a field, a search for words of the instruction."""
+        """A random click or ``back``; on a page with a field, a search for words of the instruction."""
         actions = info["actions"]
         hint = next((action for action in actions if WORDS_HINT in action), None)
         if hint is None:
@@ -132,12 +133,12 @@ class WebShopBrowserEnv(WebShopEnv):
         return self._tree.text
 
     def screenshot(self) -> bytes:
-        """The page as a person would see it, as PNG."""
+        """The page as a PNG image."""
         tab = self._open_tab()
         return self._seat.call(tab.page.screenshot)
 
     def close(self) -> None:
-        """Give up the tab; the last environment of a process closes the browser."""
+        """Close the tab; the last environment of a process closes the browser."""
         self._leave()
         self._seat.close()
         super().close()
@@ -147,10 +148,10 @@ class WebShopBrowserEnv(WebShopEnv):
     def _click(self, ref: str) -> StepResult:
         target = self._tree.targets.get(ref)
         if target is None or target.role not in CLICKED:
-            why = (
+            reason = (
                 f"there is no [{ref}] on this page" if target is None else f"[{ref}] is a field to type into"
             )
-            return self._refuse(why)
+            return self._refuse(reason)
         tab = self._open_tab()
         self._arrive(*self._seat.call(lambda: tab.click(target.ref)))
         return self._reply()
@@ -167,59 +168,38 @@ class WebShopBrowserEnv(WebShopEnv):
         return self._reply()
 
     def _back(self) -> StepResult:
-        if len(self._way) < 2:
+        if len(self._history) < 2:
             return self._refuse("there is no page to go back to")
         tab = self._open_tab()
-        self._way = self._way[:-2]
+        self._history = self._history[:-2]
         self._arrive(*self._seat.call(tab.back))
-        return self._answer(self._tree.text)
+        return self._result(self._tree.text, Outcome(self._session))
 
     def _arrive(self, tree: Tree, path: str) -> None:
-        """The browser is on a page: find out which."""
+        """Update the state to the page that the browser shows."""
         visit = self._open_visit()
         number = int(path.rpartition("/")[2]) if re.fullmatch(r"/\w+/[\w-]+/\d+", path) else -1
         if number not in visit.steps or visit.address(number) != path:
             self._seat.close()
-            raise BrowserLost(
-                f"the browser was lost: it shows {path[:100]!r}, which is not a page of the session"
-            )
+            raise BrowserLost(f"the browser was lost: {path[:100]!r} is not a page of the session")
         self._tree = tree
-        self._way.append(number)
+        self._history.append(number)
         self._move(visit.steps[number].session)
 
     def _reply(self) -> StepResult:
-        step: Step = self._open_visit().steps[self._way[-1]]
-        assert step.outcome is not None, "only the first page has none"
-        outcome = step.outcome
-        return self._answer(self._tree.text, outcome.reward, outcome.done, outcome.valid, purchase(outcome))
+        outcome = self._open_visit().steps[self._history[-1]].outcome
+        assert outcome is not None, "only the first page has none"
+        return self._result(self._tree.text, outcome)
 
-    def _refuse(self, why: str) -> StepResult:
-        said = f"Not possible: {why}.\n" if self.shop.rules.explain else ""
-        return self._answer(said + self._tree.text, valid=False)
-
-    def _answer(
-        self,
-        shown: str,
-        reward: float = 0.0,
-        done: bool = False,
-        valid: bool = True,
-        info: Mapping[str, Any] | None = None,
-    ) -> StepResult:
-        return StepResult(
-            shown,
-            reward,
-            terminated=done,
-            truncated=not done and self._turns >= self._max_turns,
-            success=done and reward == 1,
-            valid=valid,
-            info=info or {},
-        )
+    def _refuse(self, reason: str) -> StepResult:
+        note = f"Not possible: {reason}.\n" if self.shop.rules.explain else ""
+        return self._result(note + self._tree.text, Outcome(self._session, valid=False))
 
     def _actions(self) -> list[str]:
         typed = [f"type[{ref}][{WORDS_HINT}]" for ref in self._tree.refs(TYPED)]
         # A search without words leads nowhere.
         clicks = [f"click[{ref}]" for ref in self._tree.refs(CLICKED)] if not typed else []
-        return [*typed, *clicks, *([BACK] if len(self._way) > 1 else [])]
+        return [*typed, *clicks, *([BACK] if len(self._history) > 1 else [])]
 
     def _open_tab(self) -> Tab:
         if self._seat.tab is None:

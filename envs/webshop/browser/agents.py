@@ -1,4 +1,4 @@
-"""The rule and the oracle in the browser: they read the page as it is shown, and act by its references."""
+"""The rule and the oracle in the browser: they read the displayed page and act by its references."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ _USABLE = re.compile(r'( *)\[(e\d+)\] (\w+)(?: "(.*)")?(?: \(\w+\))*(?:: .*)?')
 _GROUP = re.compile(r'( *)radiogroup "(.*)"')
 
 
-class Shown(NamedTuple):
-    """What a page offers, in the words of the text environment."""
+class PageElements(NamedTuple):
+    """Interactive elements of a page, by their names in the text environment."""
 
     clicks: dict[str, str]
-    """References by what a click is called there: ``buy now``, ``size: large``."""
+    """References by click name: ``buy now``, ``size: large``."""
     options: dict[str, list[str]]
     field: str
-    """The reference of the search field; empty where there is none."""
+    """Reference of the search field; empty without one."""
 
     def by_reference(self, action: str) -> str:
         """An action of the text environment as one of the browser's."""
-        said = action.partition("[")[2].removesuffix("]")
+        argument = action.partition("[")[2].removesuffix("]")
         if action.startswith("search["):
-            return f"type[{self.field}][{said[:MAX_TYPED]}]"
-        return f"click[{self.clicks.get(said, said)}]"
+            return f"type[{self.field}][{argument[:MAX_TYPED]}]"
+        return f"click[{self.clicks.get(argument, argument)}]"
 
 
-def read_page(observation: str) -> Shown:
+def read_page(observation: str) -> PageElements:
     """Interactive elements of a page, and the options with their values."""
-    shown = Shown({}, {}, "")
+    page = PageElements({}, {}, "")
     group, depth = "", 0
     for line in observation.splitlines():
-        if (found := _GROUP.fullmatch(line)) is not None:
-            group, depth = found[2], len(found[1])
-        elif (found := _USABLE.fullmatch(line)) is not None:
-            ref, role, name = found[2], found[3], found[4] or ""
+        if (match := _GROUP.fullmatch(line)) is not None:
+            group, depth = match[2], len(match[1])
+        elif (match := _USABLE.fullmatch(line)) is not None:
+            ref, role, name = match[2], match[3], match[4] or ""
             if role in TYPED:
-                shown = shown._replace(field=ref)
-            elif role == "radio" and group and len(found[1]) > depth:
-                shown.options.setdefault(group, []).append(name)
-                shown.clicks[f"{group}: {name}"] = ref
+                page = page._replace(field=ref)
+            elif role == "radio" and group and len(match[1]) > depth:
+                page.options.setdefault(group, []).append(name)
+                page.clicks[f"{group}: {name}"] = ref
             else:
-                shown.clicks[name.lower()] = ref
-    return shown
+                page.clicks[name.lower()] = ref
+    return page
 
 
 class _InBrowser(RuleAgent):
-    """Plays by what is shown, as the class behind it would in text."""
+    """Plays the agent it is combined with on the displayed page."""
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
-        """The next action, by the page one is on."""
-        shown = read_page(observation)
-        seen = {**info, "clickables": list(shown.clicks), "options": shown.options}
-        return shown.by_reference(super().choose(observation, seen))
+        """Choose the next action by the current page."""
+        page = read_page(observation)
+        page_info = {**info, "clickables": list(page.clicks), "options": page.options}
+        return page.by_reference(super().choose(observation, page_info))
 
 
 class BrowserRule(_InBrowser):

@@ -15,32 +15,32 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 """Supported programs; the first is the lightest and makes no network requests by itself."""
 FIX = (
     "Install it by `apt install chromium-headless-shell` or `playwright install chromium-headless-shell`, or "
-    f"say where it is: the argument chromium=, or the environment variable {VARIABLE}."
+    f"pass its path as chromium= or in the environment variable {VARIABLE}."
 )
 
 
-def find_chromium(given: str | None = None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The program to start: as given, by the variable, on the path; None is Playwright's own."""
+def find_chromium(program_path: str | None = None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the program: as given, from the variable or on the path; None for Playwright's own."""
     if importlib.util.find_spec("playwright") is None:
         raise MissingExtra("WebShop in a browser", "browser")
-    for said, how in ((given, "chromium="), (environ.get(VARIABLE), VARIABLE)):
-        if said:
-            return _usable(said, how)
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None and not _own(environ):
-        raise UsageError(f"WebShop in a browser needs Chromium, and there is none. {FIX}")
-    return found
+    for path, source in ((program_path, "chromium="), (environ.get(VARIABLE), VARIABLE)):
+        if path:
+            return _usable(path, source)
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None and not _own(environ):
+        raise UsageError(f"WebShop in a browser needs Chromium, which was not found. {FIX}")
+    return program
 
 
-def _usable(said: str, how: str) -> str:
-    found = shutil.which(os.path.expanduser(said))
-    if found is None:
-        raise UsageError(f"{how} names {said!r} as Chromium, which is not an executable. {FIX}")
-    return found
+def _usable(path: str, source: str) -> str:
+    program = shutil.which(os.path.expanduser(path))
+    if program is None:
+        raise UsageError(f"{source} names {path!r} as Chromium, which is not an executable. {FIX}")
+    return program
 
 
 def _own(environ: Mapping[str, str]) -> bool:
     """Whether Playwright has downloaded its own browser."""
     default = Path.home() / ".cache" / "ms-playwright"
-    place = Path(environ.get("PLAYWRIGHT_BROWSERS_PATH") or default)
-    return any(place.glob("chromium*"))
+    folder = Path(environ.get("PLAYWRIGHT_BROWSERS_PATH") or default)
+    return any(folder.glob("chromium*"))

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LINGER = 1.0
-"""Seconds that a browser stays when no environment uses it, in case another one does."""
+"""Seconds that an unused browser stays open."""
 MAX_TABS = 1000
-"""Episodes after which a browser makes way for a new one, since it grows."""
+"""Episodes after which a browser is replaced, since its memory grows."""
 FLAGS = [
     "--disable-gpu",
     "--disable-quic",
@@ -48,12 +48,12 @@ class BrowserLost(WorkerLost):
     """The browser crashed, was killed or does not answer; not the episode's fault."""
 
 
-def _said(error: BaseException) -> str:
-    """What Playwright says, without its logs but for what Chromium itself complains of."""
+def _error_text(error: BaseException) -> str:
+    """Return Playwright's message without its logs, plus Chromium's own errors."""
     text = str(error)
-    own = " ".join(re.findall(r"^\[pid=\d+\]\[err\] (.*)", text, re.MULTILINE))[-300:]
-    first = " ".join(re.split(r"\n(?:Browser logs|Call log):", text)[0].split())[:300]
-    return f"{first or one_line(error)}{f' ({own})' if own else ''}"
+    browser_log = " ".join(re.findall(r"^\[pid=\d+\]\[err\] (.*)", text, re.MULTILINE))[-300:]
+    message = " ".join(re.split(r"\n(?:Browser logs|Call log):", text)[0].split())[:300]
+    return f"{message or one_line(error)}{f' ({browser_log})' if browser_log else ''}"
 
 
 class Engine:
@@ -66,11 +66,11 @@ class Engine:
         self.tabs = 0
         """Number of contexts opened in it."""
         self.old = False
-        """No more episodes begin in it; it is closed when the last one has ended."""
+        """Takes no new episodes, and is closed when the last one has ended."""
 
     @classmethod
     async def start(cls, program: str | None) -> Engine:
-        """Start a browser; what keeps it from starting is said."""
+        """Start a browser; raise `RunError` with the reason if it does not start."""
         from playwright.async_api import Error, async_playwright
 
         driver = await async_playwright().start()
@@ -87,7 +87,7 @@ class Engine:
         except Error as error:
             await driver.stop()
             name = program or "Playwright's own"
-            raise RunError(f"Chromium ({name}) does not start: {_said(error)}. {FIX}") from error
+            raise RunError(f"Chromium ({name}) does not start: {_error_text(error)}. {FIX}") from error
         return cls(driver, browser)
 
     @property
@@ -96,14 +96,14 @@ class Engine:
         return not self.old and self.tabs < MAX_TABS and self.browser.is_connected()
 
     async def close(self) -> None:
-        """End the browser and its driver, whatever state they are in."""
-        for end in (self.browser.close, self._driver.stop):
+        """Close the browser and its driver, ignoring errors."""
+        for stop in (self.browser.close, self._driver.stop):
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(end(), 5)
+                await asyncio.wait_for(stop(), 5)
 
 
 class Host:
-    """The thread, its loop, the server and the browsers (one of each program that was asked for)."""
+    """The thread, its loop, the server and the browsers (one per program)."""
 
     def __init__(self) -> None:
         self.visits = ShopSessions(most=1_000_000, idle=float("inf"))  # environments close their own
@@ -118,23 +118,23 @@ class Host:
         self.call(self._open_server(), SECONDS)
 
     def call(self, work: Coroutine[Any, Any, T], seconds: float = 4 * SECONDS) -> T:
-        """Do something in the loop, from any other thread."""
-        waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run a coroutine in the loop and wait for it, from any other thread."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return waiting.result(seconds)
+            return future.result(seconds)
         except BaseException:
-            waiting.cancel()
+            future.cancel()
             raise
 
     def post(self, work: Coroutine[Any, Any, T]) -> Future[T] | None:
-        """Have something done in the loop, waited for or not; nothing is done any more at the end."""
+        """Schedule a coroutine in the loop; None after the host was closed."""
         if self._closed:
             work.close()
             return None
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def enter(self, program: str | None) -> Engine:
-        """The browser, started where it is not there; `leave` must follow."""
+        """Return the browser, started if necessary; `leave` must follow."""
         async with self._starting:
             engine = self._engines.get(program)
             if engine is None or not engine.alive:
@@ -146,7 +146,7 @@ class Host:
             return engine
 
     async def leave(self, engine: Engine, tab: Tab | None) -> None:
-        """Close a tab and need the browser no more."""
+        """Close a tab and release the browser."""
         if tab is not None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(tab.close(), 5)
@@ -201,7 +201,7 @@ _making = threading.Lock()
 
 
 def host() -> Host:
-    """The one of this process."""
+    """Return the host of this process."""
     global _host
     with _making:
         if _host is None:
@@ -222,7 +222,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class Seat:
-    """An environment's place in the browser: its tab, episode after episode. Any thread may call it."""
+    """An environment's tab in the browser, reopened for each episode. Any thread may call it."""
 
     def __init__(self, program: str | None) -> None:
         self._program = program
@@ -231,10 +231,10 @@ class Seat:
         self.tab: Tab | None = None
 
     def open(self, path: str) -> Tab:
-        """A new tab at a path of the shop's server, in place of the one before."""
-        here = host()
-        if here is not self._host:  # the first episode, or the first in a forked process
-            self._host, self._engine, self.tab = here, None, None
+        """Open a tab at a path of the shop's server and close the previous one."""
+        current_host = host()
+        if current_host is not self._host:  # the first episode, or the first in a forked process
+            self._host, self._engine, self.tab = current_host, None, None
         if self._engine is not None and not self._engine.alive:
             self.close(broken=True)
 
@@ -243,15 +243,15 @@ class Seat:
             if before is not None:
                 await before.close()
             if self._engine is None:
-                self._engine = await here.enter(self._program)
+                self._engine = await current_host.enter(self._program)
             self._engine.tabs += 1
-            self.tab = await Tab.open(self._engine.browser, here.address, path)
+            self.tab = await Tab.open(self._engine.browser, current_host.address, path)
             return self.tab
 
         return self.call(work)
 
     def call(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do something in the browser; `BrowserLost` where it cannot be done any more."""
+        """Run a coroutine in the browser; raise `BrowserLost` if the browser fails."""
         from playwright.async_api import Error
 
         assert self._host is not None
@@ -264,7 +264,7 @@ class Seat:
             return self._host.call(bounded())
         except (Error, TimeoutError, ConnectionError) as error:
             self.close(broken=True)
-            raise BrowserLost(f"the browser was lost: {_said(error)}") from error
+            raise BrowserLost(f"the browser was lost: {_error_text(error)}") from error
 
     def close(self, broken: bool = False) -> None:
         """Release the slot. A broken browser is not waited for and takes no more episodes."""
@@ -274,13 +274,13 @@ class Seat:
                 leaving.result(SECONDS)
 
     def abandon(self) -> None:
-        """Give the place up without waiting, in any thread at any moment."""
+        """Release the slot without waiting, from any thread."""
         self._leaving(broken=False)
 
     def _leaving(self, broken: bool) -> Future[None] | None:
-        here, tab, engine = self._host, self.tab, self._engine
+        current_host, tab, engine = self._host, self.tab, self._engine
         self.tab = self._engine = None
-        if here is None or here is not _host or engine is None:
+        if current_host is None or current_host is not _host or engine is None:
             return None
         engine.old = engine.old or broken
-        return here.post(here.leave(engine, tab))
+        return current_host.post(current_host.leave(engine, tab))

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 SECONDS = 30.0
 """Timeout of every browser operation."""
 WINDOW = (1100, 800)
-# Not urlsplit, which remembers the addresses it took apart: here no two visits have the same.
+# Not urlsplit, which caches addresses: here every visit has a different one.
 _ADDRESS = re.compile(r"[a-z]+://[^/?#]*([^?#]*).*", re.DOTALL)
 
 
 class Tab:
-    """A page, and what can be done on it. Its methods run in the browser's loop.
+    """A page and its actions. Its methods run in the browser's loop.
 
-    A page is waited for whole, style sheet included: what is shown may depend on it.
+    Every action waits for the whole page, including the style sheet, which can hide elements.
     """
 
     def __init__(self, context: BrowserContext, page: Page) -> None:
         self._context = context
         self.page = page
         self.blocked: list[str] = []
-        """Addresses elsewhere that something asked for in vain; the last few."""
+        """Blocked requests to other hosts; the last few."""
         self._tree = Tree("", {})
 
     @classmethod
@@ -36,7 +36,7 @@ class Tab:
         """A new context with a page of the server at ``home``."""
         context = await browser.new_context(
             accept_downloads=False,
-            java_script_enabled=False,  # the shop has no scripts; what a product says never becomes one
+            java_script_enabled=False,  # the shop has no scripts, so product text cannot become one
             service_workers="block",
             reduced_motion="reduce",
             viewport={"width": WINDOW[0], "height": WINDOW[1]},
@@ -45,7 +45,7 @@ class Tab:
             context.set_default_timeout(SECONDS * 1000)
             tab = cls(context, await context.new_page())
             elsewhere = re.compile(rf"^(?!{re.escape(f'{home}/')})")
-            # Not a method: of those Playwright makes a new name each time, and Python remembers names.
+            # Not a bound method: Playwright creates a new interned name for each of those.
             await context.route(elsewhere, lambda route: tab._block(route))
             context.on("page", lambda page: page.close())
             _require_shown(await tab.page.goto(home + path, wait_until="load"))
@@ -61,18 +61,18 @@ class Tab:
     async def look(self) -> tuple[Tree, str]:
         """The page as an agent sees it, and the path of its address."""
         self._tree = read_tree(await self.page.aria_snapshot(mode="ai"))
-        found = _ADDRESS.fullmatch(self.page.url)
-        return self._tree, found[1] if found else self.page.url
+        match = _ADDRESS.fullmatch(self.page.url)
+        return self._tree, match[1] if match else self.page.url
 
     async def click(self, ref: str) -> tuple[Tree, str]:
-        """Click something, and look at the page that it leads to."""
+        """Click an element and return the page that it leads to."""
         async with self.page.expect_navigation(wait_until="load") as arriving:
             await self.page.locator(f"aria-ref={ref}").click(no_wait_after=True)
         _require_shown(await arriving.value)
         return await self.look()
 
     async def type(self, ref: str, text: str) -> tuple[Tree, str]:
-        """Put text into a field, press Enter, and look at the page that it leads to."""
+        """Type into a field, press Enter and return the page that it leads to."""
         field = self.page.locator(f"aria-ref={ref}")
         await field.fill(text)
         async with self.page.expect_navigation(wait_until="load") as arriving:
@@ -91,6 +91,6 @@ class Tab:
 
 
 def _require_shown(response: Response | None) -> None:
-    """A page that says what went wrong is the shop's failure, and no observation."""
+    """Raise `EnvError` for an error page, which must not become an observation."""
     if response is not None and response.status != 200:
         raise EnvError(f"the shop answered {response.status} for {response.url}")

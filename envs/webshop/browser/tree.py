@@ -1,7 +1,7 @@
-"""The accessibility tree of a page as short lines, with a reference for each thing that can be used.
+"""The accessibility tree of a page as short lines, with a reference for each interactive element.
 
-Playwright gives the tree as indented lines with references that depend on all pages before; here they are
-renumbered on every page, so that the same page always has the same text.
+Playwright's references depend on all earlier pages; here they are renumbered on every page, so that the same
+page always has the same text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 CLICKED = frozenset({"button", "link", "radio", "checkbox", "option", "tab", "menuitem"})
 TYPED = frozenset({"searchbox", "textbox"})
 _SILENT = frozenset({"generic", "paragraph", "text", "main", "form", "document", "region", "none", "status"})
-"""Roles that say nothing to an agent: only the text in them counts."""
+"""Roles that are not shown to an agent, only their text."""
 _STATES = ("checked", "disabled", "expanded", "pressed", "selected")
 _LINE = re.compile(r"( *)- (.*)")
 _NODE = re.compile(r'([a-z]+)(?: ("(?:[^"\\]|\\.)*"))?((?: \[[^\]]*\])*)(?::(?: (.*))?)?', re.DOTALL)
@@ -33,10 +33,10 @@ class Node(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Something that can be used."""
+    """An interactive element."""
 
     ref: str
-    """Playwright's name for it, good until the next snapshot."""
+    """Playwright's reference, valid until the next snapshot."""
     role: str
     name: str
 
@@ -54,7 +54,7 @@ class Tree(NamedTuple):
 
 
 def read_tree(snapshot: str) -> Tree:
-    """Playwright's snapshot (``mode="ai"``) in our form."""
+    """Convert Playwright's snapshot (``mode="ai"``)."""
     lines: list[str] = []
     targets: dict[str, Target] = {}
     above: list[Node] = []  # nodes with a separate line
@@ -67,15 +67,15 @@ def read_tree(snapshot: str) -> Tree:
         if node.role in CLICKED | TYPED and "ref" in node.marks and "disabled" not in node.marks:
             ref = f"e{len(targets) + 1}"
             targets[ref] = Target(node.marks["ref"], node.role, node.name)
-        shown = _shown(node, ref)
-        if shown and not (above and shown == above[-1].name):
-            lines.append("  " * len(above) + shown)
+        line = _line_of(node, ref)
+        if line and not (above and line == above[-1].name):
+            lines.append("  " * len(above) + line)
             if node.role not in _SILENT:
                 above.append(node)
     return Tree("\n".join(lines), targets)
 
 
-def _shown(node: Node, ref: str) -> str:
+def _line_of(node: Node, ref: str) -> str:
     if node.role in _SILENT:
         return node.text
     states = "".join(f" ({state})" for state in _STATES if state in node.marks)
@@ -86,19 +86,19 @@ def _shown(node: Node, ref: str) -> str:
 
 def _node(line: str) -> Node | None:
     """A line of the snapshot; None for one that is a property of the line above."""
-    found = _LINE.fullmatch(line)
-    if found is None:
+    match = _LINE.fullmatch(line)
+    if match is None:
         return None
-    depth, rest = len(found[1]), found[2]
-    key = _QUOTED_KEY.fullmatch(rest)
+    depth, content = len(match[1]), match[2]
+    key = _QUOTED_KEY.fullmatch(content)
     if key is not None:
-        rest = key[1].replace("''", "'") + (key[2] or "")
-    if rest.startswith("/"):
+        content = key[1].replace("''", "'") + (key[2] or "")
+    if content.startswith("/"):
         return None
-    parts = _NODE.fullmatch(rest)
-    if parts is None:
-        return Node(depth, "text", "", _value(rest), {})
-    role, name, marks, text = parts.groups()
+    fields = _NODE.fullmatch(content)
+    if fields is None:
+        return Node(depth, "text", "", _value(content), {})
+    role, name, marks, text = fields.groups()
     return Node(depth, role, _value(name or ""), _value(text or ""), dict(_MARK.findall(marks)))
 
 

@@ -1,4 +1,4 @@
-"""Shops are built once, kept in a cache and found by name.
+"""Builds shops once, caches them and finds them by name.
 
     synthetic               1,000 generated products, seed 0
     synthetic:100000        as many as that
@@ -22,6 +22,8 @@ from typing import Any
 
 from rollgym.core.errors import UnknownName, UsageError
 from rollgym.core.seeding import file_hash, stable_digest
+from rollgym.envs.arguments import check_choice
+from rollgym.envs.webshop.catalog.jsonfiles import Progress
 from rollgym.envs.webshop.catalog.store import (
     FORMAT,
     MANIFEST,
@@ -30,7 +32,7 @@ from rollgym.envs.webshop.catalog.store import (
     import_again,
     read_manifest,
 )
-from rollgym.envs.webshop.catalog.writer import Goals, Order, Products, Progress, write_shop
+from rollgym.envs.webshop.catalog.writer import Goals, Order, Products, write_shop
 from rollgym.io.atomic import cache_root, locked, replaced
 
 SIZE, SEED = 1000, 0
@@ -40,7 +42,7 @@ STYLES = {SYNTHETIC: "full", "simple": "simple"}
 """Synthetic shops by the name they begin with: the style of their words."""
 LARGEST = 10_000_000
 IMPORTED = "import-"
-"""How the folders of imports begin in the cache."""
+"""Prefix of the folders of imports in the cache."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Sources that determine a synthetic shop: when one changes, it is rebuilt.
@@ -61,33 +63,33 @@ def build_shop(
     search: bool = True,
     progress: Progress | None = None,
 ) -> Path:
-    """Make a shop's folder from products and goals, in place of what was there; all of it or nothing.
+    """Build a shop's folder from products and goals; it replaces an earlier one atomically.
 
     Args:
-        folder: Where.
-        products: In their order, or a function that makes them in a folder that it is given to work in. They
-            are passed over once and never held.
-        goals: Goals, or a function that makes them from the products; or several kinds of them by name
+        folder: Target folder.
+        products: Products in order, or a function that makes them, given a work folder. Read once as a
+            stream.
+        goals: Goals or a function that makes them from the products; or a mapping of such by kind
             (``synthetic``, ``human``).
-        kind: What the manifest calls it: ``synthetic``, ``imported`` or ``made``.
-        seed: What it was made from, for the manifest.
-        tagger: What found the nouns, for the manifest.
-        order: The order of the goals, where it is not the one they come in.
-        facts: Gives more for the manifest, asked when everything else is written.
-        total: How many products there will be, where one knows: for ``progress``.
-        search: False leaves out the search engines' files.
-        progress: Told how far it is: done, of how many (or None), of what.
+        kind: ``synthetic``, ``imported`` or ``made``, for the manifest.
+        seed: Seed of the products, for the manifest.
+        tagger: Name of the noun tagger, for the manifest.
+        order: Order of the goals, if not as given.
+        facts: Returns more entries of the manifest, called after everything else is written.
+        total: Number of products for ``progress``, if known.
+        search: False skips the search index.
+        progress: Called with done, total (or None) and the phase.
     """
     target = Path(folder).absolute()
     _refuse_foreign(target)
     kinds = goals if isinstance(goals, Mapping) else {SYNTHETIC: goals}
 
-    def said() -> dict[str, Any]:
+    def about() -> dict[str, Any]:
         return {"kind": kind, "seed": seed, "tagger": tagger, **(facts() if facts else {})}
 
-    with locked(target), replaced(target) as new:
+    with locked(target), replaced(target) as work:
         write_shop(
-            new, products, kinds, facts=said, order=order, total=total, search=search, progress=progress
+            work, products, kinds, facts=about, order=order, total=total, search=search, progress=progress
         )
     return target
 
@@ -101,15 +103,14 @@ def synthetic_shop(
     progress: Progress | None = None,
 ) -> Path:
     """Return a synthetic shop, built if missing or incomplete."""
-    if style not in STYLES.values():
-        raise UnknownName("style", style, STYLES.values(), f"There are {' and '.join(STYLES.values())}.")
+    check_choice("style", style, list(STYLES.values()))
     if not 1 <= size <= LARGEST:
         raise UsageError(f"A shop has from 1 to {LARGEST:,} products, not {size:,}.")
     if seed < 0:
         raise UsageError(f"The seed of a shop is 0 or more, not {seed}.")
     key = stable_digest("synthetic shop", FORMAT, style, size, seed, _sources()).hex()
-    kept = cache_folder() / f"{_style_name(style)}-{size}-{seed}-{key[:8]}"
-    target = kept if out is None else out.absolute()
+    cached = cache_folder() / f"{_style_name(style)}-{size}-{seed}-{key[:8]}"
+    target = cached if out is None else out.absolute()
     if _is_whole(target, key):
         return target
     _refuse_foreign(target)
@@ -123,10 +124,10 @@ def synthetic_shop(
 def _write_synthetic(
     target: Path, size: int, seed: int, style: str, key: str, progress: Progress | None
 ) -> None:
-    # Here and not above: only who builds such a shop needs its words.
+    # Lazy: only building a synthetic shop needs its vocabulary.
     from rollgym.envs.webshop import synthetic
 
-    said = {
+    facts = {
         "kind": SYNTHETIC,
         "name": shop_name(size, seed, style),
         "seed": seed,
@@ -134,23 +135,23 @@ def _write_synthetic(
         "tagger": "given",
         "key": key,
     }
-    with replaced(target) as new:
+    with replaced(target) as work_folder:
         write_shop(
-            new,
+            work_folder,
             synthetic.products(size, seed, style=style),
             {SYNTHETIC: lambda shop: synthetic.goals(catalog=shop, size=size, seed=seed, style=style)},
-            facts=lambda: said,
+            facts=lambda: facts,
             total=size,
             progress=progress,
         )
 
 
 def imported_shop(name: str) -> Path:
-    """The folder of an import. A damaged one is refused: only its owner has the files it was made from."""
+    """Return the folder of an import; raise `DamagedShop` if it is damaged, since it cannot be rebuilt."""
     target = import_folder(name)
     if not target.is_dir():
-        known = [*STYLES, *imported_names()]
-        raise UnknownName("shop", name, known, f"Known: {', '.join(known)}, synthetic:SIZE, or a folder.")
+        names = [*STYLES, *imported_names()]
+        raise UnknownName("shop", name, names, f"Known: {', '.join(names)}, synthetic:SIZE, or a folder.")
     try:
         manifest = read_manifest(target)
     except DamagedShop as error:
@@ -160,7 +161,7 @@ def imported_shop(name: str) -> Path:
 
 
 def resolve_shop(name: str | Path, *, progress: Progress | None = None) -> Path:
-    """The folder of a shop, by name or by path; a synthetic one is built where it is not yet there."""
+    """Return the folder of a shop by name or path; a missing synthetic one is built."""
     text = str(name)
     style = STYLES.get(text.split(":")[0])
     if style is not None:
@@ -172,28 +173,24 @@ def resolve_shop(name: str | Path, *, progress: Progress | None = None) -> Path:
         check_sizes(folder, read_manifest(folder))
         return folder.resolve()
     if isinstance(name, Path) or os.sep in text:
-        raise UsageError(
-            f"Shop folder not found: {folder}. Create it with rollgym shop build --out {folder}."
-        )
+        raise UsageError(f"Shop folder not found: {folder}. Create it: rollgym shop build --out {folder}.")
     return imported_shop(text)
 
 
 def shop_name(size: int, seed: int, style: str = "full") -> str:
-    """What `resolve_shop` calls a synthetic shop."""
+    """Return the name of a synthetic shop for `resolve_shop`."""
     numbers = (size, seed) if seed != SEED else (size,) if size != SIZE else ()
     return ":".join(map(str, (_style_name(style), *numbers)))
 
 
 def _style_name(style: str) -> str:
-    return next(name for name, known in STYLES.items() if known == style)
+    return next(name for name, its_style in STYLES.items() if its_style == style)
 
 
 def _size_and_seed(text: str) -> tuple[int, int]:
     name, *parts = text.split(":")
     if len(parts) > 2 or not all(re.fullmatch(r"[0-9]{1,15}", part) for part in parts):
-        raise UsageError(
-            f"{text!r} is not a shop: use {name}:SIZE or {name}:SIZE:SEED, for example {name}:5000:1."
-        )
+        raise UsageError(f"Invalid shop {text!r}: use {name}:SIZE or {name}:SIZE:SEED ({name}:5000:1).")
     size, seed = (*map(int, parts), *(SIZE, SEED)[len(parts) :])
     return size, seed
 
@@ -204,7 +201,7 @@ def cache_folder() -> Path:
 
 
 def import_folder(name: str) -> Path:
-    """Return the folder of an import of that name."""
+    """Return the folder of an import."""
     if name in STYLES:
         raise UsageError(f"A shop cannot be called {name!r}, which is a built-in one: give another name.")
     if not _NAME.fullmatch(name):
@@ -213,12 +210,12 @@ def import_folder(name: str) -> Path:
 
 
 def imported_names() -> list[str]:
-    """The imports there are."""
+    """Return the names of all imports."""
     return sorted(path.name.removeprefix(IMPORTED) for path in cache_folder().glob(f"{IMPORTED}*"))
 
 
 def _is_whole(folder: Path, key: str) -> bool:
-    """True where a folder holds that very synthetic shop, by the cheap check."""
+    """Return whether a folder holds this synthetic shop, by the file sizes."""
     if not folder.is_dir():
         return False
     try:
@@ -230,7 +227,7 @@ def _is_whole(folder: Path, key: str) -> bool:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Never put a shop in the place of something that is none; what is in the cache is ours."""
+    """Raise `UsageError` if the folder holds something other than a shop; the cache is always replaced."""
     if not folder.exists() or folder.parent == cache_folder():
         return
     if not folder.is_dir() or (any(folder.iterdir()) and not _was_shop(folder)):
@@ -238,7 +235,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _was_shop(folder: Path) -> bool:
-    """True where a folder has a shop's manifest, of whatever format; other things have manifests too."""
+    """Return whether the folder has a shop's manifest, of any format version."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -248,6 +245,6 @@ def _was_shop(folder: Path) -> bool:
 
 @functools.cache
 def _sources() -> str:
-    here = Path(__file__).parents[1]
-    files = sorted({path for pattern in _SOURCES.split() for path in here.glob(pattern) if path.is_file()})
+    folder = Path(__file__).parents[1]
+    files = sorted({path for pattern in _SOURCES.split() for path in folder.glob(pattern) if path.is_file()})
     return stable_digest(*(f"{path.name} {file_hash(path)}" for path in files)).hex()

@@ -13,12 +13,18 @@ from rollgym.core.errors import UsageError
 from rollgym.core.seeding import file_hash
 from rollgym.envs.webshop import goals as rules
 from rollgym.envs.webshop.catalog.build import build_shop, import_folder
-from rollgym.envs.webshop.catalog.jsonfiles import Files, read_noun_file, read_price_file
+from rollgym.envs.webshop.catalog.jsonfiles import (
+    Files,
+    Progress,
+    find_files,
+    read_noun_file,
+    read_price_file,
+)
 from rollgym.envs.webshop.catalog.nouns import Tagger
-from rollgym.envs.webshop.catalog.records import Instructions, Problems, Record, find_files, read_records
+from rollgym.envs.webshop.catalog.records import Instructions, Problems, Record, read_records
 from rollgym.envs.webshop.catalog.store import ShopCatalog
 from rollgym.envs.webshop.catalog.table import Table, TableWriter
-from rollgym.envs.webshop.catalog.writer import Goals, Progress
+from rollgym.envs.webshop.catalog.writer import Goals
 from rollgym.envs.webshop.types import Goal, Product
 
 KINDS = {"synthetic": ("synthetic",), "human": ("human",), "both": ("synthetic", "human")}
@@ -35,7 +41,7 @@ class Import:
 
 
 def import_shop(
-    place: str | Path,
+    path: str | Path,
     *,
     name: str | None = None,
     prices: Path | None = None,
@@ -46,34 +52,34 @@ def import_shop(
     search: bool = True,
     progress: Progress | None = None,
 ) -> Import:
-    """Make the shop ``name`` of the files in a folder, in place of an earlier import of that name.
+    """Import the files in a folder as the shop ``name``; it replaces an earlier import of that name.
 
     Args:
-        place: The folder, or its items_shuffle file.
-        name: What `resolve_shop` will find it by; by default ``webshop`` and what the file's name adds.
+        path: The folder, or its items_shuffle file.
+        name: Name for `resolve_shop`; by default ``webshop`` plus the ending of the file's name.
         prices: A JSON file of prices by asin, for products whose price is a range (or any other).
         nouns: A JSON file of lists of nouns by asin, instead of a tagger.
         goals: ``synthetic``, ``human`` or ``both``.
-        seed: Decides the prices within ranges and the price bounds of goals.
-        strict: Stop at the first bad record instead of leaving it out.
-        search: False leaves out the search engines' files.
-        progress: Told how far it is.
+        seed: Seed of the prices within ranges and of the goals' price bounds.
+        strict: Stop at the first bad record instead of skipping it.
+        search: False skips the search index.
+        progress: Progress callback.
     """
     if goals not in KINDS:
-        raise UsageError(f"goals should be one of {', '.join(KINDS)}, not {goals!r}.")
-    files = find_files(place)
+        raise UsageError(f"goals must be one of {', '.join(KINDS)}, not {goals!r}.")
+    files = find_files(path)
     if goals == "human" and files.human is None:
         raise UsageError(f"{files.products.parent} has no items_human_ins.json, so there are no human goals.")
     name = name or "webshop" + files.products.stem.removeprefix("items_shuffle").replace("_", "-")
     target = import_folder(name)
     tagger = Tagger(read_noun_file(nouns) if nouns else None)
-    given = read_price_file(prices) if prices else {}
+    listed_prices = read_price_file(prices) if prices else {}
     problems = Problems(strict=strict)
 
     def facts() -> dict[str, Any]:
         return {
             "name": name,
-            "prices": "file, else drawn" if given else "drawn",
+            "prices": "file, else drawn" if listed_prices else "drawn",
             "source": {path.name: file_hash(path) for path in _paths(files)},
             "left_out": {"bad": problems.bad, **problems.passed_over},
         }
@@ -82,7 +88,7 @@ def import_shop(
 
     def products(work: Path) -> Iterator[Product]:
         records = read_records(
-            files, work, nouns=tagger, seed=seed, prices=given, problems=problems, progress=progress
+            files, work, nouns=tagger, seed=seed, prices=listed_prices, problems=problems, progress=progress
         )
         return notes.taken(records, work)
 
@@ -106,10 +112,10 @@ def _paths(files: Files) -> list[Path]:
 
 
 class _Notes:
-    """The instructions, put aside while the products pass."""
+    """Stores the instructions in a file while the products are streamed."""
 
     def taken(self, records: Iterator[Record], folder: Path) -> Iterator[Product]:
-        """The products of the records; the instructions go to a file in ``folder``."""
+        """Yield the products of the records; write the instructions to a file in ``folder``."""
         self._folder = folder
         encoder = msgspec.msgpack.Encoder()
         with TableWriter(folder, "instructions") as table:
@@ -119,10 +125,10 @@ class _Notes:
                 yield record.product
 
     def of(self, shop: ShopCatalog) -> Iterator[tuple[Product, Instructions]]:
-        """Every product that has instructions, with them."""
+        """Yield every product with instructions, and its instructions."""
         table, decoder = Table(self._folder, "instructions"), msgspec.msgpack.Decoder(_Noted)
-        for place in range(len(table)):
-            number, instructions = decoder.decode(table[place])
+        for index in range(len(table)):
+            number, instructions = decoder.decode(table[index])
             yield shop.product(number), instructions
 
 
@@ -131,14 +137,14 @@ def _goals(notes: _Notes, kinds: tuple[str, ...], seed: int) -> Mapping[str, Goa
         counts = rules.attribute_counts(
             (p, i.instruction_attributes) for p, i in notes.of(shop) if i.instruction
         )
-        for product, found in notes.of(shop):
-            if found.instruction:
-                wanted = found.instruction_attributes
-                yield from rules.synthetic_goals(product, found.instruction, wanted, counts=counts, seed=seed)
+        for product, instructions in notes.of(shop):
+            if instructions.instruction:
+                text, attributes = instructions.instruction, instructions.instruction_attributes
+                yield from rules.synthetic_goals(product, text, attributes, counts=counts, seed=seed)
 
     def human(shop: ShopCatalog) -> Iterator[Goal]:
-        for product, found in notes.of(shop):
-            yield from rules.human_goals(product, found.human, seed=seed)
+        for product, instructions in notes.of(shop):
+            yield from rules.human_goals(product, instructions.human, seed=seed)
 
     makers: dict[str, Goals] = {"synthetic": synthetic, "human": human}
     return {kind: makers[kind] for kind in kinds}

@@ -1,4 +1,4 @@
-"""The JSON files a shop is made of: where they are, large ones record by record, small ones whole."""
+"""The JSON files of an import: finding them, streaming large ones, reading small ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any, BinaryIO
 from rollgym.core.errors import MissingExtra, UsageError
 
 EVERY = 500
-"""How many records between two calls of a progress function."""
+"""Records between two progress calls."""
 
 Progress = Callable[[int, int | None, str], None]
+"""Progress callback: done, total (None if unknown) and the name of the phase."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,15 @@ class Files:
     human: Path | None
 
 
-def find_files(place: str | Path) -> Files:
-    """The files in a folder; name the products file itself where a folder has several."""
-    place = Path(place)
-    if place.is_file():
-        products = place
-    elif place.is_dir():
-        products = _only(place, "items_shuffle*.json")
+def find_files(path: str | Path) -> Files:
+    """Find the files in a folder; pass the products file itself if there are several."""
+    path = Path(path)
+    if path.is_file():
+        products = path
+    elif path.is_dir():
+        products = _only(path, "items_shuffle*.json")
     else:
-        raise UsageError(
-            f"Folder not found: {place}. Expected a folder with the original files items_shuffle*.json."
-        )
+        raise UsageError(f"Folder not found: {path}. It must hold the original items_shuffle*.json.")
     folder, ending = products.parent, products.name.removeprefix("items_shuffle")
     attributes = folder / f"items_ins_v2{ending}"
     if not attributes.is_file():
@@ -48,13 +47,13 @@ def find_files(place: str | Path) -> Files:
 
 
 def _only(folder: Path, pattern: str) -> Path:
-    found = sorted(folder.glob(pattern))
-    if not found:
+    paths = sorted(folder.glob(pattern))
+    if not paths:
         raise UsageError(f"{folder} holds no {pattern}, which the original data has.")
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
+    if len(paths) > 1:
+        names = " and ".join(path.name for path in paths)
         raise UsageError(f"{folder} holds {names}: name the items_shuffle file itself instead of its folder.")
-    return found[0]
+    return paths[0]
 
 
 def stream_array(path: Path, progress: Progress | None) -> Iterator[Any]:
@@ -77,25 +76,21 @@ def _each(path: Path, file: BinaryIO, items: Iterator[Any], progress: Progress |
             if progress and number % EVERY == 0:
                 progress(file.tell(), size, path.name)
     except _ijson().JSONError as error:
-        said = error.args[0] if error.args else ""
-        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-        raise UsageError(
-            f"{path} is not a complete JSON file: it ends after {number} records "
-            f"({said.strip().splitlines()[0] if said.strip() else 'no reason known'}). Get it again."
-        ) from None
+        reason = error.args[0] if error.args else ""
+        reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        reason = (reason.strip() or "unknown reason").splitlines()[0]
+        raise UsageError(f"{path} is invalid JSON after {number} records ({reason}). Get it again.") from None
     if progress:
         progress(size, size, path.name)
 
 
 @contextmanager
-def _opened(path: Path, first: str, what: str) -> Iterator[BinaryIO]:
+def _opened(path: Path, bracket: str, content: str) -> Iterator[BinaryIO]:
     try:
         with open(path, "rb") as file:
-            start = file.read(64).lstrip()[:1].decode("latin-1")
-            if start != first:
-                raise UsageError(
-                    f"{path} should be {what}, so begin with {first}, but it begins with {start!r}."
-                )
+            first_char = file.read(64).lstrip()[:1].decode("latin-1")
+            if first_char != bracket:
+                raise UsageError(f"{path} must hold {content} and begin with {bracket}, not {first_char!r}.")
             file.seek(0)
             yield file
     except OSError as error:
@@ -114,7 +109,7 @@ def read_price_file(path: Path) -> dict[str, float]:
     prices = _read_object(path, "prices")
     for asin, price in prices.items():
         if type(price) not in (int, float) or not math.isfinite(price) or price < 0:
-            raise UsageError(f"{path}: the price of {asin} should be a number, but is {str(price)[:40]!r}.")
+            raise UsageError(f"{path}: the price of {asin} must be a number, not {str(price)[:40]!r}.")
     return {asin: float(price) for asin, price in prices.items()}
 
 
@@ -123,11 +118,11 @@ def read_noun_file(path: Path) -> dict[str, tuple[str, ...]]:
     nouns = _read_object(path, "lists of nouns")
     for asin, words in nouns.items():
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise UsageError(f"{path}: the nouns of {asin} should be a list of words.")
+            raise UsageError(f"{path}: the nouns of {asin} must be a list of words.")
     return {asin: tuple(word.lower() for word in words) for asin, words in nouns.items()}
 
 
-def _read_object(path: Path, what: str) -> dict[str, Any]:
+def _read_object(path: Path, content: str) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -135,5 +130,5 @@ def _read_object(path: Path, what: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{path} is not a JSON file ({error}).") from None
     if not isinstance(value, dict):
-        raise UsageError(f"{path} should hold {what} by asin, as one JSON object.")
+        raise UsageError(f"{path} must hold one JSON object of {content} by asin.")
     return value

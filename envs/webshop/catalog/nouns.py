@@ -2,7 +2,7 @@
 
 spaCy's small English model finds them where it is installed, as in the original. Otherwise a few rules do:
 titles are strings of names, so every word counts that is not a number, function word or adjective,
-adverb or verb that shows as such. Or a file says it. The manifest of a shop records which of them it was.
+adverb or verb by its ending. Or a file lists them. The manifest of a shop records which tagger was used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MODEL = "en_core_web_sm"
 LIGHT = "light-1"
 
 _FILE = Path(__file__).with_name("nouns.txt")
-# A word in capitals is part of a name more often than not, so endings speak for lower case only.
+# A word in capitals is part of a name more often than not, so endings count only in lower case.
 _ENDINGS = re.compile(r"(?:able|ible|ful|less|ous|ive|ish|ed|ly|est)$")
 _EDGES = "()[]{}<>\"'“”‘’`,.;:!?*#$+-–—_|/\\~=^@™®©•…【】（）、，！"
 _INSIDE = re.compile(
@@ -46,12 +46,12 @@ class Tagger:
 
     def __call__(self, asin: str, title: str) -> tuple[str, ...]:
         """The nouns of a title, lower case, in order, with repeats."""
-        found = self._given.get(asin)
-        return self._tag(title) if found is None else found
+        nouns = self._given.get(asin)
+        return self._tag(title) if nouns is None else nouns
 
 
 def best_tagger() -> tuple[Tag, str]:
-    """Take spaCy where it and its model are installed, the light rules otherwise; with its name."""
+    """Return spaCy's tagger if it and its model are installed, otherwise the light rules; and its name."""
     model = _spacy_model()
     if model is None:
         return light_nouns, LIGHT

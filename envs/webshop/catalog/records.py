@@ -4,8 +4,8 @@
     items_ins_v2*.json      by asin: attributes, and the program's instruction where there is one
     items_human_ins.json    by asin: instructions that people wrote (need not be there)
 
-The attributes go to a mapped file first, since they are not in the order of the products. A record that is
-not as it should be is skipped, counted and remembered, or ends the reading where ``strict``.
+The attributes go to a mapped file first, since their order differs from the products'. An invalid
+record is skipped and counted, or raises an error with ``strict``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import msgspec
 
 from rollgym.core.errors import UsageError
 from rollgym.core.seeding import derive_rng
-from rollgym.envs.webshop.catalog.jsonfiles import Files, stream_array, stream_object
-from rollgym.envs.webshop.catalog.jsonfiles import find_files as find_files
+from rollgym.envs.webshop.catalog.jsonfiles import Files, Progress, stream_array, stream_object
 from rollgym.envs.webshop.catalog.table import Names, Table, TableWriter, write_names
-from rollgym.envs.webshop.types import Product
+from rollgym.envs.webshop.types import HumanInstruction, Product
 
 NO_PRICE = 100.0
-"""What a product without a price costs."""
+"""Price of a product without one."""
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 LONGEST_ASIN = 10
 SHOWN = 5
@@ -37,16 +36,8 @@ Nouns = Callable[[str, str], tuple[str, ...]]
 """The nouns of a title, given the asin and the title."""
 
 
-class HumanInstruction(msgspec.Struct, frozen=True):
-    """What a person asked for."""
-
-    instruction: str
-    instruction_attributes: tuple[str, ...] = ()
-    instruction_options: tuple[str, ...] = ()
-
-
 class Instructions(msgspec.Struct, frozen=True):
-    """What the files say about a product's goals."""
+    """Instructions for a product in the files."""
 
     instruction: str | None = None
     instruction_attributes: tuple[str, ...] = ()
@@ -71,9 +62,9 @@ class Problems:
     passed_over: Counter[str] = field(default_factory=Counter)
     """Records that the original leaves out as well, by reason."""
 
-    def add(self, where: str, what: str) -> None:
-        """Note a bad record, or stop there."""
-        sentence = f"{where}: {what}"
+    def add(self, where: str, problem: str) -> None:
+        """Note a bad record, or raise with ``strict``."""
+        sentence = f"{where}: {problem}"
         if self.strict:
             raise UsageError(f"{sentence}. Without --strict such records are left out.")
         self.bad += 1
@@ -112,42 +103,43 @@ def read_records(
     seed: int = 0,
     prices: Mapping[str, float] | None = None,
     problems: Problems | None = None,
-    progress: Callable[[int, int | None, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Record]:
-    """Every product once, in the order of its file. ``work`` is an empty folder for what must be looked up.
+    """Yield every product once, in the order of its file. ``work`` is an empty folder for lookup tables.
 
     A price between two ends is drawn from the seed and the asin, unless ``prices`` has the product.
     """
     problems = problems if problems is not None else Problems()
-    attributes = _index_attributes(files.attributes, work, problems, progress)
+    find_attributes = _index_attributes(files.attributes, work, problems, progress)
     human = _read_human(files.human, problems) if files.human else {}
-    seen: set[str] = set()
-    made = 0
+    asins: set[str] = set()
+    num_products = 0
     for number, value in enumerate(stream_array(files.products, progress)):
         raw = _checked(value, _Raw, files.products.name, number, problems)
-        if raw is None or not _wanted(raw.asin, seen, problems):
+        if raw is None or not _is_new_product(raw.asin, asins, problems):
             continue
-        seen.add(raw.asin)
-        found = attributes(raw.asin)
+        asins.add(raw.asin)
+        entry = find_attributes(raw.asin)
         try:
-            product = make_product(raw, found, nouns=nouns, seed=seed, given=(prices or {}).get(raw.asin))
+            listed_price = (prices or {}).get(raw.asin)
+            product = make_product(raw, entry, nouns=nouns, seed=seed, listed_price=listed_price)
         except ValueError as error:
             problems.add(_where(files.products.name, number, raw.asin), str(error))
             continue
-        made += 1
-        yield Record(product, _instructions(found, human.get(raw.asin, ())))
-    if not made:
-        raise UsageError(f"{files.products} holds no product that could be read.{_first(problems)}")
+        num_products += 1
+        yield Record(product, _instructions(entry, human.get(raw.asin, ())))
+    if not num_products:
+        raise UsageError(f"{files.products} holds no product that could be read.{_first_problem(problems)}")
 
 
 def make_product(
-    raw: _Raw, found: _Attributes | None, *, nouns: Nouns, seed: int, given: float | None
+    raw: _Raw, entry: _Attributes | None, *, nouns: Nouns, seed: int, listed_price: float | None
 ) -> Product:
-    """A product as the shop shows it. A ValueError says what is wrong with the record."""
+    """Make a product of a record; a ValueError gives the reason if the record is invalid."""
     prices = parse_prices(raw.pricing)
     bullets = raw.small_description
     images = raw.images if isinstance(raw.images, list) else [raw.images]
-    known = None if found is None else found.attributes
+    attribute_names = None if entry is None else entry.attributes
     return Product(
         asin=raw.asin,
         title=raw.name,
@@ -157,16 +149,16 @@ def make_product(
         query=raw.query.lower().strip(),
         product_category=raw.product_category,
         prices=prices,
-        price=given if given is not None else draw_price(prices, raw.asin, seed),
+        price=listed_price if listed_price is not None else draw_price(prices, raw.asin, seed),
         options=_options(raw),
-        attributes=NO_ATTRIBUTES if known is None else known,
+        attributes=NO_ATTRIBUTES if attribute_names is None else attribute_names,
         nouns=nouns(raw.asin, raw.name),
         image=(images[0] if images else None) or "",
     )
 
 
 def parse_prices(text: str | None) -> tuple[float, ...]:
-    """The price, or the two ends of a range, as ``$19.99 - $27.99`` says it."""
+    """Parse a price or the ends of a range, such as ``$19.99 - $27.99``."""
     if not text:
         return (NO_PRICE,)
     parts = [re.sub(r"[^\d.]", "", part) for part in text.split("$")[1:]]
@@ -180,7 +172,7 @@ def parse_prices(text: str | None) -> tuple[float, ...]:
 
 
 def draw_price(prices: tuple[float, ...], asin: str, seed: int) -> float:
-    """What a product costs when bought: the same for the same seed and asin, in every process."""
+    """Draw the purchase price; deterministic for a seed and asin."""
     if len(prices) == 1:
         return prices[0]
     return float(derive_rng("shop price", seed, asin).uniform(min(prices), max(prices)))
@@ -196,36 +188,36 @@ def _options(raw: _Raw) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _instructions(found: _Attributes | None, human: tuple[HumanInstruction, ...]) -> Instructions:
-    if found is None or found.instruction is None:
+def _instructions(entry: _Attributes | None, human: tuple[HumanInstruction, ...]) -> Instructions:
+    if entry is None or entry.instruction is None:
         return Instructions(human=human)
-    return Instructions(found.instruction, found.instruction_attributes or (), human)
+    return Instructions(entry.instruction, entry.instruction_attributes or (), human)
 
 
-def _wanted(asin: str, seen: set[str], problems: Problems) -> bool:
+def _is_new_product(asin: str, asins: set[str], problems: Problems) -> bool:
     if not asin or asin == "nan" or len(asin) > LONGEST_ASIN:
         problems.passed_over["no product id"] += 1
         return False
-    if asin in seen:
+    if asin in asins:
         problems.passed_over["seen before"] += 1
         return False
     return True
 
 
 def _index_attributes(
-    path: Path, work: Path, problems: Problems, progress: Callable[[int, int | None, str], None] | None
+    path: Path, work: Path, problems: Problems, progress: Progress | None
 ) -> Callable[[str], _Attributes | None]:
-    """Write the attributes of every product to a mapped file; gives back what finds them by asin."""
+    """Write the attributes of every product to a mapped file; return a lookup by asin."""
     encoder, keys = msgspec.msgpack.Encoder(), list[bytes]()
     with TableWriter(work, "attributes") as table:
         for number, (asin, value) in enumerate(stream_object(path, progress)):
-            found = _checked(value, _Attributes, path.name, number, problems, asin)
-            if found is not None and found.instruction is not None and not found.instruction_attributes:
+            entry = _checked(value, _Attributes, path.name, number, problems, asin)
+            if entry is not None and entry.instruction is not None and not entry.instruction_attributes:
                 problems.add(_where(path.name, number, asin), "an instruction without instruction_attributes")
-                found.instruction = None
-            if found is not None:
+                entry.instruction = None
+            if entry is not None:
                 keys.append(asin.encode("utf-8", "surrogatepass"))
-                table.add(encoder.encode(found))
+                table.add(encoder.encode(entry))
     write_names(work, "attributes", keys)
     names, records = Names(work, "attributes"), Table(work, "attributes")
     decoder = msgspec.msgpack.Decoder(_Attributes)
@@ -238,19 +230,19 @@ def _index_attributes(
 
 
 def _read_human(path: Path, problems: Problems) -> dict[str, tuple[HumanInstruction, ...]]:
-    """Instructions by asin: some ten thousand in the largest set, so they are simply held."""
-    found = {}
+    """Instructions by asin: about ten thousand in the largest set, held in memory."""
+    by_asin = {}
     for number, (asin, value) in enumerate(stream_object(path, None)):
-        given = _checked(value, tuple[HumanInstruction, ...], path.name, number, problems, asin)
-        if given is not None:
-            found[asin] = given
-    return found
+        instructions = _checked(value, tuple[HumanInstruction, ...], path.name, number, problems, asin)
+        if instructions is not None:
+            by_asin[asin] = instructions
+    return by_asin
 
 
 def _checked(
     value: Any, kind: Any, file: str, number: int, problems: Problems, asin: str | None = None
 ) -> Any:
-    """A JSON value as what it should be, or None and a note of what is wrong with it."""
+    """Convert a JSON value to a type; on failure note the problem and return None."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -264,5 +256,5 @@ def _where(file: str, number: int, asin: object) -> str:
     return f"{file}, record {number}" + (f" ({asin})" if isinstance(asin, str) and asin else "")
 
 
-def _first(problems: Problems) -> str:
+def _first_problem(problems: Problems) -> str:
     return f" The first bad record: {problems.first[0]}." if problems.first else ""

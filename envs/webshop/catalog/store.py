@@ -1,6 +1,6 @@
-"""A shop on disk, opened without being read: products, goals and splits, mapped and shared by all processes.
+"""A shop on disk, memory-mapped and shared by all processes: products, goals and splits.
 
-manifest.json           what it is: kind, seed, counts, a hash of every file; written last
+manifest.json           kind, seed, counts, a hash of every file; written last
 products.*              products, and their numbers by asin (see table.py)
 goals-KIND.*            goals in their order; KIND is synthetic or human
 goals-KIND.products     the number of each goal's product
@@ -27,7 +27,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 SPLITS = ("test", "dev", "train")
 CACHED = 2048
-"""How many decoded products, and as many goals, an open shop keeps."""
+"""Decoded products, and as many goals, that an open shop caches."""
 
 _T = TypeVar("_T")
 
@@ -48,7 +48,7 @@ class ProductTable:
         return len(self._table)
 
     def number(self, asin: str) -> int | None:
-        """The number of a product, None where there is none of that name."""
+        """Return the number of a product, None if unknown."""
         return self._names.find(asin)
 
 
@@ -63,64 +63,55 @@ class ShopCatalog:
         self.goals = goals
         """Kind of goals: ``synthetic``, ``human``, or None without goals."""
         self._products = products
-        self._splits: dict[str, dict[str, Sequence[int]]] = {}
-        self._goal_count = 0
+        self.splits: dict[str, dict[str, Sequence[int]]] = {}
+        """Goal numbers by splitting scheme (``original``, ``disjoint``) and split name."""
+        self.goal_count = 0
         if goals is not None:
             self._open_goals(goals)
 
     def _open_goals(self, kind: str) -> None:
         table = Table(self.folder, f"goals-{kind}")
-        self._goal_count = len(table)
+        self.goal_count = len(table)
         self._goal = _reader(table, Goal, self.folder, "goal")
         self._goal_products = read_column(self.folder / f"goals-{kind}.products", UINT32)
         sizes = self.manifest["goals"][kind]
         disjoint = Numbers(read_column(self.folder / f"goals-{kind}.disjoint", UINT32))
-        self._splits = {
-            "original": _parts(range(self._goal_count), sizes["original"]),
-            "disjoint": _parts(disjoint, sizes["disjoint"]),
+        self.splits = {
+            "original": _split(range(self.goal_count), sizes["original"]),
+            "disjoint": _split(disjoint, sizes["disjoint"]),
         }
 
     @classmethod
     def open(cls, folder: str | Path, goals: str | None = None) -> ShopCatalog:
-        """A shop's folder, with its synthetic goals unless others are asked for.
+        """Open a shop's folder, with its first kind of goals unless ``goals`` names another.
 
         Raises `DamagedShop` if the folder is not a complete shop.
         """
         folder = Path(folder).resolve()
         manifest = read_manifest(folder)
         check_sizes(folder, manifest)
-        first = cls(folder, manifest, ProductTable(folder))
+        catalog = cls(folder, manifest, ProductTable(folder))
         kinds = list(manifest["goals"])
-        return first.with_goals(goals) if goals or kinds else first
+        return catalog.with_goals(goals) if goals or kinds else catalog
 
     def with_goals(self, kind: str | None) -> ShopCatalog:
-        """The same shop with other goals: ``synthetic`` or ``human``; None is the first that it has."""
+        """Return the shop with other goals: ``synthetic`` or ``human``; None for its first kind."""
         kinds = list(self.manifest["goals"])
-        wanted = kind or next(iter(kinds), None)
-        if wanted is None or wanted not in kinds:
-            has = f"only {', '.join(kinds)}" if kinds else "only products"
-            raise UsageError(f"The shop {self.folder.name} has no {wanted or ''} goals, {has}.")
-        return ShopCatalog(self.folder, self.manifest, self._products, wanted)
+        goal_kind = kind or next(iter(kinds), None)
+        if goal_kind is None or goal_kind not in kinds:
+            available = f"only {', '.join(kinds)}" if kinds else "only products"
+            raise UsageError(f"The shop {self.folder.name} has no {goal_kind or ''} goals, {available}.")
+        return ShopCatalog(self.folder, self.manifest, self._products, goal_kind)
 
     @property
     def human_goals(self) -> ShopCatalog | None:
-        """The same shop with people's instructions as its goals, None where it has none."""
+        """The same shop with human goals, None without such goals."""
         return self.with_goals("human") if "human" in self.manifest["goals"] else None
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the products and goals, the same wherever and whenever they were built."""
+        """Hash of the products and goals, independent of machine and time."""
         return stable_digest(self.manifest["fingerprint"], self.goals).hex()
-
-    @property
-    def goal_count(self) -> int:
-        """Number of goals."""
-        return self._goal_count
-
-    @property
-    def splits(self) -> Mapping[str, Mapping[str, Sequence[int]]]:
-        """Goal numbers by splitting scheme (``original``, ``disjoint``) and split name."""
-        return self._splits
 
     def __len__(self) -> int:
         return len(self._products)
@@ -130,7 +121,7 @@ class ShopCatalog:
         return self._products.get(number)
 
     def number(self, asin: str) -> int | None:
-        """The number of a product, None where there is none of that name."""
+        """Return the number of a product, None if unknown."""
         return self._products.number(asin)
 
     def goal(self, number: int) -> Goal:
@@ -160,7 +151,7 @@ def _open(path: Path, _file: int, _changed: int, goals: str | None) -> ShopCatal
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a shop's folder says of itself."""
+    """Read and check the manifest of a shop's folder."""
     if not folder.is_dir():
         raise UsageError(f"Shop folder not found: {folder}.")
     try:
@@ -172,34 +163,32 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not {"format", "files", "goals", "fingerprint"} <= manifest.keys():
         raise DamagedShop(f"{folder / MANIFEST} does not describe a shop.")
     if manifest["format"] != FORMAT:
-        raise DamagedShop(
-            f"{folder} has format {manifest['format']}, but this rollgym reads {FORMAT}.{_fix(manifest)}"
-        )
+        reason = f"has format {manifest['format']}, but this rollgym reads {FORMAT}"
+        raise _damaged(folder, manifest, reason)
     return manifest
 
 
 def check_sizes(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """The cheap check: every file is there, as long as it was."""
-    for name, said in manifest["files"].items():
+    """Check that every file exists with its recorded size."""
+    for name, entry in manifest["files"].items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
         if size is None:
-            raise DamagedShop(f"{folder} is damaged: {name} is missing.{_fix(manifest)}")
-        if size != said["size"]:
-            raise DamagedShop(
-                f"{folder} is damaged: {name} has {size} bytes instead of {said['size']}.{_fix(manifest)}"
-            )
+            raise _damaged(folder, manifest, f"is damaged: {name} is missing")
+        if size != entry["size"]:
+            reason = f"is damaged: {name} has {size} bytes instead of {entry['size']}"
+            raise _damaged(folder, manifest, reason)
 
 
 def verify(folder: Path) -> int:
-    """The whole check: every file has the hash it was built with. Gives back how many files there are."""
+    """Check every file against its hash; return the number of files."""
     manifest = read_manifest(folder)
     check_sizes(folder, manifest)
-    for name, said in manifest["files"].items():
-        if file_hash(folder / name) != said["sha256"]:
-            raise DamagedShop(f"{folder} is damaged: {name} is not what was built.{_fix(manifest)}")
+    for name, entry in manifest["files"].items():
+        if file_hash(folder / name) != entry["sha256"]:
+            raise _damaged(folder, manifest, f"is damaged: {name} does not match its hash")
     if fingerprint_of(manifest["files"]) != manifest["fingerprint"]:
-        raise DamagedShop(f"{folder} is damaged: its fingerprint does not match its files.{_fix(manifest)}")
+        raise _damaged(folder, manifest, "is damaged: its fingerprint does not match its files")
     return len(manifest["files"])
 
 
@@ -213,33 +202,34 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def fingerprint_of(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """A hash of the content; without ``search/``, whose files may differ where the answers do not."""
-    parts = [f"{name} {said['sha256']}" for name, said in sorted(files.items()) if "/" not in name]
-    return stable_digest("shop", FORMAT, *parts).hex()
+    """Return a hash of the content, without ``search/``: its files may differ while results are equal."""
+    lines = [f"{name} {entry['sha256']}" for name, entry in sorted(files.items()) if "/" not in name]
+    return stable_digest("shop", FORMAT, *lines).hex()
 
 
 def import_again(name: object) -> str:
-    """How to repair an import."""
+    """Return the hint to repair an import."""
     return f" Import it again: rollgym shop import DIR --name {name}."
 
 
-def _fix(manifest: Mapping[str, Any]) -> str:
+def _damaged(folder: Path, manifest: Mapping[str, Any], reason: str) -> DamagedShop:
+    hint = " Remove it and build it again: rollgym shop build."
     if manifest.get("kind") == "imported":
-        return import_again(manifest.get("name"))
-    return " Remove it and build it again: rollgym shop build."
+        hint = import_again(manifest.get("name"))
+    return DamagedShop(f"{folder} {reason}.{hint}")
 
 
-def _parts(numbers: Any, sizes: Sequence[int]) -> dict[str, Sequence[int]]:
+def _split(numbers: Any, sizes: Sequence[int]) -> dict[str, Sequence[int]]:
     """Consecutive parts of a sequence, by split name."""
-    parts, start = {}, 0
+    splits, start = {}, 0
     for name, size in zip(SPLITS, sizes, strict=True):
-        parts[name] = numbers[start : start + size]
+        splits[name] = numbers[start : start + size]
         start += size
-    return parts
+    return splits
 
 
-def _reader(table: Table, kind: type[_T], folder: Path, what: str) -> Callable[[int], _T]:
-    """A function from a number to the decoded record, which remembers the latest."""
+def _reader(table: Table, kind: type[_T], folder: Path, noun: str) -> Callable[[int], _T]:
+    """Return a cached function from a number to the decoded record."""
     decoder = msgspec.msgpack.Decoder(kind)
 
     @functools.lru_cache(maxsize=CACHED)
@@ -248,8 +238,8 @@ def _reader(table: Table, kind: type[_T], folder: Path, what: str) -> Callable[[
             return decoder.decode(table[number])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RunError(
-                f"{folder} is damaged: {what} {number} cannot be read ({error}). "
-                "rollgym shop info --verify says more."
+                f"{folder} is damaged: {noun} {number} cannot be read ({error}). "
+                "Check it with rollgym shop info --verify."
             ) from None
 
     return read

@@ -1,4 +1,4 @@
-"""Files that are mapped, not read: records one after another, columns of integers, names to numbers.
+"""Memory-mapped files: consecutive records, columns of integers, names to numbers.
 
     NAME.blob        the records, one after another
     NAME.offsets     where each begins, and where the last ends (uint64)
@@ -20,12 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 UINT32, UINT64 = "<u4", "<u8"
-MOST = 2**32
-"""Maximum number of records of a table."""
 
 
 class TableWriter:
-    """Writes records one after another, and where each begins when a ``with`` block ends well."""
+    """Writes consecutive records, and their offsets when a ``with`` block ends without an error."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = folder / f"{name}.offsets"
@@ -75,16 +73,16 @@ class Names:
         self._names = np.frombuffer(data, dtype=f"S{max(width, 1)}", count=len(self._numbers) if width else 0)
 
     def find(self, name: str) -> int | None:
-        """The number of ``name`` (the last, where several records were given it), None where unknown."""
+        """The number of ``name`` (the last of duplicates), None if unknown."""
         key = name.encode("utf-8", "surrogatepass")
         # Cut to the column's width: for a longer one numpy would copy the whole column into a wider one.
         cut = np.array(key, dtype=self._names.dtype)
-        place = int(np.searchsorted(self._names, cut, side="right")) - 1
-        return int(self._numbers[place]) if place >= 0 and self._names[place] == key else None
+        index = int(np.searchsorted(self._names, cut, side="right")) - 1
+        return int(self._numbers[index]) if index >= 0 and self._names[index] == key else None
 
 
 def write_names(folder: Path, name: str, keys: Sequence[bytes]) -> str | None:
-    """Write the keys of records 0, 1, 2 and so on; gives back a key that is there twice, if any."""
+    """Write the keys of records 0, 1, 2 and so on; return a duplicate key, if any."""
     width = max(map(len, keys), default=1) or 1
     column = np.array(keys, dtype=f"S{width}")
     order = np.argsort(column, kind="stable")
@@ -96,7 +94,7 @@ def write_names(folder: Path, name: str, keys: Sequence[bytes]) -> str | None:
 
 
 class Numbers(Sequence[int]):
-    """A column of integers as Python's own, read where they are asked for."""
+    """A column of integers as a lazy sequence of Python ints."""
 
     def __init__(self, column: npt.NDArray[Any]) -> None:
         self._column = column
@@ -119,16 +117,16 @@ class Numbers(Sequence[int]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def write_column(path: Path, values: Iterable[int] | npt.NDArray[Any], kind: str) -> None:
+def write_column(path: Path, values: Iterable[int] | npt.NDArray[Any], dtype: str) -> None:
     """Write integers."""
     if not isinstance(values, np.ndarray):
         values = np.asarray(values if isinstance(values, array) else list(values))
-    values.astype(kind, copy=False).tofile(path)
+    values.astype(dtype, copy=False).tofile(path)
 
 
-def read_column(path: Path, kind: str) -> npt.NDArray[Any]:
+def read_column(path: Path, dtype: str) -> npt.NDArray[Any]:
     """Integers of a file, mapped."""
-    return np.frombuffer(_map(path), dtype=kind)
+    return np.frombuffer(_map(path), dtype=dtype)
 
 
 def _map(path: Path) -> mmap.mmap | bytes:

@@ -1,4 +1,4 @@
-"""Fills an empty folder with a shop's files, holding no more than numbers and names in memory."""
+"""Writes a shop's files as a stream, with only numbers and names in memory."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ import numpy.typing as npt
 from rollgym.core.errors import UsageError
 from rollgym.core.seeding import stable_digest
 from rollgym.envs.webshop.catalog import store
+from rollgym.envs.webshop.catalog.jsonfiles import Progress
 from rollgym.envs.webshop.catalog.store import MANIFEST, ProductTable, ShopCatalog
 from rollgym.envs.webshop.catalog.table import UINT32, Table, TableWriter, write_column, write_names
 from rollgym.envs.webshop.types import Goal, Product
 
 Products: TypeAlias = Iterable[Product] | Callable[[Path], Iterable[Product]]
-"""Products, or what makes them, given a folder to work in that is there until the goals are made."""
+"""Products, or a function that makes them, given a work folder that exists until the goals are made."""
 Goals: TypeAlias = Iterable[Goal] | Callable[[ShopCatalog], Iterable[Goal]]
-"""Goals, or what makes them from the products."""
+"""Goals, or a function that makes them from the products."""
 Order: TypeAlias = Callable[[int], Sequence[int]]
-"""Given how many goals there are, which of them comes first, second and so on."""
-Progress: TypeAlias = Callable[[int, int | None, str], None]
-"""Progress callback: done, total (None if unknown) and the name of the phase."""
+"""Maps the number of goals to their order."""
 
 ORIGINAL_FROM = 3000
-"""From so many goals on, the first 500 are for tests and the next 1,000 for development."""
+"""With at least this many goals, the first 500 are for test and the next 1,000 for dev."""
 EVERY = 1000
-"""How many records between two calls of a progress function."""
+"""Records between two progress calls."""
 
 
 def write_shop(
@@ -46,27 +45,27 @@ def write_shop(
     search: bool = True,
     progress: Progress | None = None,
 ) -> None:
-    """Write everything, the manifest last, with what ``facts`` then says in it."""
-    tell = progress or _silent
+    """Write all files, the manifest last, with the entries of ``facts``."""
+    report = progress or _silent
     work = folder / "work"
     work.mkdir()
-    given = products(work) if callable(products) else products
-    write_products(folder, _counted(given, total, "products", tell))
+    product_stream = products(work) if callable(products) else products
+    write_products(folder, _counted(product_stream, total, "products", report))
     shop = ShopCatalog(folder, {"goals": {}}, ProductTable(folder))
-    written = {}
+    sizes = {}
     for kind, source in goals.items():
-        made = source(shop) if callable(source) else source
-        written[kind] = write_goals(folder, kind, _counted(made, None, f"{kind} goals", tell), shop, order)
+        items = source(shop) if callable(source) else source
+        sizes[kind] = write_goals(folder, kind, _counted(items, None, f"{kind} goals", report), shop, order)
     shutil.rmtree(work)
     if search:
-        _write_search(folder, shop, tell)
-    tell(0, None, "hashes")
+        _write_search(folder, shop, report)
+    report(0, None, "hashes")
     files = store.describe_files(folder)
     manifest = {
         "format": store.FORMAT,
         **facts(),
         "products": len(shop),
-        "goals": written,
+        "goals": sizes,
         "fingerprint": store.fingerprint_of(files),
         "files": files,
     }
@@ -80,13 +79,11 @@ def write_products(folder: Path, products: Iterable[Product]) -> None:
         for product in products:
             asin = product.asin.encode()
             if not asin or asin.endswith(b"\0"):
-                raise UsageError(
-                    f"Product {len(asins)} has the asin {product.asin!r}, which is not a valid name."
-                )
+                raise UsageError(f"Product {len(asins)} has an invalid asin: {product.asin!r}.")
             asins.append(asin)
             table.add(encoder.encode(product))
     if not asins:
-        raise UsageError("A shop needs at least one product, and there is none.")
+        raise UsageError("A shop needs at least one product.")
     twice = write_names(folder, "products", asins)
     if twice is not None:
         raise UsageError(f"Two products have the same asin {twice!r}: each must have its own.")
@@ -95,7 +92,7 @@ def write_products(folder: Path, products: Iterable[Product]) -> None:
 def write_goals(
     folder: Path, kind: str, goals: Iterable[Goal], shop: ShopCatalog, order: Order | None
 ) -> dict[str, Any]:
-    """Write goals and their splits; gives back the sizes for the manifest."""
+    """Write goals and their splits; return the sizes for the manifest."""
     name, encoder, products = f"goals-{kind}", msgspec.msgpack.Encoder(), array("I")
     with TableWriter(folder, name) as table:
         for goal in goals:
@@ -122,56 +119,56 @@ def original_split(count: int) -> list[int]:
 def disjoint_split(products: npt.NDArray[Any], shop: ShopCatalog) -> tuple[npt.NDArray[Any], list[int]]:
     """Goal numbers for test, dev and train, about 10, 20 and 70 in a hundred, by their product.
 
-    Products stand in the order of a hash of their asin, and the middle of a product's goals decides.
+    Products are ordered by a hash of their asin; the middle of a product's goals decides its split.
     """
-    found, counts = np.unique(products, return_counts=True)
-    digests = [stable_digest("shop split", shop.product(int(number)).asin) for number in found]
-    rank = sorted(range(len(found)), key=digests.__getitem__)
+    with_goals, counts = np.unique(products, return_counts=True)
+    digests = [stable_digest("shop split", shop.product(int(number)).asin) for number in with_goals]
+    rank = sorted(range(len(with_goals)), key=digests.__getitem__)
     ordered = counts[rank]
     middle = np.cumsum(ordered) - ordered / 2
-    part = np.empty(len(found), dtype=np.uint8)
-    part[rank] = np.searchsorted([0.1 * len(products), 0.3 * len(products)], middle, side="right")
-    of_goal = part[np.searchsorted(found, products)]
-    numbers = np.argsort(of_goal, kind="stable")
-    return numbers, [int(np.count_nonzero(of_goal == index)) for index in range(3)]
+    split_of_product = np.empty(len(with_goals), dtype=np.uint8)
+    split_of_product[rank] = np.searchsorted([0.1 * len(products), 0.3 * len(products)], middle, side="right")
+    split_of_goal = split_of_product[np.searchsorted(with_goals, products)]
+    numbers = np.argsort(split_of_goal, kind="stable")
+    return numbers, [int(np.count_nonzero(split_of_goal == index)) for index in range(3)]
 
 
 def _reorder(folder: Path, name: str, column: npt.NDArray[Any], order: Sequence[int]) -> npt.NDArray[Any]:
     """Rewrite a table in another order, together with its product column."""
     table = Table(folder, name)
-    with TableWriter(folder, f"{name}-ordered") as again:
+    with TableWriter(folder, f"{name}-ordered") as reordered:
         for number in order:
-            again.add(bytes(table[number]))
+            reordered.add(bytes(table[number]))
     for ending in ("blob", "offsets"):
         (folder / f"{name}-ordered.{ending}").replace(folder / f"{name}.{ending}")
     return column[np.asarray(order, dtype=np.int64)]
 
 
-def _write_search(folder: Path, shop: ShopCatalog, tell: Progress) -> None:
-    # Here and not above: the search engines are optional packages.
+def _write_search(folder: Path, shop: ShopCatalog, report: Progress) -> None:
+    # Lazy: the search engines are optional packages.
     from rollgym.envs.webshop.search import ENGINES, LARGE, build_search, default_engines, document
 
     # A small shop can have both, for the price of a second.
     engines = ENGINES if len(shop) < LARGE else default_engines(len(shop))
     documents = (document(shop.product(number)) for number in range(len(shop)))
-    # Only `lucene-exact` asks for them, so a large shop is spared the second pass.
+    # Only `lucene-exact` uses them, so a large shop skips the second pass.
     asins = (shop.product(number).asin for number in range(len(shop))) if len(shop) < LARGE else None
     build_search(
         folder / "search",
-        _counted(documents, len(shop), "search index", tell),
+        _counted(documents, len(shop), "search index", report),
         engines=engines,
         names=asins,
     )
 
 
-def _counted(items: Iterable[Any], total: int | None, what: str, tell: Progress) -> Iterator[Any]:
+def _counted(items: Iterable[Any], total: int | None, phase: str, report: Progress) -> Iterator[Any]:
     done = 0
     for done, item in enumerate(items, 1):
         yield item
         if done % EVERY == 0:
-            tell(done, total, what)
-    tell(done, done, what)
+            report(done, total, phase)
+    report(done, done, phase)
 
 
-def _silent(done: int, total: int | None, what: str) -> None:
+def _silent(done: int, total: int | None, phase: str) -> None:
     """Progress callback that does nothing."""

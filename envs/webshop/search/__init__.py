@@ -1,15 +1,16 @@
-"""The two search engines behind one interface: what is indexed, building, opening."""
+"""The two search engines behind one interface: documents, building, opening."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.errors import UsageError
+from rollgym.envs.arguments import check_choice
 from rollgym.envs.webshop.search import lucene, tantivy_index
 from rollgym.envs.webshop.search.analysis import tokens
 from rollgym.envs.webshop.search.lucene_build import LuceneBuilder
@@ -17,11 +18,10 @@ from rollgym.envs.webshop.types import Product, Search
 
 ENGINES = (lucene.NAME, tantivy_index.NAME)
 LARGE = 100_000
-"""From so many documents on, ``auto`` means tantivy."""
+"""With at least this many documents, ``auto`` selects tantivy."""
 
 _MANIFEST = "search.json"
 _FORMAT = 1
-_REPORT_EVERY = 10_000
 
 
 class _Builder(Protocol):
@@ -48,7 +48,6 @@ def build_search(
     *,
     engines: Sequence[str] = (lucene.NAME,),
     names: Iterable[str] | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> None:
     """Index the documents, numbered from 0 on, for each of the engines.
 
@@ -58,27 +57,26 @@ def build_search(
         engines: Names out of `ENGINES`.
         names: The products' asins, read after the documents: `lucene-exact` orders equal scores by them, as
             the original does; without them by number.
-        progress: Called with the number of documents so far, now and then and in the end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for engine in engines:
-        _known(engine)
-    places = {engine: folder / f".{engine}-{secrets.token_hex(4)}" for engine in dict.fromkeys(engines)}
+        check_choice("search engine", engine, ENGINES)
+    work_folders = {engine: folder / f".{engine}-{secrets.token_hex(4)}" for engine in dict.fromkeys(engines)}
     try:
-        count = _index(places, documents, names, progress)
-        for engine, place in places.items():
-            _seal(place, engine, count)
+        count = _index(work_folders, documents, names)
+        for engine, work_folder in work_folders.items():
+            _seal(work_folder, engine, count)
             shutil.rmtree(folder / engine, ignore_errors=True)
-            place.rename(folder / engine)
+            work_folder.rename(folder / engine)
     finally:
-        for place in places.values():
-            shutil.rmtree(place, ignore_errors=True)
+        for work_folder in work_folders.values():
+            shutil.rmtree(work_folder, ignore_errors=True)
 
 
 def open_search(folder: Path, engine: str = "auto") -> Search:
     """The search of a shop: ``auto`` is `lucene-exact` under 100,000 products where built, else tantivy."""
     if engine != "auto":
-        _known(engine)
+        check_choice("search engine", engine, ENGINES)
     built = {name: _manifest(folder / name) for name in ENGINES if (folder / name).is_dir()}
     if engine == "auto":
         engine = _choose({name: manifest["documents"] for name, manifest in built.items()})
@@ -92,28 +90,23 @@ def open_search(folder: Path, engine: str = "auto") -> Search:
     return lucene.LuceneIndex(folder / engine)
 
 
-def _known(engine: str) -> None:
-    if engine not in ENGINES:
-        raise UnknownName("search engine", engine, ENGINES, f"There are {' and '.join(ENGINES)}.")
-
-
 def _choose(built: dict[str, int]) -> str:
-    """The engine that ``auto`` stands for, by the sizes of what is built."""
+    """Return the engine for ``auto``, by the sizes of the built indexes."""
     small = built.get(lucene.NAME, LARGE) < LARGE
     other = lucene.NAME if lucene.NAME in built and tantivy_index.NAME not in built else tantivy_index.NAME
     return lucene.NAME if small or not built else other
 
 
-def _index(
-    places: dict[str, Path],
-    documents: Iterable[str],
-    names: Iterable[str] | None,
-    progress: Callable[[int], None] | None,
-) -> int:
-    """Give every document to every engine; the number of documents."""
-    builders = [_builder(engine, place) for engine, place in places.items()]
+def _index(work_folders: dict[str, Path], documents: Iterable[str], names: Iterable[str] | None) -> int:
+    """Index every document with every engine; return the number of documents."""
+    builders = [_builder(engine, work_folder) for engine, work_folder in work_folders.items()]
     try:
-        count = _add(builders, documents, progress)
+        count = 0
+        for text in documents:
+            count += 1
+            terms = tokens(text)
+            for builder in builders:
+                builder.add(terms)
         all_names = None if names is None else list(names)
         if all_names is not None and len(all_names) != count:
             raise UsageError(f"There are {len(all_names)} names for {count} documents: each needs one.")
@@ -126,47 +119,34 @@ def _index(
     return count
 
 
-def _add(builders: list[_Builder], documents: Iterable[str], progress: Callable[[int], None] | None) -> int:
-    count = 0
-    for count, text in enumerate(documents, start=1):
-        terms = tokens(text)
-        for builder in builders:
-            builder.add(terms)
-        if progress and count % _REPORT_EVERY == 0:
-            progress(count)
-    if progress:
-        progress(count)
-    return count
+def _builder(engine: str, folder: Path) -> _Builder:
+    folder.mkdir()
+    return LuceneBuilder(folder) if engine == lucene.NAME else tantivy_index.TantivyBuilder(folder)
 
 
-def _builder(engine: str, place: Path) -> _Builder:
-    place.mkdir()
-    return LuceneBuilder(place) if engine == lucene.NAME else tantivy_index.TantivyBuilder(place)
-
-
-def _seal(place: Path, engine: str, count: int) -> None:
-    """Write down, last, what belongs to a whole index."""
-    files = {path.name: path.stat().st_size for path in sorted(place.iterdir()) if path.suffix != ".lock"}
+def _seal(folder: Path, engine: str, count: int) -> None:
+    """Write the manifest of a complete index."""
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.suffix != ".lock"}
     manifest = {"format": _FORMAT, "engine": engine, "documents": count, "files": files}
-    (place / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
-def _manifest(place: Path) -> dict[str, Any]:
+def _manifest(folder: Path) -> dict[str, Any]:
     """Verify the files against the record of `_seal`."""
     again = "build the shop's search again."
     try:
-        manifest: dict[str, Any] = json.loads((place / _MANIFEST).read_text())
+        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
         version, files = manifest["format"], dict(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
-            f"The search index {place} is not whole ({_MANIFEST} cannot be read): {again}"
+            f"The search index {folder} is incomplete ({_MANIFEST} cannot be read): {again}"
         ) from None
     if version != _FORMAT:
-        raise UsageError(f"The search index {place} has format {version}, {_FORMAT} is expected: {again}")
+        raise UsageError(f"The search index {folder} has format {version}, {_FORMAT} is expected: {again}")
     for name, size in files.items():
-        path = place / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found} bytes, {size} are expected"
-            raise UsageError(f"The search index {place} is not whole ({name} {state}): {again}")
+        path = folder / name
+        actual = path.stat().st_size if path.is_file() else None
+        if actual != size:
+            state = "is missing" if actual is None else f"has {actual} bytes, {size} are expected"
+            raise UsageError(f"The search index {folder} is incomplete ({name} {state}): {again}")
     return manifest

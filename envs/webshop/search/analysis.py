@@ -59,40 +59,40 @@ _cached = lru_cache(maxsize=1 << 16)(_analyse)
 
 
 def _lower(word: str) -> str:
-    """Lower case character by character: one for one, whatever stands around it."""
+    """Lower case character by character: one for one, regardless of context."""
     if word.isascii():
         return word.lower()
     return "".join("i" if char == "\u0130" else char.lower() for char in word)
 
 
 def _words(piece: str) -> Iterator[str]:
-    """The words of a text, none longer than `LONGEST`; in time that grows with the text, whatever it says."""
+    """The words of a text, none longer than `LONGEST`, in linear time for any text."""
     find = _ASCII_WORD.search if piece.isascii() else _unicode_word().search
-    place = 0
-    while place < len(piece):
-        match = find(piece, place, place + _WINDOW)
+    position = 0
+    while position < len(piece):
+        match = find(piece, position, position + _WINDOW)
         if match is None:
-            place += _WINDOW - LONGEST
+            position += _WINDOW - LONGEST
             continue
         start, end = match.span()
-        if start > place + _WINDOW - 2 * LONGEST:
-            place = start  # Too near to the end of the window to be seen whole: look again from here.
+        if start > position + _WINDOW - 2 * LONGEST:
+            position = start  # Too near to the end of the window to be seen whole: look again from here.
             continue
         if end - start > LONGEST // 2 and (limit := _limit(piece, start)) < end:
             # Lucene, too, reads through a window: it takes the longest word that fits into it.
             match = find(piece, start, limit)
             end = match.end() if match else limit
         yield piece[start:end]
-        place = end
+        position = end
 
 
 def _limit(piece: str, start: int) -> int:
-    """How far `LONGEST` UTF-16 units reach from ``start``."""
-    room = LONGEST
-    for place in range(start, len(piece)):
-        room -= 1 + (piece[place] > "\uffff")
-        if room < 0:
-            return place
+    """Return the position that `LONGEST` UTF-16 units reach from ``start``."""
+    units_left = LONGEST
+    for position in range(start, len(piece)):
+        units_left -= 1 + (piece[position] > "\uffff")
+        if units_left < 0:
+            return position
     return len(piece)
 
 

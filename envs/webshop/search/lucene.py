@@ -32,24 +32,24 @@ ARRAYS = ("terms", "term_ends", "posting_ends", "documents", "codes", "weights",
 _SPARSE = 64
 """Below one touched document in this many, no dense score array is built."""
 _DENSE = 4
-"""A term that more than one document in so many has is added to all of them, which is faster."""
+"""A term in more than one of this many documents is added as a dense array, which is faster."""
 _BLOCK = 256
 _EXACT = 24
-"""Lengths below this one are kept exactly (what a byte has left over beside 4 significant bits)."""
+"""Lengths below this one are kept exactly (codes left over beside 4 significant bits)."""
 
 
 def encode_length(length: int) -> int:
     """A document's length as one byte: exact below 40, then about 4 significant bits."""
     if length < _EXACT:
         return length
-    rest = length - _EXACT
-    shift = max(rest.bit_length() - 4, 0)
-    digits = rest >> shift
-    return _EXACT + (digits if rest < 8 else (digits & 7) | (shift + 1) << 3)
+    remainder = length - _EXACT
+    shift = max(remainder.bit_length() - 4, 0)
+    digits = remainder >> shift
+    return _EXACT + (digits if remainder < 8 else (digits & 7) | (shift + 1) << 3)
 
 
 def decode_length(byte: int) -> int:
-    """The length a byte stands for: the least that is encoded as it."""
+    """Return the length of a byte: the least that is encoded as it."""
     if byte < _EXACT:
         return byte
     digits, shift = (byte - _EXACT) & 7, ((byte - _EXACT) >> 3) - 1
@@ -57,10 +57,10 @@ def decode_length(byte: int) -> int:
 
 
 def inverse_norms(average: float) -> NDArray[np.float32]:
-    """For each length byte, what a term's count is multiplied by."""
+    """Return the factor of a term's count for each length byte."""
     lengths = np.array([decode_length(byte) for byte in range(256)], dtype=np.float32)
-    one = np.float32(1)
-    return np.asarray(one / (K1 * ((one - B) + B * lengths / np.float32(average))), dtype=np.float32)
+    unit = np.float32(1)
+    return np.asarray(unit / (K1 * ((unit - B) + B * lengths / np.float32(average))), dtype=np.float32)
 
 
 def inverse_frequency(containing: int, total: int) -> np.float32:
@@ -73,7 +73,7 @@ Part: TypeAlias = tuple[NDArray[Any], NDArray[np.float32]]
 
 
 class _Terms(Sequence[bytes]):
-    """The sorted terms, read from the mapped file as they are asked for."""
+    """The sorted terms, read lazily from the mapped file."""
 
     def __init__(self, blob: NDArray[np.uint8], ends: NDArray[np.uint64]) -> None:
         # Views give plain integers and bytes, much faster than elements of an array.
@@ -82,8 +82,8 @@ class _Terms(Sequence[bytes]):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def __getitem__(self, place: Any) -> Any:
-        return bytes(self._blob[self._ends[place] : self._ends[place + 1]])
+    def __getitem__(self, index: Any) -> Any:
+        return bytes(self._blob[self._ends[index] : self._ends[index + 1]])
 
 
 class LuceneIndex:
@@ -114,20 +114,20 @@ class LuceneIndex:
         return list(self._find(words[:MAX_CHARACTERS], count))
 
     def _search(self, words: str, count: int) -> tuple[tuple[int, float], ...]:
-        parts = [self._part(term, times) for term, times in query_terms(words)]
-        found = [part for part in parts if part is not None]
-        if not found or count < 1:
+        term_parts = [self._part(term, times) for term, times in query_terms(words)]
+        parts = [part for part in term_parts if part is not None]
+        if not parts or count < 1:
             return ()
-        numbers, scores = self._sum(found, count)
+        numbers, scores = self._sum(parts, count)
         return best(numbers, scores, count, self._ranks)
 
     def _part(self, term: str, times: int) -> Part | None:
-        """The documents that contain a term, and what it adds to the score of each."""
+        """Return the documents that contain a term, and its share of each score."""
         key = term.encode()
-        place = bisect.bisect_left(self._terms, key)
-        if place == len(self._terms) or self._terms[place] != key:
+        index = bisect.bisect_left(self._terms, key)
+        if index == len(self._terms) or self._terms[index] != key:
             return None
-        start, end = self._ends[place], self._ends[place + 1]
+        start, end = self._ends[index], self._ends[index + 1]
         weight = np.float32(times) * inverse_frequency(end - start, self._nonempty)
         # No code lies outside the table; to clip is just the fastest way to look up.
         if end - start < len(self._factors):
@@ -144,12 +144,12 @@ class LuceneIndex:
         if sum(len(numbers) for numbers, _ in parts) * _SPARSE > self.count and self._positive:
             sums = self._dense_sums(parts)
             floor = _floor(sums, count)
-            seen = np.flatnonzero(sums >= floor) if floor else np.flatnonzero(sums)
-            return seen, sums[seen].astype(np.float32)
+            matched = np.flatnonzero(sums >= floor) if floor else np.flatnonzero(sums)
+            return matched, sums[matched].astype(np.float32)
         numbers = np.concatenate([numbers for numbers, _ in parts])
-        seen, places = np.unique(numbers, return_inverse=True)
+        matched, indices = np.unique(numbers, return_inverse=True)
         added = np.concatenate([scores for _, scores in parts])
-        return seen, np.bincount(places, added).astype(np.float32)
+        return matched, np.bincount(indices, added).astype(np.float32)
 
     def _dense_sums(self, parts: list[Part]) -> NDArray[np.float64]:
         """The score of every document of the index, 0 where it has none of the terms."""
@@ -165,7 +165,7 @@ class LuceneIndex:
 
 
 def _floor(sums: NDArray[np.float64], count: int) -> float:
-    """A score that at least ``count`` documents have, when rounded; 0 if there are too few to tell."""
+    """A score that at least ``count`` documents have, when rounded; 0 if there are too few."""
     blocks = len(sums) // _BLOCK
     if blocks < count:
         return 0.0
@@ -183,11 +183,11 @@ def best(
 ) -> tuple[tuple[int, float], ...]:
     """The ``count`` best, equal scores by ``ranks[number]``, or by number; ``numbers`` ascend."""
     if len(scores) > count:
-        least = np.partition(scores, len(scores) - count)[len(scores) - count]
-        above, level = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
+        threshold = np.partition(scores, len(scores) - count)[len(scores) - count]
+        above, tied = np.flatnonzero(scores > threshold), np.flatnonzero(scores == threshold)
         if ranks is not None:
-            level = level[np.argsort(ranks[numbers[level]], kind="stable")]
-        kept = np.sort(np.concatenate([above, level[: count - len(above)]]))
-        numbers, scores = numbers[kept], scores[kept]
+            tied = tied[np.argsort(ranks[numbers[tied]], kind="stable")]
+        selected = np.sort(np.concatenate([above, tied[: count - len(above)]]))
+        numbers, scores = numbers[selected], scores[selected]
     order = np.lexsort((numbers if ranks is None else ranks[numbers], -scores))
     return tuple(zip(numbers[order].tolist(), scores[order].tolist(), strict=True))

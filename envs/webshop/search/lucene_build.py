@@ -14,6 +14,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -114,25 +115,26 @@ class LuceneBuilder:
         return _bounds(counts)
 
     def _merge(self) -> None:
-        places, ends = self._merge_terms()
-        weights = np.unique(np.concatenate([np.zeros(0, np.uint32), *map(_weights, self._runs)]))
+        term_indices, ends = self._merge_terms()
+        run_weights = [np.unique(run.load("weights")) for run in self._runs]
+        weights = np.unique(np.concatenate([np.zeros(0, np.uint32), *run_weights]))
         codes = np.uint16 if len(weights) <= 1 << 16 else np.uint32
         self._save("weights", weights)
         counts = np.zeros(len(ends) - 1, dtype=np.int64)
-        for run, place in zip(self._runs, places, strict=True):
-            counts[place] += np.diff(run.ends)
+        for run, indices in zip(self._runs, term_indices, strict=True):
+            counts[indices] += np.diff(run.ends)
         bounds = _bounds(counts)
         self._save("posting_ends", bounds.astype(np.uint64))
         documents = self._create("documents", np.uint32, int(bounds[-1]))
-        out = self._create("codes", codes, int(bounds[-1]))
-        free = bounds[:-1].copy()
-        for run, place in zip(self._runs, places, strict=True):
+        posting_codes = self._create("codes", codes, int(bounds[-1]))
+        next_free = bounds[:-1].copy()
+        for run, indices in zip(self._runs, term_indices, strict=True):
             sizes = np.diff(run.ends)
-            target = np.repeat(free[place] - run.ends[:-1], sizes) + np.arange(run.ends[-1])
+            target = np.repeat(next_free[indices] - run.ends[:-1], sizes) + np.arange(run.ends[-1])
             documents[target] = run.load("documents")
-            out[target] = np.searchsorted(weights, run.load("weights"))
-            free[place] += sizes
-        for mapped in (documents, out):
+            posting_codes[target] = np.searchsorted(weights, run.load("weights"))
+            next_free[indices] += sizes
+        for mapped in (documents, posting_codes):
             if isinstance(mapped, np.memmap):
                 mapped.flush()
         meta = {"documents": self._documents, "tokens": self._tokens, "nonempty": self._nonempty}
@@ -140,10 +142,10 @@ class LuceneBuilder:
 
     def _merge_terms(self) -> tuple[list[NDArray[np.uint32]], NDArray[np.uint64]]:
         """Write all terms, sorted; for each run the final places of its terms."""
-        places = [array("I") for _ in self._runs]
+        positions = [array("I") for _ in self._runs]
         ends = array("Q", [0])
         previous = b""
-        streams = [_tagged(run, number) for number, run in enumerate(self._runs)]
+        streams = [zip(run.lines(), repeat(number)) for number, run in enumerate(self._runs)]
         blob = self._work / "terms"
         with blob.open("wb") as file:
             for line, number in heapq.merge(*streams):
@@ -151,30 +153,22 @@ class LuceneBuilder:
                     file.write(line[:-1])
                     ends.append(ends[-1] + len(line) - 1)
                     previous = line
-                places[number].append(len(ends) - 2)
+                positions[number].append(len(ends) - 2)
         self._save("terms", np.fromfile(blob, dtype=np.uint8))
         self._save("term_ends", np.frombuffer(ends, dtype=np.uint64))
-        return [np.frombuffer(place, dtype=np.uint32) for place in places], np.frombuffer(ends, np.uint64)
+        columns = [np.frombuffer(column, dtype=np.uint32) for column in positions]
+        return columns, np.frombuffer(ends, np.uint64)
 
     def _save(self, name: str, values: NDArray[Any]) -> None:
         np.save(self._folder / f"{name}.npy", values)
 
     def _create(self, name: str, kind: type[Any], size: int) -> NDArray[Any]:
-        """An array on disk to be filled; of no elements there is none to map."""
+        """Create an array on disk; an empty one cannot be mapped."""
         path = self._folder / f"{name}.npy"
         if not size:
             np.save(path, np.zeros(0, kind))
             return np.zeros(0, kind)
         return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(kind), shape=(size,))
-
-
-def _tagged(run: _Run, number: int) -> Iterator[tuple[bytes, int]]:
-    for line in run.lines():
-        yield line, number
-
-
-def _weights(run: _Run) -> NDArray[Any]:
-    return np.unique(run.load("weights"))
 
 
 def _ranks(names: Sequence[str]) -> NDArray[np.uint32]:

@@ -42,7 +42,7 @@ _ENDINGS = (
     *(suffix for table in (_STEP_2, _STEP_3) for rules in table.values() for suffix, _ in rules),
     *(suffix for suffixes in _STEP_4.values() for suffix in suffixes),
 )
-"""A word that ends in none of these is its own stem."""
+"""A word without one of these endings is its own stem."""
 
 
 def stem(word: str) -> str:

@@ -95,21 +95,21 @@ class TantivyIndex:
         query = self._tantivy.Query.boolean_query([(should, self._clause(*term)) for term in terms])
         hits = self._hits(query, min(count, self.count))
         numbers = self._searcher.fast_field_values(_NUMBER, [address for _, address in hits])
-        found = zip(numbers, (score for score, _ in hits), strict=True)
-        return tuple(sorted(found, key=lambda hit: (-hit[1], hit[0]))[:count])
+        scored = zip(numbers, (score for score, _ in hits), strict=True)
+        return tuple(sorted(scored, key=lambda hit: (-hit[1], hit[0]))[:count])
 
     def _clause(self, term: str, times: int) -> Any:
         """A term, weighted by how often the query has it."""
         query = self._tantivy.Query
-        one = query.term_query(self._schema, _TEXT, term, "freq")
-        return one if times == 1 else query.boost_query(one, float(times))
+        term_query = query.term_query(self._schema, _TEXT, term, "freq")
+        return term_query if times == 1 else query.boost_query(term_query, float(times))
 
     def _hits(self, query: Any, count: int) -> list[tuple[float, Any]]:
         """The best; of several segments more, until no equal score is cut off that has a lower number."""
         limit = count
         while True:
             hits: list[tuple[float, Any]] = self._searcher.search(query, limit, count=False).hits
-            whole = self._searcher.num_segments == 1 or len(hits) < limit or limit >= self.count
-            if whole or hits[-1][0] < hits[count - 1][0]:
+            complete = self._searcher.num_segments == 1 or len(hits) < limit or limit >= self.count
+            if complete or hits[-1][0] < hits[count - 1][0]:
                 return hits
             limit = min(limit * 4, self.count)

@@ -38,7 +38,7 @@ HEADERS = {
     "base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",  # without any, browsers would not say where a form comes from
+    "Referrer-Policy": "same-origin",  # without it, browsers send no origin with a form
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -74,9 +74,9 @@ class Site:
         """The start page, where a person takes a task."""
         shop = self._lobby()
         sizes = {name: len(numbers) for name, numbers in _splits(shop).items()}
-        shown = shop.catalog
+        catalog = shop.catalog
         return _page(
-            "start.html", products=len(shown), goals=shown.goal_count, sizes=sizes, rules=shop.rules.name
+            "start.html", products=len(catalog), goals=catalog.goal_count, sizes=sizes, rules=shop.rules.name
         )
 
     async def new(self, request: Request) -> Response:
@@ -88,26 +88,26 @@ class Site:
 
     async def show(self, request: Request) -> Response:
         """A page of a visit."""
-        visit, number = self._place(request)
+        visit, number = self._find_page(request)
         if visit.end is not None and number != visit.end:
             return RedirectResponse(visit.address(visit.end), 303)
         step = visit.steps[number]
-        said = step.outcome is not None and not step.outcome.valid and visit.shop.rules.explain
+        explained = step.outcome is not None and not step.outcome.valid and visit.shop.rules.explain
         return _page(
             "visit.html",
             page=visit.page(number),
             target=visit.address(number),
-            note=step.outcome.note if said and step.outcome else "",
+            note=step.outcome.note if explained and step.outcome else "",
             picture=functools.partial(_picture, visit.shop, step),
             visit=visit,
             people=self.shop is not None,
             score=step.outcome.score if step.outcome else None,
-            wanted=_wanted(visit.goal),
+            wanted=_option_text(visit.goal),
         )
 
     async def act(self, request: Request) -> Response:
         """Play an action from a page of a visit."""
-        visit, number = self._place(request)
+        visit, number = self._find_page(request)
         form = await _form(request)
         action = form.get("action", "")
         if action == "search":
@@ -118,31 +118,32 @@ class Site:
 
     async def style(self, request: Request) -> Response:
         """The style sheet, which never changes while the shop is open."""
-        kept = {"Cache-Control": "max-age=86400, immutable"}
-        return Response(_style(), media_type="text/css", headers=kept)
+        headers = {"Cache-Control": "max-age=86400, immutable"}
+        return Response(_style(), media_type="text/css", headers=headers)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
-        """A page that says what went wrong."""
-        status, said = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
-        told = said if said and said[-1] == "." else _SAID.get(status, "That did not work.")
-        return _with_headers(_page("message.html", status=status, said=told, people=self.shop is not None))
+        """Return an error page."""
+        status, detail = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
+        message = detail if detail and detail[-1] == "." else _MESSAGES.get(status, "That did not work.")
+        page = _page("message.html", status=status, message=message, people=self.shop is not None)
+        return _with_headers(page)
 
     def _lobby(self) -> Shop:
         if self.shop is None:
             raise HTTPException(404)
         return self.shop
 
-    def _place(self, request: Request) -> tuple[ShopSession, int]:
-        where = request.path_params
-        visit, number = self.visits.get(where["visit"]), int(where["number"])
+    def _find_page(self, request: Request) -> tuple[ShopSession, int]:
+        params = request.path_params
+        visit, number = self.visits.get(params["visit"]), int(params["number"])
         if visit is None:
             raise HTTPException(404, "This session has expired or does not exist.")
-        if number not in visit.steps or PATHS[visit.steps[number].session.kind] != where["page"]:
+        if number not in visit.steps or PATHS[visit.steps[number].session.kind] != params["page"]:
             raise HTTPException(404)
         return visit, number
 
 
-_SAID = {404: "Page not found.", 405: "This page cannot be used in that way."}
+_MESSAGES = {404: "Page not found.", 405: "This page cannot be used in that way."}
 
 
 def shop_app(visits: ShopSessions, shop: Shop | None = None, hosts: tuple[str, ...] = LOCAL) -> Starlette:
@@ -150,18 +151,18 @@ def shop_app(visits: ShopSessions, shop: Shop | None = None, hosts: tuple[str, .
 
     Args:
         visits: The visits it shows; they know their shops.
-        shop: A shop for people: a start page hands out its goals, and the last page tells the score. Without
-            one the site shows visits that were opened elsewhere, and nothing that would help an agent.
+        shop: A shop for people: a start page offers its goals, and the last page shows the score. Without
+            one the site shows sessions opened elsewhere, and nothing that would help an agent.
         hosts: Names the site answers to; none for any.
     """
     site = Site(visits, shop, hosts)
-    place = "/{page}/{visit}/{number:int}"
+    path = "/{page}/{visit}/{number:int}"
     routes = [
         Route("/", site.guarded(site.start)),
         Route("/new", site.guarded(site.new), methods=["POST"]),
         Route("/shop.css", site.guarded(site.style)),
-        Route(place, site.guarded(site.show), methods=["GET"]),
-        Route(place, site.guarded(site.act), methods=["POST"]),
+        Route(path, site.guarded(site.show), methods=["GET"]),
+        Route(path, site.guarded(site.act), methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: site.refuse, 500: site.refuse})
 
@@ -185,7 +186,7 @@ def serve(
         rules: ``clean`` or ``original``.
         search: The search engine.
         goals: Which goals to hand out; None for those the shop has first.
-        say: Called with the sentence that tells the address, in place of printing it.
+        say: Called with the message that has the address, instead of printing it.
     """
     from rollgym.envs.webshop.catalog.store import read_manifest
 
@@ -196,10 +197,10 @@ def serve(
     with listening(host, port) as listener:
         names = () if host in ("0.0.0.0", "::", "") else (*LOCAL, host)
         server = web_server(shop_app(ShopSessions(), shop, names))
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{listener.getsockname()[1]}"
-        told = f"A shop of {len(shop.catalog):,} products is open at {address} (Ctrl-C closes it)."
-        say(told) if say else print(told, flush=True)
+        shown_host = f"[{host}]" if ":" in host else host
+        address = f"http://{shown_host}:{listener.getsockname()[1]}"
+        message = f"A shop of {len(shop.catalog):,} products is open at {address} (Ctrl-C closes it)."
+        say(message) if say else print(message, flush=True)
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
@@ -207,8 +208,8 @@ def serve(
 
 
 def _page(template: str, status: int = 200, **values: object) -> HTMLResponse:
-    shown = template_called(template).render(status=status, **values)
-    return HTMLResponse(shown, status)
+    document = template_called(template).render(status=status, **values)
+    return HTMLResponse(document, status)
 
 
 def _with_headers(response: Response) -> Response:
@@ -226,12 +227,12 @@ def _from_here(request: Request, host: str) -> bool:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/x-www-form-urlencoded":
         raise HTTPException(415, "A form must be sent as one.")
     body = b""
-    async for piece in request.stream():
-        body += piece
+    async for chunk in request.stream():
+        body += chunk
         if len(body) > MAX_BODY:
             raise HTTPException(413, "That is too much to send at once.")
     try:
@@ -242,8 +243,8 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _splits(shop: Shop) -> dict[str, Sequence[int]]:
-    found = shop.catalog.splits.get("disjoint", {})
-    return {name: found[name] for name in ("train", "dev", "test") if len(found.get(name, ()))}
+    splits = shop.catalog.splits.get("disjoint", {})
+    return {name: splits[name] for name in ("train", "dev", "test") if len(splits.get(name, ()))}
 
 
 def _goal_number(shop: Shop, goal: str, split: str) -> int:
@@ -264,8 +265,8 @@ def _picture(shop: Shop, step: Step, block: Block) -> Markup:
     return picture(shop.by_asin(step.session.asin)) if block.role == "facts" else Markup()
 
 
-def _wanted(goal: Goal) -> str:
-    """The options a goal asks for, for a person."""
+def _option_text(goal: Goal) -> str:
+    """Return the options of a goal as text."""
     if isinstance(goal.options, dict):
         return ", ".join(f"{name}: {value}" for name, value in goal.options.items())
     return ", ".join(goal.options)

@@ -1,4 +1,4 @@
-"""Drawn pictures of products, since pages load nothing from elsewhere."""
+"""Generated pictures of products, since pages load nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _OTHER = '<path d="M50 22 80 36v30L50 80 20 66V36z"/>'
 
 
 def picture(product: Product) -> Markup:
-    """A tile in a color of the product's own, with a drawing of its department. It says nothing."""
+    """Draw a tile in a color derived from the asin, with a symbol of the department."""
     hue = hashlib.sha256(product.asin.encode()).digest()[0] * 360 // 256
-    # Nothing of the product's own words is in it.
+    # No text of the product is in it.
     return Markup(
         '<svg class="picture" viewBox="0 0 100 100" preserveAspectRatio="xMidYMid slice" '
         'aria-hidden="true">'

@@ -1,7 +1,7 @@
-"""Visits to a shop over the web: what every page of each was, so that a browser can go back and forth.
+"""Sessions of the web shop with the state of every page, so that a browser can go back and forth.
 
-A page has a number within its visit, and the number is in its address: an action is played from the page it
-was posted from, wherever the visit went meanwhile. A purchase ends the visit for all its pages.
+A page has a number within its session, and the number is in its address: an action is played from the page it
+was posted from, even if the session has moved on. A purchase ends the session for all its pages.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ PATHS = {
     "sub": "item_sub_page",
     "done": "done",
 }
-"""What addresses call each kind of page: the original's names, and one for the search page."""
+"""Path of each kind of page: the original's names, and one for the search page."""
 MAX_VISITS = 1000
 MAX_IDLE = 3600.0
 """Seconds of inactivity after which a session expires."""
 MAX_STEPS = 500
-"""Pages of a visit that are kept; the first ones go when there are more."""
+"""Pages kept per session; the oldest are dropped."""
 
 
 class Step(NamedTuple):
-    """One page of a visit, and what led to it."""
+    """One page of a session, and the outcome that led to it."""
 
     session: Session
     outcome: Outcome | None = None
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 class ShopSession:
-    """One customer in a shop, who wants what a goal says."""
+    """A customer's session with one goal."""
 
     def __init__(self, shop: Shop, number: int) -> None:
         self.name = secrets.token_urlsafe(16)
@@ -57,14 +57,14 @@ class ShopSession:
         self.used = 0.0
 
     def play(self, number: int, action: str) -> int:
-        """Play an action from one of the pages; the number of the page it leads to."""
+        """Play an action from a page; return the number of the next page."""
         if self.end is not None:
             return self.end
         session = self.steps[number].session
         return self._add(act(self.shop, self.goal, session, action))
 
     def search(self, number: int, words: str) -> int:
-        """Search from one of the pages; the number of the page it leads to."""
+        """Search from a page; return the number of the next page."""
         if words.strip() or self.end is not None:
             return self.play(number, f"search[{words}]")
         note = "say what you are looking for"
@@ -92,10 +92,7 @@ class ShopSessions:
     """Bounded set of sessions, each dropped after inactivity."""
 
     def __init__(
-        self,
-        most: int = MAX_VISITS,
-        idle: float = MAX_IDLE,
-        clock: Callable[[], float] = time.monotonic,
+        self, most: int = MAX_VISITS, idle: float = MAX_IDLE, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._most, self._idle, self._clock = most, idle, clock
         self._by_name: OrderedDict[str, ShopSession] = OrderedDict()  # the longest unused first
@@ -105,7 +102,7 @@ class ShopSessions:
         return len(self._by_name)
 
     def open(self, shop: Shop, number: int) -> ShopSession:
-        """A new visit for a goal, in place of the longest unused one where there are too many."""
+        """Open a session for a goal; drops the least recently used one if there are too many."""
         visit = ShopSession(shop, number)
         with self._lock:
             self._forget_idle()
@@ -116,7 +113,7 @@ class ShopSessions:
         return visit
 
     def get(self, name: str) -> ShopSession | None:
-        """The visit of that name, if it is still known."""
+        """Return a session by name, None if it has expired."""
         with self._lock:
             self._forget_idle()
             visit = self._by_name.get(name)
@@ -126,7 +123,7 @@ class ShopSessions:
             return visit
 
     def close(self, visit: ShopSession) -> None:
-        """Forget a visit."""
+        """Remove a session."""
         with self._lock:
             self._by_name.pop(visit.name, None)
 

@@ -34,7 +34,7 @@ def products(size: int, seed: int, *, style: str = "full") -> Iterator[Product]:
     """The products of a shop, one at a time.
 
     Args:
-        size: How many.
+        size: Number of products.
         seed: Another seed makes another shop.
         style: ``full`` or ``simple``.
     """
@@ -50,17 +50,17 @@ def goals(catalog: Catalog, size: int, seed: int, *, style: str = "full") -> Ite
 
     Args:
         catalog: Holds what `products` made.
-        size: How many products of it are asked for.
+        size: Number of products that get goals.
         seed: Another seed makes other goals.
         style: The style of the products.
     """
     total = goal_count(size)
-    chosen = min(size, total)
-    numbers = [place * size // chosen for place in range(chosen)] if chosen else []
-    rounds = math.ceil(total / chosen) if chosen else 0
-    rows = [_wishes(catalog.product(number), number, rounds, seed, style) for number in numbers]
-    for place in range(total):
-        yield rows[place % chosen][place // chosen]
+    num_chosen = min(size, total)
+    numbers = [index * size // num_chosen for index in range(num_chosen)] if num_chosen else []
+    rounds = math.ceil(total / num_chosen) if num_chosen else 0
+    rows = [_product_goals(catalog.product(number), number, rounds, seed, style) for number in numbers]
+    for index in range(total):
+        yield rows[index % num_chosen][index // num_chosen]
 
 
 def goal_count(size: int) -> int:
@@ -68,22 +68,19 @@ def goal_count(size: int) -> int:
     return min(size * GOALS_A_PRODUCT, MOST_GOALS)
 
 
-def _wishes(product: Product, number: int, count: int, seed: int, style: str) -> list[Goal]:
+def _product_goals(product: Product, number: int, count: int, seed: int, style: str) -> list[Goal]:
     words = vocabulary(style)
     kind = words.by_query.get(product.query)
     if kind is None:
-        raise UsageError(
-            f"Product {product.asin} ({product.query!r}) is not of a synthetic shop in {style} style; "
-            "goals are made for what products() made, in the same style."
-        )
+        raise UsageError(f"{product.asin} ({product.query!r}) is not a synthetic product in {style} style.")
     return goal_texts(product, kind, count, words, endless_draws("webshop goals", style, seed, number), style)
 
 
 def _asin(number: int) -> str:
     """A name that no other number has: B0 and eight digits and consonants, so that none reads as a word."""
-    rest = number * _STRIDE % _NAMES
+    remainder = number * _STRIDE % _NAMES
     letters = []
     for _ in range(8):
-        rest, place = divmod(rest, len(_LETTERS))
-        letters.append(_LETTERS[place])
+        remainder, digit = divmod(remainder, len(_LETTERS))
+        letters.append(_LETTERS[digit])
     return "B0" + "".join(letters)

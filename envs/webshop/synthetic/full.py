@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from string import Formatter
+from typing import NamedTuple
 
 from rollgym.envs.webshop.synthetic.rng import Rng
 from rollgym.envs.webshop.synthetic.words import Option, ProductType, Vocabulary, bare
@@ -21,12 +22,21 @@ _CAPITALS = frozenset(("b", "bpa", "c", "e", "gmo", "gps", "hdmi", "led", "tv", 
 _SMALL = frozenset(("a", "an", "and", "for", "in", "the", "to", "with"))
 
 
+class _Draft(NamedTuple):
+    """The choices that the texts of a product share."""
+
+    kind: ProductType
+    phrases: dict[str, str]
+    qualities: list[str]
+    features: list[str]
+
+
 def full_product(asin: str, words: Vocabulary, draw: Rng) -> Product:
     """The product that the draws make."""
     kind = draw.pick_early(draw.pick_early(draw.pick(words.departments)))
     qualities = draw.some(kind.qualities, 2 + draw.below(3))
     features = draw.some(kind.features, 1 + draw.below(3))
-    says = {
+    phrases = {
         "brand": draw.pick(words.brands),
         "line": draw.pick(words.lines),
         "word": draw.pick(kind.words),
@@ -36,13 +46,14 @@ def full_product(asin: str, words: Vocabulary, draw: Rng) -> Product:
         "quality2": qualities[1],
         "feature": bare(features[0]),
     }
-    title, nouns = _title(draw.pick(words.titles), says, words)
+    draft = _Draft(kind, phrases, qualities, features)
+    title, nouns = _title(draw.pick(words.titles), phrases, words)
     prices, price = _prices(kind, draw)
     return Product(
         asin=asin,
         title=title,
-        description=_description(kind, says, qualities, features, words, draw),
-        bullets=_bullets(kind, says, qualities, features, words, draw),
+        description=_description(draft, words, draw),
+        bullets=_bullets(draft, words, draw),
         category=kind.category,
         query=kind.query,
         product_category=kind.path,
@@ -55,9 +66,9 @@ def full_product(asin: str, words: Vocabulary, draw: Rng) -> Product:
 
 
 def choose_options(kind: ProductType, count: int, spread: int, draw: Rng) -> dict[str, tuple[str, ...]]:
-    """So many options, each with two values or up to ``spread`` - 1 more."""
-    chosen = draw.in_order(kind.options, count)
-    return {option.name: _values(option, 2 + draw.below(spread), draw) for option in chosen}
+    """Choose ``count`` options, each with 2 to ``spread`` + 1 values."""
+    options = draw.in_order(kind.options, count)
+    return {option.name: _values(option, 2 + draw.below(spread), draw) for option in options}
 
 
 def _values(option: Option, count: int, draw: Rng) -> tuple[str, ...]:
@@ -65,30 +76,23 @@ def _values(option: Option, count: int, draw: Rng) -> tuple[str, ...]:
     return tuple(value if isinstance(value, str) else draw.pick(value) for value in values)
 
 
-def _title(pattern: str, says: dict[str, str], words: Vocabulary) -> tuple[str, tuple[str, ...]]:
-    phrases = {name: says[name] for name in _fields(pattern)}
+def _title(pattern: str, phrases: dict[str, str], words: Vocabulary) -> tuple[str, tuple[str, ...]]:
+    phrases = {name: phrases[name] for name in _fields(pattern)}
     title = pattern.format_map({name: headline(phrase) for name, phrase in phrases.items()})
     return title, tuple(noun for phrase in phrases.values() for noun in words.nouns(phrase))
 
 
-def _description(
-    kind: ProductType,
-    says: dict[str, str],
-    qualities: list[str],
-    features: list[str],
-    words: Vocabulary,
-    draw: Rng,
-) -> str:
-    this, verb, comes = _SPEAK[kind.form]
-    notes = draw.some(kind.notes, 2)
-    fields = says | {
+def _description(draft: _Draft, words: Vocabulary, draw: Rng) -> str:
+    this, verb, comes = _SPEAK[draft.kind.form]
+    notes = draw.some(draft.kind.notes, 2)
+    fields = draft.phrases | {
         "this": this,
         "This": this.capitalize(),
         "is": verb,
         "comes": comes,
-        "type": spell(kind.name),
-        "quality": spell(draw.pick(qualities)),
-        "feature": spell(draw.pick(features)),
+        "type": spell(draft.kind.name),
+        "quality": spell(draw.pick(draft.qualities)),
+        "feature": spell(draw.pick(draft.features)),
         "note": notes[0],
         "note2": notes[1],
     }
@@ -96,21 +100,14 @@ def _description(
     return text[0].upper() + text[1:]
 
 
-def _bullets(
-    kind: ProductType,
-    says: dict[str, str],
-    qualities: list[str],
-    features: list[str],
-    words: Vocabulary,
-    draw: Rng,
-) -> tuple[str, ...]:
+def _bullets(draft: _Draft, words: Vocabulary, draw: Rng) -> tuple[str, ...]:
     patterns = words.bullets
-    told = [quality for quality in qualities if draw.chance(TOLD)]
-    named = [feature for feature in features if draw.chance(TOLD)]
-    fields = {"type": spell(kind.name), "word": says["word"]}
-    lines = [draw.pick(patterns.use).format(says["use"])]
-    lines += [draw.pick(patterns.quality).format(spell(quality), **fields) for quality in told]
-    lines += [draw.pick(patterns.feature).format(spell(feature)) for feature in named]
+    told_qualities = [quality for quality in draft.qualities if draw.chance(TOLD)]
+    told_features = [feature for feature in draft.features if draw.chance(TOLD)]
+    fields = {"type": spell(draft.kind.name), "word": draft.phrases["word"]}
+    lines = [draw.pick(patterns.use).format(draft.phrases["use"])]
+    lines += [draw.pick(patterns.quality).format(spell(quality), **fields) for quality in told_qualities]
+    lines += [draw.pick(patterns.feature).format(spell(feature)) for feature in told_features]
     lines = [line[0].upper() + line[1:] for line in lines]
     return tuple(draw.some(lines, len(lines)))
 

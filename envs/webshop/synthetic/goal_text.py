@@ -1,4 +1,4 @@
-"""What customers of synthetic shops ask for, in many wordings (full style) or a few (simple style)."""
+"""Goals of synthetic shops, in many wordings (full style) or a few (simple style)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollgym.envs.webshop.types import Goal, Product
 
 ATTRIBUTE_COUNTS = {"full": (1, 2, 2, 3), "simple": (1, 1, 2)}
 BOUNDS = {"full": (0, 1, 2, 3), "simple": (0, 0, 1)}
-"""A price bound is the next round number above the price, or so many further."""
+"""A price bound is the next round number above the price, or this many steps further."""
 STEPS = {"full": ((30, 5), (100, 10), (math.inf, 25)), "simple": ((math.inf, 10),)}
 """How round: below the one, a multiple of the other."""
 FORGET = 0.15
@@ -23,7 +23,7 @@ _AN = ("led", "hdmi")
 def goal_texts(
     product: Product, kind: ProductType, count: int, words: Vocabulary, draw: Rng, style: str
 ) -> list[Goal]:
-    """So many different goals that the product fulfils.
+    """Return ``count`` different goals that the product fulfils.
 
     At most six: a simple product with two attributes and no options has no more.
     """
@@ -33,8 +33,7 @@ def goal_texts(
         options = _options(product, draw)
         bound = _bound(product.price, style, draw)
         key = (*sorted(attributes), *sorted(options.items()), bound)
-        say = simple_instruction if style == "simple" else full_instruction
-        text = say(kind, attributes, options, bound, words, draw)
+        text = write_instruction(kind, attributes, options, bound, words, draw, style)
         goal = Goal(
             asin=product.asin,
             instruction=text,
@@ -58,32 +57,23 @@ def _bound(price: float, style: str, draw: Rng) -> int:
     return step * (int(price / step) + 1 + draw.pick(BOUNDS[style]))
 
 
-def simple_instruction(
+def write_instruction(
     kind: ProductType,
     attributes: Sequence[str],
     options: dict[str, str],
     bound: int,
     words: Vocabulary,
     draw: Rng,
+    style: str,
 ) -> str:
-    """An instruction in one of the few phrasings of the simple style."""
-    wanted = f"{' '.join(attributes)} {kind.name}"
-    chosen = "".join(f", {name} {value}" for name, value in options.items())
-    return f"{draw.pick(words.openers).format(wanted)}{chosen}, {words.price_clauses[0].format(bound)}"
-
-
-def full_instruction(
-    kind: ProductType,
-    attributes: Sequence[str],
-    options: dict[str, str],
-    bound: int,
-    words: Vocabulary,
-    draw: Rng,
-) -> str:
-    """An instruction as a person might write it."""
+    """Return an instruction in a few phrasings (simple style), or as a person might write it (full style)."""
+    opener = draw.pick(words.openers)
+    if style == "simple":
+        text = opener.format(f"{' '.join(attributes)} {kind.name}")
+        text += "".join(f", {name} {value}" for name, value in options.items())
+        return f"{text}, {words.price_clauses[0].format(bound)}"
     qualities = [text for text in attributes if text in kind.qualities]
     features = [text for text in kind.features if bare(text) in attributes]
-    opener = draw.pick(words.openers)
     if draw.chance(0.3):
         text = opener.format(_with_article(kind, kind.name)) + _end(opener)
         text += _demands(kind, qualities, features) + _choices(options)
@@ -113,13 +103,13 @@ def _demands(kind: ProductType, qualities: list[str], features: list[str]) -> st
 
 
 def _choices(options: dict[str, str]) -> str:
-    said = [f"the {name} should be {value}" for name, value in options.items()]
-    return f" {join(said).capitalize()}." if said else ""
+    phrases = [f"the {name} should be {value}" for name, value in options.items()]
+    return f" {join(phrases).capitalize()}." if phrases else ""
 
 
 def _asked(kind: ProductType, options: dict[str, str], draw: Rng) -> list[str]:
-    ways = {option.name: option.say for option in kind.options}
-    return [draw.pick(ways[name]).format(value) for name, value in options.items()]
+    patterns = {option.name: option.say for option in kind.options}
+    return [draw.pick(patterns[name]).format(value) for name, value in options.items()]
 
 
 def _with_article(kind: ProductType, phrase: str) -> str:

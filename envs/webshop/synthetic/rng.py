@@ -10,7 +10,7 @@ from rollgym.core.seeding import derive_rng
 _T = TypeVar("_T")
 
 BLOCK, WIDTH = 1000, 128
-"""So many products share a generator, and each has so many numbers of it: more than any needs."""
+"""Products per generator, and random numbers per product: more than any needs."""
 
 
 class Rng:
@@ -43,17 +43,17 @@ class Rng:
         return items[int(self.between(0, len(items)))]
 
     def some(self, items: Sequence[_T], count: int) -> list[_T]:
-        """So many different ones (or all there are), in an order by chance."""
-        rest = list(items)
-        count = min(count, len(rest))
-        for place in range(count):
-            other = place + int(next(self._numbers) * (len(rest) - place))
-            rest[place], rest[other] = rest[other], rest[place]
-        return rest[:count]
+        """Draw ``count`` different items (or all), in random order."""
+        pool = list(items)
+        count = min(count, len(pool))
+        for index in range(count):
+            other = index + int(next(self._numbers) * (len(pool) - index))
+            pool[index], pool[other] = pool[other], pool[index]
+        return pool[:count]
 
     def in_order(self, items: Sequence[_T], count: int) -> list[_T]:
-        """So many different ones (or all there are), in their own order."""
-        return [items[place] for place in sorted(self.some(range(len(items)), count))]
+        """Draw ``count`` different items (or all), in their original order."""
+        return [items[index] for index in sorted(self.some(range(len(items)), count))]
 
 
 def numbered_draws(size: int, *parts: object) -> Iterator[Rng]:

@@ -13,7 +13,7 @@ OPTION_COUNTS = (0, 1, 1, 1, 1, 2)
 
 
 def simple_product(asin: str, words: Vocabulary, draw: Rng) -> Product:
-    """The product that the draws make: its title tells all its attributes."""
+    """Make a product from the draws; its title names all its attributes."""
     kind = draw.pick_early(draw.pick_early(draw.pick(words.departments)))
     qualities = tuple(draw.some(kind.qualities, 2 + draw.below(2)))
     title = f"{' '.join(qualities)} {kind.name}"

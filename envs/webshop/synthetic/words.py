@@ -12,17 +12,17 @@ from importlib import resources
 
 import msgspec
 
-from rollgym.core.errors import UnknownName
+from rollgym.envs.arguments import check_choice
 
 STYLES = ("full", "simple")
 
 
 class Option(msgspec.Struct, frozen=True):
-    """Something to choose. Of values that stand in one list, a product has one at the most."""
+    """An option. Of values in one list, a product has at most one."""
 
     name: str
     say: tuple[str, ...]
-    """How an instruction asks for a value."""
+    """Phrases for a value in an instruction."""
     values: tuple[str | tuple[str, ...], ...]
 
 
@@ -86,7 +86,7 @@ class ProductType(msgspec.Struct, frozen=True, kw_only=True):
     query: str
     """Its plural, which the shop searches by."""
     form: str
-    """``one`` (a lamp), ``many`` (earbuds) or ``some`` (rice): how sentences speak of it."""
+    """``one`` (a lamp), ``many`` (earbuds) or ``some`` (rice): its form in sentences."""
     category: str
     path: str
     price: tuple[int, int]
@@ -126,17 +126,16 @@ class Vocabulary:
     def _nouns(self, phrase: str) -> tuple[str, ...]:
         """The nouns of a phrase of this vocabulary, in order."""
         words = phrase.lower().split()
-        verbs = {place + 1 for place, word in enumerate(words) if word == "to"}
+        verbs = {index + 1 for index, word in enumerate(words) if word == "to"}
         return tuple(
-            word for place, word in enumerate(words) if place not in verbs and word not in self._not_nouns
+            word for index, word in enumerate(words) if index not in verbs and word not in self._not_nouns
         )
 
 
 @functools.cache
 def vocabulary(style: str) -> Vocabulary:
     """The words of a style: ``full``, or ``simple`` with few and short ones."""
-    if style not in STYLES:
-        raise UnknownName("style of shop", style, STYLES)
+    check_choice("style of shop", style, STYLES)
     text = resources.files(__package__).joinpath(f"{style}.json").read_bytes()
     return Vocabulary(msgspec.json.decode(text, type=_File))
 

@@ -33,9 +33,9 @@ def test_no_key_is_sent_where_there_is_none(endpoint: Any, play: Any, monkeypatc
 
 def test_the_key_does_not_show_in_the_agent_or_its_record(keyed: Any) -> None:
     agent = keyed.keyed()
-    shown = [repr(agent), json.dumps(agent.describe()), json.dumps(agent.totals())]
-    shown += [repr(vars(part)) for part in (agent, agent.endpoint, agent.endpoint.http)]
-    assert not [text for text in shown if KEY in text]
+    texts = [repr(agent), json.dumps(agent.describe()), json.dumps(agent.totals())]
+    texts += [repr(vars(part)) for part in (agent, agent.endpoint, agent.endpoint.http)]
+    assert not [text for text in texts if KEY in text]
     assert agent.describe()["api_key_env"] == "MY_KEY"
 
 
@@ -58,9 +58,9 @@ def test_an_echoed_key_is_removed_from_errors(
     caplog.set_level(logging.DEBUG)
     with pytest.raises(AgentError) as caught:
         play(keyed.keyed(retries=0), "o1")
-    told = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + caplog.text
-    assert KEY[:10] not in told
-    assert "[api key]" in told or form == "at the cut"
+    text = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + caplog.text
+    assert KEY[:10] not in text
+    assert "[api key]" in text or form == "at the cut"
 
 
 @pytest.mark.parametrize("escape", [False, True])

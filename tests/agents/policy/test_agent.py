@@ -29,9 +29,9 @@ def agent(
     return PolicyAgent(engine or ScriptedEngine(reply), tokenizer or Spelt(), PolicyOptions(**options))
 
 
-def act(made: PolicyAgent, *observations: str, **spec: Any) -> list[AgentAction]:
+def act(policy: PolicyAgent, *observations: str, **spec: Any) -> list[AgentAction]:
     async def episode() -> list[AgentAction]:
-        player = made.player(brief(**spec))
+        player = policy.player(brief(**spec))
         return [await player.act(observation, {}) for observation in observations]
 
     return asyncio.run(episode())
@@ -54,16 +54,16 @@ def test_a_turn_reports_what_was_added_and_what_was_sampled():
 
 def test_requests_extend_one_another_under_unique_ids():
     engine = ScriptedEngine([*b"Up", END])
-    made = agent(engine=engine, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, max_tokens=9)
-    act(made, "hi", "ok")
-    act(made, "hi")
-    one, two, other = engine.requests
-    assert two.prompt_ids[: len(one.prompt_ids) + 3] == (*one.prompt_ids, *b"Up", END)
+    policy = agent(engine=engine, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, max_tokens=9)
+    act(policy, "hi", "ok")
+    act(policy, "hi")
+    first, second, other = engine.requests
+    assert second.prompt_ids[: len(first.prompt_ids) + 3] == (*first.prompt_ids, *b"Up", END)
     assert len({request.request_id for request in engine.requests}) == 3
-    assert one.session == two.session != other.session
-    assert one.session.startswith("e1")
-    assert one.sampling.stop_ids == (END, EOS)
-    sampling = one.sampling
+    assert first.session == second.session != other.session
+    assert first.session.startswith("e1")
+    assert first.sampling.stop_ids == (END, EOS)
+    sampling = first.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
     assert (sampling.min_p, sampling.max_tokens) == (0.1, 9)
 
@@ -85,16 +85,16 @@ def test_rows_can_be_put_together_from_the_moves():
 
     replies = iter([b"a", b"b!", b"c", b"d!", b"e"])
     engine = ScriptedEngine(lambda request: [*next(replies), END])
-    made = agent(engine=engine, tokenizer=Spelt(drops))
+    policy = agent(engine=engine, tokenizer=Spelt(drops))
 
-    moves = act(made, *["go"] * 5)
+    moves = act(policy, *["go"] * 5)
     assert [move.new_row for move in moves] == [False, False, True, False, True]
     row: tuple[int, ...] = ()
     for move, request in zip(moves, engine.requests, strict=True):
         row = move.prompt_ids if move.new_row else row + move.prompt_ids
         assert request.prompt_ids == row
         row += move.action_ids
-    assert made.totals()["new_rows"] == 2
+    assert policy.totals()["new_rows"] == 2
 
 
 def test_versions_that_change_in_the_middle_are_reported():
@@ -114,10 +114,10 @@ def test_versions_that_change_in_the_middle_are_reported():
 
 
 def test_an_action_is_taken_out_of_the_reply():
-    made = agent(spell("so<answer>Left</answer>") + (END,), parser="answer")
-    (move,) = act(made, "hi")
+    policy = agent(spell("so<answer>Left</answer>") + (END,), parser="answer")
+    (move,) = act(policy, "hi")
     assert (move.action, move.response) == ("Left", "so<answer>Left</answer>")
-    assert made.totals()["format_misses"] == 0
+    assert policy.totals()["format_misses"] == 0
     misses = agent(spell("Left") + (END,), parser="answer")
     assert act(misses, "hi")[0].action == "Left"
     assert misses.totals()["format_misses"] == 1
@@ -148,21 +148,21 @@ def test_where_the_instructions_stand(options, start):
 
 def test_a_full_context_is_a_separate_outcome():
     prompt = len(spell("<start>u:hi<end>\n<start>a:"))
-    made = agent(engine=ScriptedEngine([*b"Up", END], context_length=prompt), instructions=False)
+    policy = agent(engine=ScriptedEngine([*b"Up", END], context_length=prompt), instructions=False)
     with pytest.raises(ContextFull, match=rf"^The conversation has {prompt} tokens before turn 1,"):
-        act(made, "hi")
-    assert made.totals()["context_full"] == 1
+        act(policy, "hi")
+    assert policy.totals()["context_full"] == 1
 
 
 def test_a_reply_is_as_long_as_there_is_room():
     prompt = len(spell("<start>u:hi<end>\n<start>a:"))
     engine = ScriptedEngine([*b"Up", END], context_length=prompt + 2)
-    made = agent(engine=engine, instructions=False, max_tokens=50)
-    (move,) = act(made, "hi")
+    policy = agent(engine=engine, instructions=False, max_tokens=50)
+    (move,) = act(policy, "hi")
     assert engine.requests[0].sampling.max_tokens == 2
     assert (move.action, move.finish_reason) == ("Up", "length")
     with pytest.raises(ContextFull, match="before turn 2"):
-        act(made, "hi", "ok")
+        act(policy, "hi", "ok")
 
 
 def test_cancelling_a_turn_stops_the_engine():
@@ -209,45 +209,45 @@ def test_a_template_that_fails_later_is_the_agents_failure():
 
 
 def test_players_share_no_conversation():
-    made = agent()
+    policy = agent()
 
     async def both() -> list[AgentAction]:
-        one, two = made.player(brief()), made.player(brief(episode_id="e2"))
-        moves = await asyncio.gather(one.act("a", {}), two.act("b", {}))
-        return [*moves, await one.act("c", {})]
+        first, second = policy.player(brief()), policy.player(brief(episode_id="e2"))
+        moves = await asyncio.gather(first.act("a", {}), second.act("b", {}))
+        return [*moves, await first.act("c", {})]
 
-    one, two, three = asyncio.run(both())
-    assert one.prompt_ids == spell(f"{PROMPT}<start>u:a<end>\n<start>a:")
-    assert two.prompt_ids == spell(f"{PROMPT}<start>u:b<end>\n<start>a:")
-    assert three.prompt_ids == spell("\n<start>u:c<end>\n<start>a:")
+    first, second, third = asyncio.run(both())
+    assert first.prompt_ids == spell(f"{PROMPT}<start>u:a<end>\n<start>a:")
+    assert second.prompt_ids == spell(f"{PROMPT}<start>u:b<end>\n<start>a:")
+    assert third.prompt_ids == spell("\n<start>u:c<end>\n<start>a:")
 
 
 def test_an_engine_that_was_given_stays_open_and_one_that_was_made_is_closed():
-    given = ScriptedEngine([END])
-    asyncio.run(agent(engine=given).close())
-    assert not given.closed
+    engine = ScriptedEngine([END])
+    asyncio.run(agent(engine=engine).close())
+    assert not engine.closed
     engines: list[ScriptedEngine] = []
 
     def make() -> ScriptedEngine:
         engines.append(ScriptedEngine([END]))
         return engines[-1]
 
-    made = agent(engine=make)
-    asyncio.run(made.close())
+    policy = agent(engine=make)
+    asyncio.run(policy.close())
     assert engines == []
-    act(made, "hi")
-    act(made, "hi")
-    asyncio.run(made.close())
+    act(policy, "hi")
+    act(policy, "hi")
+    asyncio.run(policy.close())
     assert [engine.closed for engine in engines] == [True]
 
 
 def test_the_agent_says_what_it_is_and_what_it_took():
-    made = agent(max_tokens=8)
-    moves = act(made, "hi", "ok")
-    assert isinstance(made, Agent)
-    assert made.describe()["max_tokens"] == 8
-    assert made.describe()["template_text"] == "{instructions}\n\n{format}"
-    totals = made.totals()
+    policy = agent(max_tokens=8)
+    moves = act(policy, "hi", "ok")
+    assert isinstance(policy, Agent)
+    assert policy.describe()["max_tokens"] == 8
+    assert policy.describe()["template_text"] == "{instructions}\n\n{format}"
+    totals = policy.totals()
     assert (totals["requests"], totals["completion_tokens"]) == (2, 6)
     assert totals["prompt_tokens"] == 2 * len(moves[0].prompt_ids) + 3 + len(moves[1].prompt_ids)
 

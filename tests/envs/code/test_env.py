@@ -17,9 +17,9 @@ TASK: dict[str, Any] = {"task": 3, "split": "test"}
 
 @pytest.fixture
 def env(sandbox: Sandbox) -> Iterator[CodeEnv]:
-    made = CodeEnv(sandbox={"limits": {"seconds": 60}})
-    yield made
-    made.close()
+    code_env = CodeEnv(sandbox={"limits": {"seconds": 60}})
+    yield code_env
+    code_env.close()
 
 
 def block(code: str) -> str:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rollgym.envs.code.actions import answered, defines, submits, taken_apart
-from rollgym.envs.code.compare import same, shown
-from rollgym.envs.code.formatting import cut, masked, told, told_tests
+from rollgym.envs.code.actions import defines, parse_action, parse_answer, submits
+from rollgym.envs.code.compare import format_value, values_equal
+from rollgym.envs.code.formatting import cut, format_run, format_test_results, masked
 from rollgym.envs.code.harness import NotData, decode, encode
 from rollgym.envs.code.judge import Result
-from rollgym.envs.code.questions import read_number, right
+from rollgym.envs.code.questions import is_right, read_number
 from rollgym.sandbox.types import Ended, Limits, Ran
 
 Point = namedtuple("Point", "x y")
@@ -78,7 +78,7 @@ def test_what_is_not_data_is_refused() -> None:
     ],
 )
 def test_when_two_values_are_the_same_answer(found: Any, expected: Any, equal: bool) -> None:
-    assert same(encode(found), encode(expected)) is equal
+    assert values_equal(encode(found), encode(expected)) is equal
 
 
 def test_what_a_liar_may_send_is_compared_without_harm() -> None:
@@ -94,52 +94,52 @@ def test_what_a_liar_may_send_is_compared_without_harm() -> None:
         deep,
         {"tuple": 5},
     ):
-        assert not same(lie, encode([1]))
-        assert not same(lie, encode({1: 2}))
-        assert shown(lie)
+        assert not values_equal(lie, encode([1]))
+        assert not values_equal(lie, encode({1: 2}))
+        assert format_value(lie)
 
 
 def test_values_are_shown_as_python_writes_them_and_sets_in_order() -> None:
     value = {"b": (1,), "a": [None, "x"]}
-    assert shown(encode(value)) == repr(value)
-    assert shown(encode({"pear", "apple", "fig"})) == "{'apple', 'fig', 'pear'}"
-    assert shown(encode(set())) == "set()"
-    assert shown(encode("y" * 500)).endswith("(502 characters)")
+    assert format_value(encode(value)) == repr(value)
+    assert format_value(encode({"pear", "apple", "fig"})) == "{'apple', 'fig', 'pear'}"
+    assert format_value(encode(set())) == "set()"
+    assert format_value(encode("y" * 500)).endswith("(502 characters)")
 
 
 def test_a_block_is_taken_out_of_an_action() -> None:
-    said = taken_apart("Let me try.\n```python\nx = 1\nprint(x)\n```\nThat is it.")
-    assert said.blocks == ("x = 1\nprint(x)\n",)
-    assert "Let me try." in said.rest
-    assert "That is it." in said.rest
-    assert not submits(said)
+    parsed = parse_action("Let me try.\n```python\nx = 1\nprint(x)\n```\nThat is it.")
+    assert parsed.blocks == ("x = 1\nprint(x)\n",)
+    assert "Let me try." in parsed.text
+    assert "That is it." in parsed.text
+    assert not submits(parsed)
 
 
 @pytest.mark.parametrize("fence", ["```", "```py", "```Python", "  ``` python3"])
 def test_fences_may_name_python_or_nothing(fence: str) -> None:
-    assert taken_apart(f"{fence}\nx = 1\n```").blocks == ("x = 1\n",)
+    assert parse_action(f"{fence}\nx = 1\n```").blocks == ("x = 1\n",)
 
 
 def test_other_languages_and_inline_code_are_no_blocks() -> None:
-    assert taken_apart("```bash\nls\n").blocks == ()
-    assert taken_apart("use `x` and ```y``` here").blocks == ()
+    assert parse_action("```bash\nls\n").blocks == ()
+    assert parse_action("use `x` and ```y``` here").blocks == ()
 
 
 def test_an_unclosed_last_block_counts_and_two_blocks_are_two() -> None:
-    assert taken_apart("```python\nx = 1").blocks == ("x = 1\n",)
-    assert len(taken_apart("```\na\n```\n```\nb\n```").blocks) == 2
+    assert parse_action("```python\nx = 1").blocks == ("x = 1\n",)
+    assert len(parse_action("```\na\n```\n```\nb\n```").blocks) == 2
 
 
 @pytest.mark.parametrize(
     "text", ["submit", " Submit. ", "`submit`", "done\nSUBMIT", "```python\nx\n```\nsubmit"]
 )
 def test_submit_is_read_forgivingly(text: str) -> None:
-    assert submits(taken_apart(text))
+    assert submits(parse_action(text))
 
 
 @pytest.mark.parametrize("text", ["```python\nsubmit\n```", "I will submit now", "submit()"])
 def test_submit_inside_a_block_or_a_sentence_is_none(text: str) -> None:
-    assert not submits(taken_apart(text))
+    assert not submits(parse_action(text))
 
 
 def test_which_blocks_define_the_function() -> None:
@@ -156,7 +156,7 @@ def test_which_blocks_define_the_function() -> None:
     [("answer: 408", "408"), ("So.\nAnswer = 3.5.", "3.5"), ("**Final answer:** 7", "7"), ("x", None)],
 )
 def test_an_answer_is_taken_out_of_an_action(text: str, value: str | None) -> None:
-    assert answered(taken_apart(text)) == value
+    assert parse_answer(parse_action(text)) == value
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,9 @@ def test_numbers_are_read_from_text(text: str, value: float | None) -> None:
 
 
 def test_an_answer_may_differ_by_rounding_only() -> None:
-    assert right(0.1 + 0.2, 0.3)
-    assert not right(0.3001, 0.3)
-    assert not right(10**12 + 10**4, 10**12)
+    assert is_right(0.1 + 0.2, 0.3)
+    assert not is_right(0.3001, 0.3)
+    assert not is_right(10**12 + 10**4, 10**12)
 
 
 def _ran(**changes: Any) -> Ran:
@@ -187,16 +187,18 @@ def _ran(**changes: Any) -> Ran:
 
 def test_an_execution_is_told_in_plain_sentences() -> None:
     limits = Limits(seconds=3, memory_mb=64)
-    assert told(_ran(), limits, 100) == "It ran and printed nothing."
-    assert told(_ran(stdout="hi\n"), limits, 100) == "stdout:\nhi"
+    assert format_run(_ran(), limits, 100) == "It ran and printed nothing."
+    assert format_run(_ran(stdout="hi\n"), limits, 100) == "stdout:\nhi"
     killed = _ran(exit_code=None, ended=Ended.TIMEOUT, state="rolled_back")
-    assert told(killed, limits, 100) == (
+    assert format_run(killed, limits, 100) == (
         "It was stopped after 3 seconds. The session is as it was before this block."
     )
-    memory = told(_ran(exit_code=None, ended=Ended.MEMORY, state="lost"), limits, 100)
+    memory = format_run(_ran(exit_code=None, ended=Ended.MEMORY, state="lost"), limits, 100)
     assert "64 MB" in memory
     assert "lost" in memory
-    assert told(_ran(stderr="oh", exit_code=4), limits, 100) == "stderr:\noh\nIt ended with exit code 4."
+    assert (
+        format_run(_ran(stderr="oh", exit_code=4), limits, 100) == "stderr:\noh\nIt ended with exit code 4."
+    )
 
 
 def test_addresses_are_masked_and_small_numbers_are_not() -> None:
@@ -211,6 +213,6 @@ def test_long_output_keeps_its_head_and_tail() -> None:
 
 def test_results_of_public_tests_name_the_failures() -> None:
     results = [Result(True), Result(False, "it returned 3")]
-    assert told_tests(["f(1) == 1", "f(2) == 2"], results) == (
+    assert format_test_results(["f(1) == 1", "f(2) == 2"], results) == (
         "Public tests: 1 of 2 passed.\nfailed: f(2) == 2: it returned 3"
     )

@@ -35,8 +35,9 @@ CHEATS: Mapping[str, str] = {
         "def f(xs):\n    return xs"
     ),
     "finds the way out and speaks for the judge": (
-        "import sys\nframe = sys._getframe()\nwhile 'say' not in frame.f_locals:\n    frame = frame.f_back\n"
-        "say = frame.f_locals['say']\n"
+        "import sys\nframe = sys._getframe()\n"
+        "while 'write_line' not in frame.f_locals:\n    frame = frame.f_back\n"
+        "say = frame.f_locals['write_line']\n"
         "for i in range(-1, 3):\n"
         "    say([i, 'passed', '']); say([i, 'value', True, []]); say([i, 'calls', []])\n"
         "def f(xs):\n    return None"
@@ -50,7 +51,7 @@ CHEATS: Mapping[str, str] = {
         "def f(xs):\n    return None"
     ),
     "patches the judge's functions": (
-        "import __main__\nfor name in ('encode', 'same', '_one', '_judged', 'decide'):\n"
+        "import __main__\nfor name in ('encode', 'values_equal', '_run_call', '_run_test', 'decide'):\n"
         "    setattr(__main__, name, lambda *a: [0, 'passed', ''])\n"
         "def f(xs):\n    return xs"
     ),
@@ -123,14 +124,14 @@ def test_no_cheat_passes_a_test(sandbox: Sandbox, tests: Cases | Asserts, cheat:
 SPEAK = """
 import os, sys
 frame = sys._getframe()
-while "say" not in frame.f_locals:
+while "write_line" not in frame.f_locals:
     frame = frame.f_back
-say = frame.f_locals["say"]
+say = frame.f_locals["write_line"]
 inner = dict(zip(say.__code__.co_freevars, (cell.cell_contents for cell in say.__closure__)))
 def speak(value):
     for number in range(3):
         line = inner["nonce"] + ' [' + str(number) + ', "value", ' + value + ', []]' + chr(10)
-        os.write(inner["out"], line.encode())
+        os.write(inner["output_fd"], line.encode())
 speak({value})
 os._exit(0)
 """
@@ -262,8 +263,8 @@ SECRET = "SECRET-" + "271828182"
 
 def test_the_scanner_finds_what_is_in_its_memory(sandbox: Sandbox) -> None:
     """Else the next test would show nothing."""
-    (found,) = answers_of(SolutionJudge(sandbox, QUICK), SCAN, "f", [[f"SECRET-{314159265}"]])
-    assert found[:2] == ["value", f"SECRET-{314159265}"]
+    (answer,) = answers_of(SolutionJudge(sandbox, QUICK), SCAN, "f", [[f"SECRET-{314159265}"]])
+    assert answer[:2] == ["value", f"SECRET-{314159265}"]
 
 
 @pytest.mark.parametrize(

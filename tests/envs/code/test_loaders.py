@@ -142,9 +142,9 @@ def test_gzip_and_one_json_list_are_read_too(tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_set_follows_its_content(tmp_path: Path) -> None:
-    one = load_problems(write(tmp_path, OWN)).tasks.name
+    name = load_problems(write(tmp_path, OWN)).tasks.name
     two = load_problems(write(tmp_path, OWN | {"tests": [[[3], 6], [[1], 2]]})).tasks.name
-    assert one != two
+    assert name != two
 
 
 def test_asserts_of_ones_own_without_a_reference(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_asserts_of_ones_own_without_a_reference(sandbox: Sandbox, tmp_path: Pat
         ({"function": "f", "tests": [[[1], 1]]}, "it has no 'statement'"),
         (OWN | {"statement": 3}, "its statement is 3; text was expected"),
         (OWN, "two problems called"),
-        ({"some": "thing"}, "in no known form"),
+        ({"some": "thing"}, "has an unknown form"),
         ([1], "an object was expected"),
         (MBPP | {"test_list": "assert"}, "a list of texts was expected"),
         (MBPP | {"test_list": ["assert other(1)"]}, "no function of its code"),
@@ -210,7 +210,7 @@ def test_questions_of_a_file_have_their_number_after_four_signs(tmp_path: Path) 
         {"question": "How many?", "answer": "3 and 4 make 7.\n#### 1,007"},
         {"question": "q", "answer": 2},
     )
-    assert [one.answer for one in load_questions(path)["train"]] == [1007, 2]
+    assert [question.answer for question in load_questions(path)["train"]] == [1007, 2]
     with pytest.raises(UsageError, match="line 1: its answer has no single number"):
         load_questions(write(tmp_path, {"question": "q", "answer": "#### none"}))
     with pytest.raises(UsageError, match="has no question"):
@@ -233,8 +233,11 @@ CANNOT = {
 
 @pytest.mark.parametrize("name", ["HumanEval.jsonl.gz", "sanitized-mbpp.json"])
 def test_some_public_references_pass_and_wrong_ones_do_not(sandbox: Sandbox, name: str) -> None:
-    found = real(name)
-    for problem in [*found[::25], *(one for one in found if one.key in ("HumanEval/32", "HumanEval/38"))]:
+    problems = real(name)
+    for problem in [
+        *problems[::25],
+        *(candidate for candidate in problems if candidate.key in ("HumanEval/32", "HumanEval/38")),
+    ]:
         assert problem.solution is not None
         assert passes(sandbox, problem, problem.solution), problem.key
         assert not passes(sandbox, problem, f"def {problem.name}(*a):\n    return 'wrong'\n"), problem.key
@@ -246,9 +249,13 @@ def test_some_public_references_pass_and_wrong_ones_do_not(sandbox: Sandbox, nam
     ("name", "count"), [("HumanEval.jsonl.gz", 164), ("sanitized-mbpp.json", 427), ("mbpp.jsonl", 974)]
 )
 def test_all_public_references_pass_and_wrong_ones_do_not(sandbox: Sandbox, name: str, count: int) -> None:
-    found = real(name)
-    assert len(found) == count
-    failed = {one.key for one in found if not passes(sandbox, one, one.solution or "")}
+    problems = real(name)
+    assert len(problems) == count
+    failed = {problem.key for problem in problems if not passes(sandbox, problem, problem.solution or "")}
     assert failed == CANNOT.get(name, set())
-    wrong = {one.key for one in found if passes(sandbox, one, f"def {one.name}(*a):\n    return 'wrong'\n")}
+    wrong = {
+        problem.key
+        for problem in problems
+        if passes(sandbox, problem, f"def {problem.name}(*a):\n    return 'wrong'\n")
+    }
     assert not wrong

@@ -102,9 +102,9 @@ def solved(info: dict[str, Any]) -> str:
 
 @pytest.fixture
 def tool(sandbox: Sandbox) -> Iterator[PythonToolEnv]:
-    made = PythonToolEnv(sandbox=COUNTED)
-    yield made
-    made.close()
+    tool_env = PythonToolEnv(sandbox=COUNTED)
+    yield tool_env
+    tool_env.close()
 
 
 @pytest.mark.parametrize("what", LEFTOVERS)

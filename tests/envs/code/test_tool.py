@@ -21,25 +21,25 @@ SETUP = AgentSetup(env_id="x")
 
 @pytest.fixture
 def tool(sandbox: Sandbox) -> Iterator[PythonToolEnv]:
-    made = PythonToolEnv()
-    yield made
-    made.close()
+    tool_env = PythonToolEnv()
+    yield tool_env
+    tool_env.close()
 
 
 @pytest.fixture
 def snippets(sandbox: Sandbox) -> Iterator[SnippetsEnv]:
-    made = SnippetsEnv()
-    yield made
-    made.close()
+    snippets_env = SnippetsEnv()
+    yield snippets_env
+    snippets_env.close()
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_kind_asks_different_questions_in_full(name: str) -> None:
     kind, rng = KINDS[name], np.random.default_rng(0)
-    asked = [kind.question(kind.choose(rng)) for _ in range(10)]
-    assert len({one.text for one in asked}) >= 9
-    assert len({one.answer for one in asked}) >= 5
-    assert not any("$" in one.text for one in asked)
+    questions = [kind.question(kind.choose(rng)) for _ in range(10)]
+    assert len({question.text for question in questions}) >= 9
+    assert len({question.answer for question in questions}) >= 5
+    assert not any("$" in question.text for question in questions)
 
 
 def test_answers_one_can_check_by_hand() -> None:
@@ -95,7 +95,9 @@ def test_questions_of_splits_differ() -> None:
     texts = {}
     for split in ("train", "test"):
         tasks = [env.tasks.task(split, i) for i in range(50)]
-        texts[split] = {env.tasks.draw(task, random_question, lambda one: one.text).text for task in tasks}
+        texts[split] = {
+            env.tasks.draw(task, random_question, lambda question: question.text).text for task in tasks
+        }
     assert not texts["train"] & texts["test"]
 
 
@@ -191,7 +193,9 @@ def test_goals_of_splits_differ() -> None:
     env = SnippetsEnv()
     goals = {
         split: {
-            env.tasks.draw(env.tasks.task(split, i), env._random_puzzle, lambda one: ", ".join(one.goal)).goal
+            env.tasks.draw(
+                env.tasks.task(split, i), env._random_puzzle, lambda puzzle: ", ".join(puzzle.goal)
+            ).goal
             for i in range(100)
         }
         for split in ("train", "dev", "test")

@@ -47,9 +47,9 @@ def test_values_are_found_as_whole_words_the_longest_first() -> None:
     options = {"size": ("large", "x-large"), "color": ("red", "navy"), "fit": ("regular", "slim")}
     assert matching_values(options, "A shirt in X-Large, not tired") == {"size": "x-large"}
     # A value that stands behind its option's name counts before one that stands anywhere.
-    said = "a navy style shirt with color: red, and size: large"
-    assert matching_values(options, said) == {"size": "large", "color": "red"}
-    assert matching_values({}, said) == {}
+    instruction = "a navy style shirt with color: red, and size: large"
+    assert matching_values(options, instruction) == {"size": "large", "color": "red"}
+    assert matching_values({}, instruction) == {}
     assert matching_values({"size": ("12 | 14", "c++ (new)")}, "size: 12 | 14") == {"size": "12 | 14"}
 
 
@@ -140,15 +140,15 @@ def test_the_oracle_gives_up_in_time_where_the_product_is_never_found(shop_folde
     spec = EpisodeSpec(episode_id="0", env_id=ID, env_seed=0, sampling_seed=0)
     player = agent.player(Briefing(spec=spec, instructions=""))
     goal = {"asin": "B1", "title": "Lost [x]", "options": ["red"]}
-    said = {"goal": goal, "instruction": "a thing", "options": {"color": ["red", "blue"]}}
-    results = {**said, "page": "results", "clickables": ["back to search", "next >", "b2"]}
-    assert player.choose("", {**said, "page": "search"}) == "search[a thing]"
+    facts = {"goal": goal, "instruction": "a thing", "options": {"color": ["red", "blue"]}}
+    results = {**facts, "page": "results", "clickables": ["back to search", "next >", "b2"]}
+    assert player.choose("", {**facts, "page": "search"}) == "search[a thing]"
     assert player.choose("", results) == "click[back to search]"
-    assert player.choose("", {**said, "page": "search"}) == "search[Lost x]"
+    assert player.choose("", {**facts, "page": "search"}) == "search[Lost x]"
     assert player.choose("", results) == "click[next >]"
     assert player.choose("", {**results, "clickables": ["back to search"]}) == "click[back to search]"
     # A person's goal names values only.
-    assert player.clicks({**said, "clickables": ["red", "blue"]}) == ["click[red]"]
+    assert player.clicks({**facts, "clickables": ["red", "blue"]}) == ["click[red]"]
 
 
 def test_nobody_is_told_the_goal_unless_it_is_asked_for(shop_folder: str) -> None:

@@ -64,8 +64,8 @@ def earned(env: WebShopEnv, player: str, count: int = EPISODES) -> list[float]:
 
 def figures(rewards: list[float]) -> tuple[float, float]:
     """The score and the success rate, both in percent."""
-    whole = len(rewards) / 100
-    return round(sum(rewards) / whole, 1), round(sum(reward == 1 for reward in rewards) / whole, 1)
+    percent = len(rewards) / 100
+    return round(sum(rewards) / percent, 1), round(sum(reward == 1 for reward in rewards) / percent, 1)
 
 
 @pytest.fixture(scope="module")
@@ -128,13 +128,13 @@ def imported(original: Original, tmp_path_factory: pytest.TempPathFactory) -> st
     golden = original.folder / "golden"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROLLGYM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        made = import_shop(
+        shop = import_shop(
             original.folder,
             name="original",
             prices=golden / "product_prices.json",
             nouns=golden / "title_nouns.json",
         )
-    return str(made.folder)
+    return str(shop.folder)
 
 
 @pytest.mark.parametrize(

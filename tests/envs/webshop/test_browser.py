@@ -37,9 +37,9 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def env(synthetic_folder: str) -> Iterator[WebShopBrowserEnv]:
-    made = WebShopBrowserEnv(synthetic_folder)
-    yield made
-    made.close()
+    browser_env = WebShopBrowserEnv(synthetic_folder)
+    yield browser_env
+    browser_env.close()
 
 
 def in_browser(text: WebShopEnv, action: str) -> str:
@@ -48,8 +48,8 @@ def in_browser(text: WebShopEnv, action: str) -> str:
     if name == "search":
         return f"type[e1][{argument}]"
     element = text.page.find(argument)
-    usable = [found for found in text.page.elements if found.key]
-    return f"click[e{1 + next(n for n, found in enumerate(usable) if found is element)}]"
+    usable = [item for item in text.page.elements if item.key]
+    return f"click[e{1 + next(n for n, item in enumerate(usable) if item is element)}]"
 
 
 def shopper(env: WebShopEnv, info: dict[str, Any], rng: np.random.Generator) -> str:
@@ -73,17 +73,17 @@ def drive_both_ways(folder: str, episodes: int, rules: str) -> int:
             while not over:
                 action = shopper(text, info, rng)
                 there = browser.step(in_browser(text, action))
-                here = text.step(action)
-                info = here[4]
-                assert here[1:4] == there[1:4], action
+                result = text.step(action)
+                info = result[4]
+                assert result[1:4] == there[1:4], action
                 for key in ("success", "valid", "purchased", "score", "page", "turns_left"):
-                    assert here[4].get(key) == there[4].get(key), (action, key)
+                    assert result[4].get(key) == there[4].get(key), (action, key)
                 assert browser.page == text.page
                 for element in text.page.elements:
                     assert " ".join(element.text.split()) in there[0]
-                over = here[2] or here[3]
-            purchases += here[2]
-            if here[2]:  # and the other way round: what was bought in the browser, bought in text
+                over = result[2] or result[3]
+            purchases += result[2]
+            if result[2]:  # and the other way round: what was bought in the browser, bought in text
                 assert buy_again(text, episode, there[4]["purchased"]) == there[1]
     finally:
         browser.close()
@@ -132,9 +132,9 @@ def test_an_episode_as_an_agent_sees_it(env: WebShopBrowserEnv) -> None:
     assert info["actions"][-1] == "back"
     seen, *_ = env.step(f" `click[ {link[1]} ]` ")
     for name, value in dict(env.goal.options).items():
-        found = re.search(rf'radiogroup "{name}".*?\[(e\d+)\] radio "{re.escape(value)}"', seen, re.DOTALL)
-        assert found
-        seen, *_ = env.step(f"click[{found[1]}]")
+        match = re.search(rf'radiogroup "{name}".*?\[(e\d+)\] radio "{re.escape(value)}"', seen, re.DOTALL)
+        assert match
+        seen, *_ = env.step(f"click[{match[1]}]")
         assert f'radio "{value}" (checked)' in seen
     buy = re.search(r'\[(e\d+)\] button "Buy Now"', seen)
     assert buy

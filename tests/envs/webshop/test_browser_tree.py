@@ -82,7 +82,8 @@ def test_without_chromium_the_fix_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", str(tmp_path))
     where = {"PLAYWRIGHT_BROWSERS_PATH": str(tmp_path / "browsers")}
     with pytest.raises(
-        UsageError, match="there is none.*playwright install chromium-headless-shell.*chromium="
+        UsageError,
+        match="Chromium, which was not found.*playwright install chromium-headless-shell.*chromium=",
     ):
         find_chromium(None, where)
     (tmp_path / "browsers" / "chromium_headless_shell-1").mkdir(parents=True)

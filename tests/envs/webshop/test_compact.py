@@ -38,13 +38,13 @@ def simple_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def pages(shop: Shop, *actions: str, goal: int = 0) -> list[Page]:
     """The pages one sees, from the first on."""
-    wanted, session = shop.catalog.goal(goal), Session("0")
-    seen = [view(shop, wanted, session)]
+    shop_goal, session = shop.catalog.goal(goal), Session("0")
+    seen = [view(shop, shop_goal, session)]
     for action in actions:
-        outcome = act(shop, wanted, session, shop_action(action, seen[-1]))
+        outcome = act(shop, shop_goal, session, shop_action(action, seen[-1]))
         assert outcome.valid, action
         session = outcome.session
-        seen.append(view(shop, wanted, session))
+        seen.append(view(shop, shop_goal, session))
     return seen
 
 
@@ -53,13 +53,13 @@ def test_pages_are_told_in_a_few_lines(hand_made_shop: Callable[[str], Shop]) ->
     start, results, item, chosen, back, done = pages(
         shop, "search blue mug", "open a", "choose x-large", "back", "open a"
     )
-    wish = "find me a hand made mug with color: rectangular, and size: x-large\n"
-    assert compact(start, shop) == f"{wish}start"
-    lines = compact(results, shop).removeprefix(wish).splitlines()
-    # What products lack, in the order of the instruction, and their letters; those that lack least come last.
+    request = "find me a hand made mug with color: rectangular, and size: x-large\n"
+    assert compact(start, shop) == f"{request}start"
+    lines = compact(results, shop).removeprefix(request).splitlines()
+    # What products lack, in the order of the request, and their letters; those that lack least come last.
     assert lines == ["page 1 more", "lacks rectangular x-large b c d e f g h i j", "lacks nothing a"]
     assert compact(item, shop) == (
-        f"{wish}item\n12.5 blue mug\nsize none | large | x-large\ncolor none | navy blue | rectangular\n"
+        f"{request}item\n12.5 blue mug\nsize none | large | x-large\ncolor none | navy blue | rectangular\n"
         "lacks x-large rectangular"
     )
     assert "size x-large | large | x-large\n" in compact(chosen, shop)
@@ -87,12 +87,12 @@ def test_what_a_product_lacks_is_read_off_it_and_the_others() -> None:
         _cup("Flat Cup with Lid", 8, 30, color=("navy blue", "red")),
         _cup("Plate", 20.5, color=("Navy Blue",), size=("small",)),
     ]
-    wish = "Find a flat cup with handle, color: Navy  Blue, size large, for under 20 dollars"
+    instruction = "Find a flat cup with handle, color: Navy  Blue, size large, for under 20 dollars"
     # Nobody here has a handle or the size large; of a range of prices the lower end counts.
-    assert lacks(found, wish) == [["flat", "navy blue"], [], ["flat", "cup", "price"]]
-    assert lacks(found[:1], wish) == [[]]
+    assert lacks(found, instruction) == [["flat", "navy blue"], [], ["flat", "cup", "price"]]
+    assert lacks(found[:1], instruction) == [[]]
     assert lacks(found, "red thing") == [[], [], ["red"]]
-    assert lacks([], wish) == []
+    assert lacks([], instruction) == []
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_every_listed_action_is_possible(shop_folder: str, rules: str) -> None:
 def test_what_is_not_possible_is_said_and_costs_a_turn(shop_folder: str) -> None:
     env = WebShopEnv(shop_folder, observation="compact")
     first, _ = env.reset(seed=0)
-    said, reward, _, _, info = env.step("open a")
-    assert (said, reward, info["valid"]) == (f"not possible\n{first}", 0.0, False)
+    observation, reward, _, _, info = env.step("open a")
+    assert (observation, reward, info["valid"]) == (f"not possible\n{first}", 0.0, False)
 
 
 def test_rewards_are_those_of_the_other_views(simple_folder: str) -> None:
@@ -238,14 +238,14 @@ def test_a_page_of_a_simple_shop_is_at_most_some_sixty_words(simple_folder: str)
 
 def test_all_words_of_a_simple_shop_are_known_beforehand(simple_folder: str) -> None:
     env = WebShopEnv(simple_folder, observation="compact")
-    known = {*env.words}
-    assert len(known) < 200
+    vocabulary = {*env.words}
+    assert len(vocabulary) < 200
     unknown: dict[str, Any] = {}
     for task in range(100):
         seen, _ = env.reset(options={"task": task, "split": "test"})
         for text in (seen, env.step("search")[0], env.step("open a")[0]):
             words = text.replace(",", " ").replace("|", " ").split()
-            unknown.update((w, text) for w in words if w.isalpha() and len(w) > 1 and w not in known)
+            unknown.update((w, text) for w in words if w.isalpha() and len(w) > 1 and w not in vocabulary)
     assert set(unknown) <= {"start", "page", "more", "item", "none", "lacks", "nothing", "price"}
     assert WebShopEnv(simple_folder).words == ()
 
@@ -261,10 +261,10 @@ def test_words_are_counted_once_a_product_and_rare_ones_left_out(
 
 @pytest.mark.parametrize("observation", ["text", "text_rich", "url", "html", "compact"])
 def test_every_view_tells_an_agent_how_to_act(shop_folder: str, observation: str) -> None:
-    told = WebShopEnv(shop_folder, observation=observation, max_turns=9).instructions
-    assert "one action per turn" in told
-    assert "You have 9 turns." in told
+    instructions = WebShopEnv(shop_folder, observation=observation, max_turns=9).instructions
+    assert "one action per turn" in instructions
+    assert "You have 9 turns." in instructions
     grammar = {"search[", "click[buy now]"}
     short = {"\n- open a:", "\n- choose red:", "\n- buy:"}
-    assert all(piece in told for piece in (short if observation == "compact" else grammar))
-    assert not any(piece in told for piece in (grammar if observation == "compact" else short))
+    assert all(piece in instructions for piece in (short if observation == "compact" else grammar))
+    assert not any(piece in instructions for piece in (grammar if observation == "compact" else short))

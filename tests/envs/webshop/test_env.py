@@ -61,8 +61,8 @@ def test_every_goal_can_be_fulfilled_within_the_turns(shop_folder: str) -> None:
 def _best(env: WebShopEnv) -> float:
     """All but the lamp and the fillers, which are not hand made, can earn everything."""
     goal = env.goal
-    whole = 2 + len(goal.options)
-    return 1.0 if "MUG" in goal.asin else (whole - 1) / whole
+    total = 2 + len(goal.options)
+    return 1.0 if "MUG" in goal.asin else (total - 1) / total
 
 
 def test_only_a_purchase_is_rewarded_and_told(shop_folder: str) -> None:
@@ -89,7 +89,7 @@ def test_the_turn_limit_truncates_unless_the_last_turn_buys(shop_folder: str) ->
 def test_what_is_not_possible_is_said_and_costs_nothing_but_the_turn(shop_folder: str, action: str) -> None:
     env = WebShopEnv(shop_folder)
     first, before = env.reset(seed=0, options={"task": 0})
-    said, reward, terminated, truncated, info = env.step(action)
+    observation, reward, terminated, truncated, info = env.step(action)
     assert (reward, terminated, truncated, info["valid"], info["success"]) == (
         0.0,
         False,
@@ -97,8 +97,8 @@ def test_what_is_not_possible_is_said_and_costs_nothing_but_the_turn(shop_folder
         False,
         False,
     )
-    assert said.startswith("Not possible: ")
-    assert said.endswith(first)
+    assert observation.startswith("Not possible: ")
+    assert observation.endswith(first)
     assert info["clickables"] == before["clickables"]
     original = WebShopEnv(shop_folder, rules="original")
     first, _ = original.reset(seed=0, options={"task": 0})
@@ -121,12 +121,12 @@ def test_info_has_what_the_page_offers(shop_folder: str) -> None:
 @pytest.mark.parametrize("rules", RULES)
 def test_every_listed_action_is_possible(shop_folder: str, rules: str) -> None:
     env = WebShopEnv(shop_folder, rules=rules)
-    way: list[str] = []
+    actions: list[str] = []
     for action in ["search[lamp]", "click[b000lamp02]", "click[description]"]:
-        listed = (play(env, *way)[-1][4] if way else env.reset(options={"task": 0})[1])["actions"]
+        listed = (play(env, *actions)[-1][4] if actions else env.reset(options={"task": 0})[1])["actions"]
         for offered in listed:
-            assert play(env, *way, offered)[-1][4]["valid"], offered
-        way.append(action)
+            assert play(env, *actions, offered)[-1][4]["valid"], offered
+        actions.append(action)
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -154,17 +154,17 @@ def test_a_random_action_depends_on_its_arguments_alone(shop_folder: str) -> Non
 
 
 def test_a_task_is_the_same_in_every_environment_and_splits_share_no_product(shop_folder: str) -> None:
-    one, other = WebShopEnv(shop_folder), WebShopEnv(shop_folder)
+    env, other_env = WebShopEnv(shop_folder), WebShopEnv(shop_folder)
     products: dict[str, set[str]] = {}
-    for split, size in one.tasks.splits.items():
+    for split, size in env.tasks.splits.items():
         for index in range(size):
             options = {"task": index, "split": split}
-            assert one.reset(seed=1, options=options) == other.reset(seed=2, options=options)
-            products.setdefault(split, set()).add(one.goal.asin)
+            assert env.reset(seed=1, options=options) == other_env.reset(seed=2, options=options)
+            products.setdefault(split, set()).add(env.goal.asin)
     names = list(products)
     assert names[0] == "train"
     assert all(not products[a] & products[b] for a in names for b in names if a < b)
-    assert sum(one.tasks.splits.values()) == one.shop.catalog.goal_count == 25
+    assert sum(env.tasks.splits.values()) == env.shop.catalog.goal_count == 25
 
 
 def test_the_task_set_is_named_by_everything_that_changes_it(shop_folder: str) -> None:

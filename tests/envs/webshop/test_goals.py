@@ -1,7 +1,6 @@
 """How goals are made."""
 
 from collections import Counter
-from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,7 +13,7 @@ from rollgym.envs.webshop.goals import (
     price_words,
     synthetic_goals,
 )
-from rollgym.envs.webshop.types import NO_BOUND, Product
+from rollgym.envs.webshop.types import NO_BOUND, HumanInstruction, Product
 
 
 def product(price: float = 24.0, **options: tuple[str, ...]) -> Product:
@@ -74,13 +73,13 @@ def test_no_bound_is_not_spoken_of() -> None:
 
 def test_there_is_a_goal_for_each_way_to_choose_options() -> None:
     lamp = product(size=("s", "l"), color=("red", "blue", "green"))
-    made = list(synthetic_goals(lamp, "A lamp", ["cheap", "warm"], counts={"cheap": 6, "warm": 12}, seed=0))
-    assert [goal.options for goal in made] == list(combinations(lamp))
-    assert made[1].options == {"color": "red", "size": "l"}
-    words = price_words(made[1].price_upper)
-    assert made[1].instruction == f"A lamp with color: red, and size: l{words}"
-    assert made[1].weight == pytest.approx((1 / 6 + 1 / 12) / 2)
-    assert not made[1].human
+    goals = list(synthetic_goals(lamp, "A lamp", ["cheap", "warm"], counts={"cheap": 6, "warm": 12}, seed=0))
+    assert [goal.options for goal in goals] == list(combinations(lamp))
+    assert goals[1].options == {"color": "red", "size": "l"}
+    words = price_words(goals[1].price_upper)
+    assert goals[1].instruction == f"A lamp with color: red, and size: l{words}"
+    assert goals[1].weight == pytest.approx((1 / 6 + 1 / 12) / 2)
+    assert not goals[1].human
 
 
 def test_without_options_there_is_one_goal() -> None:
@@ -93,15 +92,9 @@ def test_attributes_count_once_for_each_goal() -> None:
     assert attribute_counts([(two, ["warm", "cheap"]), (product(), ["warm"])]) == {"warm": 3, "cheap": 2}
 
 
-class Asked(NamedTuple):
-    instruction: str
-    instruction_attributes: tuple[str, ...]
-    instruction_options: tuple[str, ...]
-
-
 def test_people_s_goals_have_values_without_names_and_need_an_attribute() -> None:
-    asked: list[Any] = [Asked("I want a lamp.", ("warm",), ("red",)), Asked("Any lamp.", (), ())]
-    [goal] = human_goals(product(), asked)
+    requests = [HumanInstruction("I want a lamp.", ("warm",), ("red",)), HumanInstruction("Any lamp.")]
+    [goal] = human_goals(product(), requests)
     assert goal.instruction == f"I want a lamp{price_words(goal.price_upper)}"
     assert (goal.options, goal.attributes, goal.weight, goal.human) == (("red",), ("warm",), 1.0, True)
 

@@ -24,13 +24,13 @@ TEXTS = st.lists(st.lists(WORDS, max_size=60).map(" ".join), min_size=1, max_siz
 def built(
     folder: Path, texts: list[str], *, run_tokens: int = 1000, names: list[str] | None = None
 ) -> LuceneIndex:
-    place = folder / f"index-{len(list(folder.iterdir()))}"
-    place.mkdir()
-    builder = LuceneBuilder(place, run_tokens=run_tokens)
+    index_folder = folder / f"index-{len(list(folder.iterdir()))}"
+    index_folder.mkdir()
+    builder = LuceneBuilder(index_folder, run_tokens=run_tokens)
     for text in texts:
         builder.add(tokens(text))
     builder.finish(names)
-    return LuceneIndex(place)
+    return LuceneIndex(index_folder)
 
 
 def slow_scores(texts: list[str], query: str) -> dict[int, float]:
@@ -43,7 +43,7 @@ def slow_scores(texts: list[str], query: str) -> dict[int, float]:
     scores: dict[int, float] = {}
     for number, count in enumerate(counts):
         length = f(decode_length(encode_length(count.total())))
-        total, found = 0.0, False
+        total, matched = 0.0, False
         for term, times in Counter(tokens(query)).items():
             if not count[term]:
                 continue
@@ -51,8 +51,8 @@ def slow_scores(texts: list[str], query: str) -> dict[int, float]:
             weight = f(times) * idf
             inverse = f(1) / (f(0.9) * ((f(1) - f(0.4)) + f(0.4) * length / average))
             total += float(weight - weight / (f(1) + f(count[term]) * inverse))
-            found = True
-        if found:
+            matched = True
+        if matched:
             scores[number] = float(f(total))
     return scores
 

@@ -63,18 +63,18 @@ def test_the_original_hides_the_choice_in_text_and_clean_rules_show_it(hand_made
 
 @pytest.mark.parametrize("rules", ["original", "clean"])
 def test_text_rich_marks_what_was_clicked_the_last_first(hand_made_shop: Any, rules: str) -> None:
-    shown = text_rich(pages(hand_made_shop(rules), *MUG, "click[navy blue]", "click[large]")[-1])
-    assert shown.startswith("You have clicked navy blue.\nYou have clicked large.\nInstruction:\n")
-    assert "  [clicked button] large [clicked button_]\n  [button] x-large [button_]\n" in shown
+    rich_text = text_rich(pages(hand_made_shop(rules), *MUG, "click[navy blue]", "click[large]")[-1])
+    assert rich_text.startswith("You have clicked navy blue.\nYou have clicked large.\nInstruction:\n")
+    assert "  [clicked button] large [clicked button_]\n  [button] x-large [button_]\n" in rich_text
     results = text_rich(pages(hand_made_shop(rules), *MUG, "click[< prev]")[-1])
     assert "\n\n[clicked button] B0000MUG01 [clicked button_]\nBlue Mug\n$12.5\n" in results
 
 
 def test_the_original_sees_no_click_on_values_that_the_address_escapes(hand_made_shop: Any) -> None:
-    way = ["search[lamp]", "click[b000lamp02]"]
+    actions = ["search[lamp]", "click[b000lamp02]"]
     for value in ('a "long" one', "søft"):
-        original = text_rich(pages(hand_made_shop("original"), *way, f"click[{value}]")[-1])
-        clean = text_rich(pages(hand_made_shop("clean"), *way, f"click[{value}]")[-1])
+        original = text_rich(pages(hand_made_shop("original"), *actions, f"click[{value}]")[-1])
+        clean = text_rich(pages(hand_made_shop("clean"), *actions, f"click[{value}]")[-1])
         assert "You have clicked" not in original
         assert clean.startswith(f"You have clicked {value}.\n")
 
@@ -91,11 +91,11 @@ def test_the_parts_of_a_product(hand_made_shop: Any) -> None:
 
 
 def test_the_last_page_tells_the_score_in_the_original_only(hand_made_shop: Any) -> None:
-    way = [*MUG, "click[large]", "click[buy now]"]
+    actions = [*MUG, "click[large]", "click[buy now]"]
     # The type, the attribute and the price are right, and "large" is like "size x-large": 3 of 4.
-    original = text(pages(hand_made_shop("original"), *way)[-1])
+    original = text(pages(hand_made_shop("original"), *actions)[-1])
     assert "Your score (min 0.0, max 1.0) [SEP] 0.75 [SEP]" in original
-    assert text(pages(hand_made_shop("clean"), *way)[-1]) == (
+    assert text(pages(hand_made_shop("clean"), *actions)[-1]) == (
         "Thank you for shopping with us! [SEP] Purchased [SEP] asin [SEP] B0000MUG01 [SEP] options [SEP] "
         '{"size": "large"}'
     )

@@ -167,10 +167,10 @@ def test_bad_records_of_the_other_files_are_named_too(tmp_path: Path, work: Path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (json.dumps([raw("B0"), raw("B1")])[:-40], "is not a complete JSON file: it ends after 1 records"),
-        ('[{"asin": NaN}]', "is not a complete JSON file: it ends after 0 records"),
-        ('{"B0": 1}', "should be an array of products, so begin with \\["),
-        ("", "begins with ''"),
+        (json.dumps([raw("B0"), raw("B1")])[:-40], "is invalid JSON after 1 records"),
+        ('[{"asin": NaN}]', "is invalid JSON after 0 records"),
+        ('{"B0": 1}', "must hold an array of products and begin with \\["),
+        ("", "begin with \\[, not ''"),
         ("[]", "holds no product that could be read"),
         ('[{"asin": "B0"}]', "holds no product.*The first bad record"),
     ],
@@ -189,8 +189,8 @@ def test_files_are_found_in_a_folder_or_by_their_name(tmp_path: Path) -> None:
     write_original(tmp_path, [raw()], human={})
     with pytest.raises(UsageError, match=r"items_shuffle.json and items_shuffle_1000.json: name the"):
         find_files(small)
-    found = find_files(tmp_path / "items_shuffle_1000.json")
-    assert (found.attributes.name, found.human) == (
+    files = find_files(tmp_path / "items_shuffle_1000.json")
+    assert (files.attributes.name, files.human) == (
         "items_ins_v2_1000.json",
         tmp_path / "items_human_ins.json",
     )
@@ -234,11 +234,11 @@ def test_without_ijson_the_extra_is_named(
 @pytest.mark.parametrize(
     ("read_file", "text", "said"),
     [
-        (read_price_file, '{"B0": "cheap"}', "the price of B0 should be a number, but is 'cheap'"),
+        (read_price_file, '{"B0": "cheap"}', "the price of B0 must be a number, not 'cheap'"),
         (read_price_file, '{"B0": NaN}', "the price of B0"),
         (read_price_file, '{"B0": true}', "the price of B0"),
-        (read_price_file, "[1]", "should hold prices by asin"),
-        (read_noun_file, '{"B0": "cup"}', "the nouns of B0 should be a list of words"),
+        (read_price_file, "[1]", "must hold one JSON object of prices by asin"),
+        (read_noun_file, '{"B0": "cup"}', "the nouns of B0 must be a list of words"),
         (read_noun_file, '{"B0": [1]}', "the nouns of B0"),
         (read_noun_file, "{", "is not a JSON file"),
     ],
@@ -258,12 +258,12 @@ def test_the_original_thousand_products(work: Path) -> None:
         pytest.skip("ROLLGYM_TEST_DATA is not set: no original products to read")
     problems = Problems(strict=True)
     records = read(Path(data) / "webshop", work, problems=problems)
-    found = [record.product for record in records]
-    asked = [record for record in records if record.instructions.instruction is not None]
-    assert (len(found), problems.passed_over) == (1000, {})
-    assert Counter(len(product.options) for product in found) == {0: 577, 1: 245, 2: 165, 3: 13}
-    assert sum(len(product.prices) == 2 for product in found) == 93
-    assert all(min(product.prices) <= product.price <= max(product.prices) for product in found)
-    assert len(asked) == 415
-    assert sum(math.prod(map(len, record.product.options.values())) for record in asked) == 6910
+    products = [record.product for record in records]
+    instructed = [record for record in records if record.instructions.instruction is not None]
+    assert (len(products), problems.passed_over) == (1000, {})
+    assert Counter(len(product.options) for product in products) == {0: 577, 1: 245, 2: 165, 3: 13}
+    assert sum(len(product.prices) == 2 for product in products) == 93
+    assert all(min(product.prices) <= product.price <= max(product.prices) for product in products)
+    assert len(instructed) == 415
+    assert sum(math.prod(map(len, record.product.options.values())) for record in instructed) == 6910
     assert sum(len(record.instructions.human) for record in records) == 13

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollgym.envs.webshop.colors import COLOURS, color_in
+from rollgym.envs.webshop.colors import COLORS, color_in
 from rollgym.envs.webshop.reward import alike, score
 from rollgym.envs.webshop.rules import CLEAN, ORIGINAL, Rules
 from rollgym.envs.webshop.types import Goal, Product
@@ -158,8 +158,8 @@ def test_options_weigh_like_attributes() -> None:
 
 
 def test_there_are_102_colour_words_and_the_first_one_counts() -> None:
-    assert len(COLOURS) == 102
-    assert list(COLOURS) == sorted(COLOURS)
+    assert len(COLORS) == 102
+    assert list(COLORS) == sorted(COLORS)
     assert color_in("navy blue") == "blue"
     assert color_in("dash") == "ash"
     assert color_in("xl") == "xl"

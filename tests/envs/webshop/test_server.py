@@ -54,11 +54,11 @@ class Person:
         return self.keep(self.client.post(self.path, data={"action": "search", "search": words}))
 
     def press(self, label: str) -> "Person":
-        found = re.search(
+        match = re.search(
             rf'name="action" value="([^"]*)"[^>]*>{re.escape(escape(label))}<', self.answer.text
         )
-        assert found, label
-        return self.keep(self.client.post(self.path, data={"action": unescape(found[1])}))
+        assert match, label
+        return self.keep(self.client.post(self.path, data={"action": unescape(match[1])}))
 
 
 @pytest.fixture
@@ -333,10 +333,10 @@ def test_a_shop_is_served_until_it_is_interrupted(shop_folder: str) -> None:
     )
     try:
         assert child.stdout is not None
-        said = child.stdout.readline()
-        found = re.search(r"A shop of 14 products is open at (http://127\.0\.0\.1:\d+) ", said)
-        assert found, said
-        assert "WebShop" in httpx.get(found[1], trust_env=False).text
+        line = child.stdout.readline()
+        match = re.search(r"A shop of 14 products is open at (http://127\.0\.0\.1:\d+) ", line)
+        assert match, line
+        assert "WebShop" in httpx.get(match[1], trust_env=False).text
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=60)
     finally:

@@ -14,9 +14,9 @@ BASE = "http://127.0.0.1:3000"
 
 def play(shop: Shop, *actions: str, goal: int = 0) -> Outcome:
     """The outcome of the last of these actions, each of which but the last must be possible."""
-    wish, session = shop.catalog.goal(goal), Session("7")
+    shop_goal, session = shop.catalog.goal(goal), Session("7")
     for number, action in enumerate(actions):
-        outcome = act(shop, wish, session, action)
+        outcome = act(shop, shop_goal, session, action)
         assert outcome.valid or number == len(actions) - 1, action
         session = outcome.session
     return outcome
@@ -49,28 +49,28 @@ def test_only_the_original_turns_to_empty_pages(hand_made_shop: Any) -> None:
 @pytest.mark.parametrize("rules", RULES)
 def test_options_are_chosen_changed_and_kept_over_parts(hand_made_shop: Any, rules: str) -> None:
     shop = hand_made_shop(rules)
-    way = ["search[blue]", "click[B0000MUG01]", "click[large]", "click[navy blue]", "click[x-large]"]
+    actions = ["search[blue]", "click[B0000MUG01]", "click[large]", "click[navy blue]", "click[x-large]"]
     chosen = (("size", "x-large"), ("color", "navy blue"))
-    session = play(shop, *way).session
+    session = play(shop, *actions).session
     assert (session.kind, session.options) == ("item", chosen)
     assert session.url == (
         f'{BASE}/item_page/7/B0000MUG01/blue/1/{{"size": "x-large", "color": "navy blue"}}'
     )
-    part = play(shop, *way, "click[features]").session
+    part = play(shop, *actions, "click[features]").session
     assert part.url == (
         f"{BASE}/item_sub_page/7/B0000MUG01/blue/1/Features/{{'size': 'x-large', 'color': 'navy blue'}}"
     )
-    assert play(shop, *way, "click[features]", "click[< prev]").session == session
+    assert play(shop, *actions, "click[features]", "click[< prev]").session == session
 
 
 @pytest.mark.parametrize("rules", RULES)
 def test_going_back_to_results_forgets_the_choice_but_not_the_visit(hand_made_shop: Any, rules: str) -> None:
     shop = hand_made_shop(rules)
-    way = ["search[mug]", "click[b0000mug01]", "click[large]", "click[< prev]"]
-    session = play(shop, *way).session
+    actions = ["search[mug]", "click[b0000mug01]", "click[large]", "click[< prev]"]
+    session = play(shop, *actions).session
     assert (session.kind, session.number, session.asin, session.options) == ("results", 1, "", ())
     assert session.visited == {"B0000MUG01"}
-    assert play(shop, *way, "click[back to search]").session == Session("7")
+    assert play(shop, *actions, "click[back to search]").session == Session("7")
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -123,15 +123,15 @@ def test_a_value_named_like_a_button(hand_made_shop: Any) -> None:
 
 
 def test_every_option_answers_to_its_name_and_value_under_clean_rules(hand_made_shop: Any) -> None:
-    way = ["search[blue]", "click[b0000mug01]", "click[size: large]"]
-    assert play(hand_made_shop("clean"), *way).session.options == (("size", "large"),)
-    assert not play(hand_made_shop("original"), *way).valid
+    actions = ["search[blue]", "click[b0000mug01]", "click[size: large]"]
+    assert play(hand_made_shop("clean"), *actions).session.options == (("size", "large"),)
+    assert not play(hand_made_shop("original"), *actions).valid
 
 
 def test_the_original_mistakes_a_query_for_a_page(hand_made_shop: Any) -> None:
-    way = ["search[mug search_results]", "click[next >]", "click[b000fill09]", "click[< prev]"]
-    assert play(hand_made_shop("original"), *way).session.number == 1
-    assert play(hand_made_shop("clean"), *way).session.number == 2
+    actions = ["search[mug search_results]", "click[next >]", "click[b000fill09]", "click[< prev]"]
+    assert play(hand_made_shop("original"), *actions).session.number == 1
+    assert play(hand_made_shop("clean"), *actions).session.number == 2
 
 
 def test_special_words_search_the_original_s_way(hand_made_shop: Any) -> None:

@@ -24,29 +24,29 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_build_makes_a_shop_and_says_where(rollgym_command: Command, tmp_path: Path) -> None:
     ran = rollgym_command("shop", "build", "--size", 20, "--seed", 3, "--json")
     assert (ran.code, ran.err) == (0, "")
-    made = json.loads(ran.out)
-    assert (made["name"], made["kind"], made["seed"], made["products"]) == (
+    shop = json.loads(ran.out)
+    assert (shop["name"], shop["kind"], shop["seed"], shop["products"]) == (
         "synthetic:20:3",
         "synthetic",
         3,
         20,
     )
-    assert Path(made["folder"]).parent == tmp_path / "cache" / "shop"
-    assert sum(made["goals"]["synthetic"]["original"].values()) == made["goals"]["synthetic"]["count"]
-    shown = rollgym_command("shop", "info", "synthetic:20:3")
-    assert "synthetic:20:3 (synthetic, seed 3)" in shown.out
-    assert made["fingerprint"] in shown.out
+    assert Path(shop["folder"]).parent == tmp_path / "cache" / "shop"
+    assert sum(shop["goals"]["synthetic"]["original"].values()) == shop["goals"]["synthetic"]["count"]
+    ran_info = rollgym_command("shop", "info", "synthetic:20:3")
+    assert "synthetic:20:3 (synthetic, seed 3)" in ran_info.out
+    assert shop["fingerprint"] in ran_info.out
     assert json.loads(rollgym_command("shop", "info", "synthetic:20:3", "--json").out) == {
-        **made,
+        **shop,
         "verified": None,
     }
 
 
 def test_build_into_a_folder(rollgym_command: Command, tmp_path: Path) -> None:
-    made = json.loads(
+    shop = json.loads(
         rollgym_command("shop", "build", "--size", 5, "--style", "simple", "--out", "mine", "--json").out
     )
-    assert (made["folder"], made["name"]) == (str(tmp_path / "mine"), "simple:5")
+    assert (shop["folder"], shop["name"]) == (str(tmp_path / "mine"), "simple:5")
     ran = rollgym_command("shop", "info", "mine", "--verify")
     assert ran.code == 0
     assert "files have the hash they were built with" in ran.out
@@ -59,7 +59,9 @@ def test_a_damaged_file_is_found(rollgym_command: Command, tmp_path: Path) -> No
     assert rollgym_command("shop", "info", "mine").code == 0
     ran = rollgym_command("shop", "info", "mine", "--verify")
     assert (ran.code, ran.out) == (2, "")
-    assert "products.blob is not what was built. Remove it and build it again: rollgym shop build." in ran.err
+    assert (
+        "products.blob does not match its hash. Remove it and build it again: rollgym shop build." in ran.err
+    )
 
 
 def test_import_shows_what_was_left_out(rollgym_command: Command, tmp_path: Path) -> None:
@@ -70,8 +72,8 @@ def test_import_shows_what_was_left_out(rollgym_command: Command, tmp_path: Path
     assert "mine (imported, seed 0)" in ran.out
     assert "1 bad, 1 seen before" in ran.out
     assert "items_shuffle.json, record 2 (B2): pricing 'soon' holds no price" in ran.out
-    found = json.loads(rollgym_command("shop", "import", "data", "--json").out)
-    assert (found["name"], found["products"], len(found["bad_records"])) == ("webshop", 1, 1)
+    shop = json.loads(rollgym_command("shop", "import", "data", "--json").out)
+    assert (shop["name"], shop["products"], len(shop["bad_records"])) == ("webshop", 1, 1)
     strict = rollgym_command("shop", "import", "data", "--strict")
     assert (strict.code, len(strict.err.splitlines())) == (2, 1)
 

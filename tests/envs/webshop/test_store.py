@@ -260,9 +260,9 @@ def test_a_file_cut_short_or_missing_is_noticed_at_once(shop: Path, name: str) -
         ShopCatalog.open(shop)
 
 
-def flip(path: Path, place: int) -> None:
+def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
-    data[place] ^= 0xFF
+    data[offset] ^= 0xFF
     path.write_bytes(data)
 
 
@@ -270,7 +270,7 @@ def test_a_changed_byte_is_found_by_its_hash(shop: Path) -> None:
     assert verify(shop) == len(read_manifest(shop)["files"]) == 8
     flip(shop / "goals-synthetic.blob", 30)
     ShopCatalog.open(shop)
-    with pytest.raises(DamagedShop, match=r"goals-synthetic.blob is not what was built"):
+    with pytest.raises(DamagedShop, match=r"goals-synthetic.blob does not match its hash"):
         verify(shop)
 
 

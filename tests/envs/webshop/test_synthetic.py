@@ -15,7 +15,7 @@ from rollgym.envs.webshop import synthetic
 from rollgym.envs.webshop.reward import alike, score
 from rollgym.envs.webshop.rules import RULES
 from rollgym.envs.webshop.search import build_search, document, open_search
-from rollgym.envs.webshop.synthetic.goal_text import full_instruction, join, simple_instruction
+from rollgym.envs.webshop.synthetic.goal_text import join, write_instruction
 from rollgym.envs.webshop.synthetic.rng import Rng
 from rollgym.envs.webshop.synthetic.words import bare, vocabulary
 from rollgym.envs.webshop.types import Goal, Product
@@ -94,7 +94,7 @@ def test_a_style_that_there_is_not_is_named():
 
 
 def test_goals_are_refused_for_products_of_another_style():
-    with pytest.raises(UsageError, match="not of a synthetic shop in full style"):
+    with pytest.raises(UsageError, match="not a synthetic product in full style"):
         list(synthetic.goals(Shelf(shop("simple")[0]), 10, 0, style="full"))
 
 
@@ -323,18 +323,18 @@ def test_instructions_worked_by_hand():
     lamp, buds = words.by_query["table lamps"], words.by_query["wireless earbuds"]
     zero, late = Rng(itertools.repeat(0.0)), Rng(itertools.repeat(0.999))
     assert (
-        full_instruction(lamp, ["dimmable", "usb port"], {"finish": "aged brass"}, 40, words, zero)
+        write_instruction(lamp, ["dimmable", "usb port"], {"finish": "aged brass"}, 40, words, zero, "full")
         == "I am looking for a table lamp. It should be dimmable and come with a usb port. "
         "The finish should be aged brass. My budget is 40 dollars."
     )
     assert (
-        full_instruction(buds, ["sweat proof", "deep bass"], {"color": "red"}, 40, words, late)
+        write_instruction(buds, ["sweat proof", "deep bass"], {"color": "red"}, 40, words, late, "full")
         == "Could you get me sweat proof wireless earbuds with deep bass, in the color red, "
         "at a price under $40?"
     )
     mug = vocabulary("simple").by_query["mugs"]
     assert (
-        simple_instruction(mug, ["deep"], {"color": "red"}, 20, vocabulary("simple"), zero)
+        write_instruction(mug, ["deep"], {"color": "red"}, 20, vocabulary("simple"), zero, "simple")
         == "find deep mug, color red, under 20 dollars"
     )
 
