@@ -59,7 +59,9 @@ def test_action_positions_stay_when_the_tokens_are_renamed(
 
     def sequences(rename: Any) -> TokenEpisode:
         return token_episode(
-            played(*(turn(map(rename, prompt), [*map(rename, ids)], new_row=new) for prompt, ids, new in turns))
+            played(
+                *(turn(map(rename, prompt), [*map(rename, ids)], new_row=new) for prompt, ids, new in turns)
+            )
         )
 
     made, renamed = sequences(int), sequences(new_ids.__getitem__)
