@@ -118,7 +118,7 @@ class RunFolder:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.close()
-            raise UsageError(f"Another process is writing to {path}.") from None
+            raise folder_in_use(path) from None
         return cls(path, file)
 
     def append(self, episode: Episode) -> None:
@@ -221,6 +221,13 @@ def _differences(
             yield key, (then, now)
 
 
+def folder_in_use(folder: Path) -> UsageError:
+    """Return the error for a run folder that another process has locked."""
+    return UsageError(
+        f"Another process is writing to {folder} right now: wait until it ends, or use another folder."
+    )
+
+
 def set_failed_aside(folder: Path) -> int:
     """Move excluded episodes to a separate file, so that they are played again; returns their number.
 
@@ -231,7 +238,7 @@ def set_failed_aside(folder: Path) -> int:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UsageError(f"Another process is writing to {folder}.") from None
+            raise folder_in_use(folder) from None
         lines = path.read_bytes().splitlines(keepends=True)
         failed = {number for number, line in enumerate(lines) if _failed(line)}
         if failed:

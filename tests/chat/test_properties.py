@@ -1,6 +1,8 @@
 """Properties of every conversation, for any observations and any sampled ids."""
 
-from itertools import pairwise
+import asyncio
+from dataclasses import replace
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -9,8 +11,13 @@ from recorded_conversation import RecordedConversation as Conversation
 from spelt import Spelt
 from talkers import FAMILIES, family
 
+from rollgym.agents.policy.agent import PolicyAgent, PolicyOptions
 from rollgym.chat import ChatTemplate
 from rollgym.chat.tokenizer import MIDDLE
+from rollgym.core.agent import Briefing
+from rollgym.core.types import Episode, EpisodeSpec, Outcome, Turn
+from rollgym.testing import ScriptedEngine
+from rollgym.trainer.data.sequences import token_episode
 
 NAMES = sorted(FAMILIES)
 TEMPLATES = {name: ChatTemplate(family(name)) for name in NAMES} | {"spelt": ChatTemplate(Spelt())}
@@ -60,6 +67,63 @@ def test_a_prompt_holds_the_last_prompt_and_reply_as_they_were(name, data):
         talk.reply(reply)
         past = talk.prompt_ids
         assert past[len(past) - len(reply) :] == tuple(reply)
+
+
+class RecordingEngine(ScriptedEngine):
+    """Records what it read and what it emitted; every emitted token has a different log-prob."""
+
+    def __init__(self, script):
+        super().__init__(script, context_length=100_000)
+        self.emitted = []
+        self._numbers = count(1)
+
+    async def generate(self, request):
+        made = await super().generate(request)
+        made = replace(made, logprobs=tuple(-float(next(self._numbers)) for _ in made.token_ids))
+        self.emitted.append((request.prompt_ids, made))
+        return made
+
+
+def look_alikes(name, prompt):
+    """Replies of any ids, and replies that repeat a part of the prompt: marks, separators, observations."""
+    parts = st.tuples(st.integers(0, len(prompt) - 1), st.integers(1, 8))
+    return st.one_of(replies(name), parts.map(lambda part: list(prompt[part[0] : part[0] + part[1]])))
+
+
+@EVERY
+@pytest.mark.parametrize("history", ["full", "none"])
+@few
+@given(data=st.data())
+def test_the_mask_says_who_wrote_each_id_and_each_reply_is_in_one_row(name, history, data):
+    """Rule 3, from the engine to the trainer: a token is trained on if and only if the engine emitted it."""
+    engine = RecordingEngine(lambda request: data.draw(look_alikes(name, request.prompt_ids)))
+    agent = PolicyAgent(engine, family(name), PolicyOptions(history=history, max_tokens=9))
+    spec = EpisodeSpec(episode_id="e", env_id="test/Env-v0")
+    player = agent.player(Briefing(spec=spec, instructions="Play."))
+    played = []
+    for observation in data.draw(st.lists(observations(name), min_size=1, max_size=4)):
+        made = asyncio.run(player.act(observation, {}))
+        tokens = {key: getattr(made, key) for key in ("prompt_ids", "action_ids", "logprobs", "new_row")}
+        played.append(Turn(observation=observation, action=made.action, **tokens))
+
+    rows: list[list[tuple[int, float]]] = []
+    for turn, (prompt, emitted) in zip(played, engine.emitted, strict=True):
+        if turn.new_row or not rows:
+            rows.append([])
+        row = rows[-1]
+        assert [token for token, _ in row] == list(prompt[: len(row)])
+        row += [(token, 0.0) for token in prompt[len(row) :]]
+        row += zip(emitted.token_ids, emitted.logprobs, strict=True)
+
+    trained = token_episode(Episode(spec=spec, outcome=Outcome.TURN_LIMIT, turns=tuple(played)))
+    behavior = iter(trained.behavior.tolist())
+    found = []
+    for sequence in trained.sequences:
+        actions = set(sequence.action_positions.tolist())
+        logprobs = [next(behavior) if at in actions else 0.0 for at in range(len(sequence.ids))]
+        found.append(list(zip(sequence.ids.tolist(), logprobs, strict=True)))
+    assert found == [row for row in rows if any(logprob for _, logprob in row)]
+    assert not list(behavior)
 
 
 @EVERY

@@ -104,7 +104,8 @@ def test_a_dead_address_is_one_sentence() -> None:
 def test_another_service_at_the_address_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(UsageError, match=r"Cannot join Ray at .*: check the port"):
+        message = rf"Cannot join Ray at .*:{port}: check the port \(6379.*\) and RAY_AUTH_TOKEN"
+        with pytest.raises(UsageError, match=message):
             check_address(f"127.0.0.1:{port}", wait=4)
 
 

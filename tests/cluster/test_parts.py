@@ -249,7 +249,8 @@ def test_a_separate_reference_and_critic_learn_the_same(
 
 
 def test_wrong_places_are_refused(here: Connection, folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"^strategy=single needs exactly 1 rank, got 2\.$"):
+    message = r"^strategy=single needs exactly 1 rank, got 2\. For several ranks choose one of ddp, fsdp2, "
+    with pytest.raises(UsageError, match=message):
         ray_learner(folder, actor_options=[{}, {}])
 
 

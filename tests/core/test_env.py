@@ -190,9 +190,11 @@ def test_random_actions_come_from_the_actions_in_info():
     rng = np.random.default_rng(0)
     drawn = {Echo().random_action("", {"actions": ["a", "b", 3]}, rng) for _ in range(50)}
     assert drawn == {"a", "b", "3"}
-    with pytest.raises(
-        UsageError, match=r"A random agent cannot play Echo: list the valid actions in info\['actions'\]"
-    ):
+    message = (
+        r"A random agent cannot play Echo: list the valid actions in info\['actions'\] \(see facts\(\)\) "
+        r"or define random_action\(\)"
+    )
+    with pytest.raises(UsageError, match=message):
         Echo().random_action("", {}, rng)
 
 

@@ -168,7 +168,8 @@ def test_a_recorded_object_is_replayed_only_where_it_is_known(tmp_path: Path) ->
     words = [sys.executable, "-m", "rollgym", "replay", str(tmp_path / "run")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "was a Python object in another process" in done.stderr
+    told = " ".join(done.stderr.split())
+    assert "was a Python object in another process: pass the object again from Python, or put it" in told
     assert "Traceback" not in done.stderr
 
 
@@ -206,7 +207,7 @@ def test_what_cannot_be_a_reward_function_is_a_sentence() -> None:
     with pytest.raises(UsageError, match="or leave out workers, memory_mb and pool"):
         FunctionScorer(lambda episode: 1.0, workers=2)
     with pytest.raises(
-        UsageError, match="The reward function 'local/gone' was a Python object in another process"
+        UsageError, match="The reward function 'local/gone' was a Python object in another process: pass the"
     ):
         FunctionScorer("local/gone")
 

@@ -10,7 +10,16 @@ import pytest
 from rollgym.core.errors import ResultsError, UsageError
 from rollgym.core.serialization import encode_episode
 from rollgym.core.types import Episode, EpisodeSpec, Outcome
-from rollgym.io.run_dir import EPISODES, MANIFEST, SUMMARY, RunFolder, read_json, read_run, write_json
+from rollgym.io.run_dir import (
+    EPISODES,
+    MANIFEST,
+    SUMMARY,
+    RunFolder,
+    read_json,
+    read_run,
+    set_failed_aside,
+    write_json,
+)
 
 MANIFEST_1 = {"schema": 1, "env": {"id": "a/B-v0", "kwargs": {"size": (2, 3)}}, "seed": 7, "note": "x"}
 IDENTITY = ("env", "seed")
@@ -177,8 +186,11 @@ sys.stdin.read()
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout.readline() == "open\n"
-        with pytest.raises(UsageError, match="Another process is writing to "):
+        message = f"Another process is writing to {run} right now: wait until it ends, or use another folder"
+        with pytest.raises(UsageError, match=message):
             resume(run)
+        with pytest.raises(UsageError, match=message):
+            set_failed_aside(run)
         other.stdin.close()
         assert other.wait(30) == 0
     resume(run).close()

@@ -25,7 +25,7 @@ import msgspec
 from rollgym.core.errors import ResultsError, RunError, UsageError, boundary, os_reason
 from rollgym.core.serialization import encode_episode, jsonable
 from rollgym.core.types import Episode
-from rollgym.io.run_dir import EPISODES
+from rollgym.io.run_dir import EPISODES, folder_in_use
 from rollgym.trainer.tracking.base import AppendOnlyFile, Tracker
 from rollgym.trainer.tracking.tensorboard import TensorBoardTracker
 from rollgym.trainer.tracking.wandb import WandbTracker
@@ -149,7 +149,7 @@ class RunLogger:
         try:
             fcntl.flock(self._files[METRICS], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"Another process is writing to {self.folder} right now.") from None
+            raise folder_in_use(self.folder) from None
         for file in self._files.values():
             file.truncate(file.line_end(file.size))  # a crash in the middle of a line leaves half of it
 

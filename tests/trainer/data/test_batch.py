@@ -45,7 +45,8 @@ def test_with_arrays_does_not_modify_the_batch() -> None:
 
 
 def test_an_array_of_the_wrong_length_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"The array advantages has shape \(3,\), expected \(2,\)"):
+    message = r"The array advantages has shape \(3,\), expected \(2,\): one number for each action token"
+    with pytest.raises(UsageError, match=message):
         make_batch([episode(2)]).with_arrays(advantages=np.ones(3))
 
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recorded_conversation import RecordedConversation
 from spelt import END, Spelt, chatml, spell
 
@@ -41,6 +43,32 @@ def test_action_positions_depend_on_who_sampled_a_token_not_on_its_id() -> None:
     """Rule 3: the same id is an action at one position and part of the observation at another."""
     made = token_episode(played(turn([9, 9, 9], [9, 8]), turn([9, 8], [9])))
     assert shown(made) == [([9, 9, 9, 9, 8, 9, 8, 9], [3, 4, 7])]
+
+
+IDS = st.lists(st.integers(0, 5), max_size=5)
+
+
+@given(
+    turns=st.lists(st.tuples(IDS.filter(bool), IDS, st.booleans()), min_size=1, max_size=5),
+    new_ids=st.lists(st.integers(0, 3), min_size=6, max_size=6),
+)
+def test_action_positions_stay_when_the_tokens_are_renamed(
+    turns: list[tuple[list[int], list[int], bool]], new_ids: list[int]
+) -> None:
+    """Rule 3: any other ids in the same places, even all the same one, have the same mask."""
+
+    def sequences(rename: Any) -> TokenEpisode:
+        return token_episode(
+            played(
+                *(turn(map(rename, prompt), [*map(rename, ids)], new_row=new) for prompt, ids, new in turns)
+            )
+        )
+
+    made, renamed = sequences(int), sequences(new_ids.__getitem__)
+    assert shown(renamed) == [([new_ids[token] for token in ids], at) for ids, at in shown(made)]
+    assert renamed.behavior.tolist() == made.behavior.tolist()
+    sampled = [token for _, ids, _ in turns for token in ids]
+    assert [ids[at] for ids, positions in shown(made) for at in positions] == sampled
 
 
 def test_a_sampled_end_of_turn_is_an_action_and_an_inserted_one_is_not() -> None:

@@ -330,7 +330,8 @@ def test_a_full_disk_does_not_hide_the_error_that_ended_the_run(
 def test_a_second_process_cannot_write_to_the_same_run(tmp_path: Path) -> None:
     with RunLogger(tmp_path) as logger:
         play(logger, 1)
-        with pytest.raises(UsageError, match="Another process is writing"):
+        message = f"Another process is writing to {tmp_path} right now: wait until it ends, or use another"
+        with pytest.raises(UsageError, match=message):
             RunLogger(tmp_path)
         play(logger, 2)
     logger.close()

@@ -43,7 +43,11 @@ class StrategySpec:
     def check(self, *, world: int, cpu_offload: bool) -> None:
         """Raise `UsageError` where the strategy does not support a number of ranks or CPU offload."""
         if not self.distributed and world != 1:
-            raise UsageError(f"strategy={self.name} needs exactly 1 rank, got {world}.")
+            able = ", ".join(spec.name for spec in _STRATEGIES.values() if spec.distributed)
+            raise UsageError(
+                f"strategy={self.name} needs exactly 1 rank, got {world}. "
+                f"For several ranks choose one of {able}."
+            )
         if cpu_offload and not self.cpu_offload:
             able = ", ".join(spec.name for spec in _STRATEGIES.values() if spec.cpu_offload)
             raise UsageError(f"strategy={self.name} does not support CPU offload: choose one of {able}.")

@@ -157,7 +157,8 @@ def test_mistakes_raise_one_sentence_errors(monkeypatch: pytest.MonkeyPatch) -> 
         make("ddp", cpu_offload=True)
     with pytest.raises(UsageError, match="strategy=ddp cannot share a model"):
         make("ddp", share_model=True)
-    with pytest.raises(UsageError, match=r"^strategy=single needs exactly 1 rank, got 2\.$"):
+    message = r"^strategy=single needs exactly 1 rank, got 2\. For several ranks choose one of ddp, fsdp2, "
+    with pytest.raises(UsageError, match=message):
         make("single", world=2)
     with pytest.raises(UsageError, match="call join_group"):
         make("ddp")
