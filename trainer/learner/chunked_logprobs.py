@@ -38,7 +38,8 @@ def chunked_logprobs(
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, bias, rows, targets, temperature)
+        apply: Any = _ChunkedLogprobs.apply
+        logprobs, entropy = apply(hidden, weight, bias, rows, targets, temperature)
     return logprobs, entropy
 
 
