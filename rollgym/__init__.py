@@ -26,7 +26,7 @@ from rollgym.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from rollgym.adapters.gymnasium import adapt
-    from rollgym.api import atrain, evaluate, train
+    from rollgym.api import asft, atrain, evaluate, sft, train
     from rollgym.checks.report import Report
     from rollgym.checks.runner import check
     from rollgym.core.agent import (
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "adapters.gymnasium": "adapt",
-    "api": "atrain evaluate train",
+    "api": "asft atrain evaluate sft train",
     "checks.report": "Report",
     "checks.runner": "check",
     "core.agent": "Agent AgentAction AgentInfo AgentSetup Briefing Player SoloAgent list_agents make_agent "
@@ -90,6 +90,7 @@ __all__ = [
     "Turn",
     "UsageError",
     "adapt",
+    "asft",
     "atrain",
     "check",
     "evaluate",
@@ -100,6 +101,7 @@ __all__ = [
     "make_agent",
     "register",
     "register_agent",
+    "sft",
     "train",
 ]
 

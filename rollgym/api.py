@@ -1,4 +1,4 @@
-"""Python API of the commands ``rollgym eval`` and ``rollgym train``."""
+"""Python API of the commands ``rollgym eval``, ``rollgym train`` and ``rollgym sft``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rollgym.core.types import Limits
 if TYPE_CHECKING:
     from rollgym.evaluation.run_results import RunResults
     from rollgym.trainer.main import ConfigSource, TrainResult
+    from rollgym.trainer.sft.main import SFTResult, SFTSource
 
 
 def evaluate(
@@ -158,6 +159,95 @@ async def atrain(
 
     return await main.atrain(
         config,
+        out=out,
+        resume=resume,
+        trust_code=trust_code,
+        plain=plain,
+        modules=modules,
+        **overrides,
+    )
+
+
+def sft(
+    config: SFTSource | None = None,
+    *,
+    data: str | Path | Sequence[str | Path] = (),
+    model: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    trust_code: bool = False,
+    plain: bool = False,
+    modules: Sequence[str] = (),
+    **overrides: Any,
+) -> SFTResult:
+    """Train a model on conversations or episodes, as ``rollgym sft`` does; needs the extra ``train``.
+
+    It blocks until the run ends. In a running event loop, such as a notebook's, use `asft`.
+
+    Args:
+        config: A YAML file, the name of a shipped config (`rollgym config list`), an `SFTConfig`, or a
+            mapping of settings. Optional with ``data`` or ``resume``.
+        data: Files of conversations (JSONL, Parquet) or episodes, or run folders.
+        model: Model folder, Hub id or ``smollm2``.
+        out: The run folder; by default ``runs/<time>-<name>``.
+        resume: Continue the run in ``out`` from its last checkpoint.
+        trust_code: With ``resume`` and without ``config``: run the code that the config in ``out`` names.
+        plain: Print lines instead of a live panel.
+        modules: Modules that every process of the run imports first: they register environments.
+        overrides: Settings to change: sections as mappings, or dotted keys.
+
+    Returns:
+        The run folder, losses, evaluations, a report on the data, and the trained model.
+
+    Raises:
+        UsageError: A setting, an argument or the data are wrong.
+        RunError: Training failed; ``resume=True`` continues from the last checkpoint.
+
+    Example:
+        >>> result = rollgym.sft(data="chats.jsonl", model="smollm2", out="runs/chats", epochs=2)
+        >>> result.loss, result.policy
+        (1.27, PosixPath('runs/chats/final'))
+    """
+    require("Training", "train")
+    from rollgym.trainer.sft import main
+
+    return main.sft(
+        config,
+        data=data,
+        model=model,
+        out=out,
+        resume=resume,
+        trust_code=trust_code,
+        plain=plain,
+        modules=modules,
+        **overrides,
+    )
+
+
+async def asft(
+    config: SFTSource | None = None,
+    *,
+    data: str | Path | Sequence[str | Path] = (),
+    model: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    trust_code: bool = False,
+    plain: bool = False,
+    modules: Sequence[str] = (),
+    **overrides: Any,
+) -> SFTResult:
+    """Train a model on data from a running event loop, such as a notebook's; same arguments as `sft`.
+
+    Example:
+        >>> result = await rollgym.asft(data="chats.jsonl", model="smollm2")
+    """
+    require("Training", "train")
+    from rollgym.trainer.sft import main
+
+    return await main.asft(
+        config,
+        data=data,
+        model=model,
         out=out,
         resume=resume,
         trust_code=trust_code,

@@ -302,7 +302,7 @@ def learner_options(config: TrainConfig) -> LearnerOptions:
     return LearnerOptions(
         aggregation=config.loss.aggregation,
         aggregation_constant=config.loss.aggregation_constant,
-        temperature=config.agent.temperature,
+        temperature=config.learner_temperature,
         total_steps=max(steps, 1),
         kl_target=config.loss.kl_target,
         seed=derive_seed("learner", config.seed),

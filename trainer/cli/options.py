@@ -15,6 +15,13 @@ def complete_config(incomplete: str) -> list[str]:
     return [name for name in known_configs() if name.startswith(incomplete)]
 
 
+def complete_sft_config(incomplete: str) -> list[str]:
+    """Shell completion: names of shipped configs of `rollgym sft` that start with ``incomplete``."""
+    from rollgym.trainer.sft.config_files import known_configs
+
+    return [name for name in known_configs() if name.startswith(incomplete)]
+
+
 Name = Annotated[
     str | None,
     typer.Argument(

@@ -265,7 +265,7 @@ def _readable(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _numbers(metrics: Mapping[str, float]) -> list[str]:
-    names = ("return", "length", "entropy", *NUMBERS)
+    names = ("loss", "validation_loss", "return", "length", "entropy", *NUMBERS)
     return [f"{NUMBERS.get(name, name)} {short(metrics[name])}" for name in names if name in metrics]
 
 

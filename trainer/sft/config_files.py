@@ -1,0 +1,25 @@
+"""Configs of supervised fine-tuning shipped with rollgym, by name. Imports no settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollgym.config import loader
+from rollgym.core.errors import UnknownName
+from rollgym.trainer import config_files
+
+PACKAGE = "rollgym.trainer.sft"
+
+
+def known_configs() -> dict[str, Path]:
+    """Return the shipped configs by name."""
+    return loader.known_configs(PACKAGE)
+
+
+def find_config(name: str) -> Path:
+    """Return a YAML file by path or by the name of a shipped config."""
+    if name in config_files.known_configs() and not Path(name).is_file():
+        known = known_configs()
+        hint = f"It is one of `rollgym train`. Configs: {', '.join(known)}."
+        raise UnknownName("config of supervised fine-tuning", name, known, hint)
+    return loader.find_config(name, PACKAGE)
