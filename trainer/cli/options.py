@@ -22,6 +22,11 @@ def complete_sft_config(incomplete: str) -> list[str]:
     return [name for name in known_configs() if name.startswith(incomplete)]
 
 
+def complete_any_config(incomplete: str) -> list[str]:
+    """Shell completion: names of all shipped configs that start with ``incomplete``."""
+    return [*complete_config(incomplete), *complete_sft_config(incomplete)]
+
+
 Name = Annotated[
     str | None,
     typer.Argument(

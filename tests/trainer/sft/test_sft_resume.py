@@ -1,4 +1,4 @@
-"""A fine-tuning run that is killed at any moment and resumed ends with the same bits as an uninterrupted one."""
+"""A fine-tuning run that is killed at any moment and resumed ends with the same bits."""
 
 import json
 from pathlib import Path
