@@ -23,6 +23,8 @@ from rollgym.trainer.losses.settings import LossConfig
 from rollgym.trainer.sft.config import SFTConfig
 from rollgym.trainer.sft.config_files import find_config, known_configs
 from rollgym.trainer.sft.loop import mean_loss, validations_since_best
+from rollgym.view.overview import overview
+from rollgym.view.reader import RunView
 
 Tune = Callable[..., Path]
 Command = Callable[..., Any]
@@ -229,6 +231,23 @@ def test_without_environments_the_lowest_validation_loss_is_kept(tune: Tune, tmp
     best = json.loads((folder / "checkpoints" / "best" / "state.json").read_text())["step"]
     assert losses[best] == min(losses.values())
     assert (folder / "final" / "model.safetensors").is_file()
+
+
+def test_the_report_page_shows_the_losses_and_evaluations(
+    tune: Tune, rollgym_command: Command, tmp_path: Path
+) -> None:
+    folder = tune(validation={"fraction": 0.2, "every": 2})
+    run = RunView(folder)
+    run.follow(final=True)
+    page = overview(run)
+    curves = {curve["name"]: len(curve["points"]) for curve in page["curves"]}
+    assert (curves["loss"], curves["validation_loss"], curves["grad_norm"]) == (6, 4, 6)
+    (headline,) = page["headline"]["trained"]
+    assert (headline["first"]["phase"], headline["last"]["phase"]) == ("before", "after")
+    assert set(page["split"]["parts"]) == {"train", "validate"}
+    ran = rollgym_command("view", folder, "--export", tmp_path / "page.html")
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
 def test_lora_trains_and_exports_merged_weights(tune: Tune) -> None:
