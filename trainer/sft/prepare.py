@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,12 +66,11 @@ def _read_data(
     if max_tokens > context:
         raise UsageError(f"data.max_tokens={max_tokens} exceeds the model's context of {context} tokens.")
     agent = prompt_agent(model, config.agent)
-    kept_out = [(env.id, config.evaluation.split) for env in config.envs]
 
-    def reader() -> DataReader:
-        return DataReader(settings, agent, max_tokens, kept_out, run.console.note, run.stop.check)
+    def reader(*held_out: tuple[str, str]) -> DataReader:
+        return DataReader(settings, agent, max_tokens, held_out, run.console.note, run.stop.check)
 
-    first, second = reader(), reader()
+    first, second = reader(*((env.id, config.evaluation.split) for env in config.envs)), reader()
     examples = first.read(files, demonstrations)
     if not examples:
         raise no_examples(first, settings, max_tokens, "train")
@@ -138,7 +138,9 @@ async def _demonstrations(config: SFTConfig, run: TrainRun, model: Path) -> list
             for demo in demos:
                 head = msgspec.json.encode({"erred": list(demo.erred)})[:-1] + b","
                 file.write(head + encode_episode(demo.episode)[1:] + b"\n")
-    return list(read_records(DataFile(path, run.folder)))
+    records = read_records(DataFile(path, run.folder))
+    # Without the folder, whose name may be written differently when the run is resumed.
+    return [replace(record, place=Path(record.place).name) for record in records]
 
 
 async def _play(config: SFTConfig, run: TrainRun, model: Path) -> list[Demonstration]:
