@@ -183,10 +183,8 @@ def test_a_validation_file_is_not_trained_on(tune: Tune, tmp_path: Path) -> None
     )
     report = data_report(folder)
     assert (report["train"], report["validation"]) == (8, 4)
-    losses = [
-        line["validation_loss"] for line in lines(folder / "metrics.jsonl") if "validation_loss" in line
-    ]
-    assert losses[-1] > losses[0], "it has learned to say the opposite"
+    last = lines(folder / "metrics.jsonl")[-1]
+    assert last["validation_loss"] > 3 * last["loss"], "it has learned to say the opposite"
 
 
 def test_training_stops_when_the_validation_loss_no_longer_falls(tune: Tune, tmp_path: Path) -> None:

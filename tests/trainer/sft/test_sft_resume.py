@@ -102,6 +102,7 @@ def test_settings_that_changed_are_not_resumed_with(forge: Forge, tmp_path: Path
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 6
 
 
+@pytest.mark.slow
 def test_without_environments_a_run_resumes_as_well(forge: Forge, tmp_path: Path) -> None:
     """Rule 35, with LoRA and an early stop."""
     pytest.importorskip("peft")
