@@ -35,7 +35,7 @@ CURVES = (
     ("staleness", "Staleness", "updates behind, mean over tokens"),
     ("grad_norm", "Gradient norm", ""),
     ("valid_actions", "Valid actions", "share of turns"),
-    ("tokens_per_second", "Throughput", "action tokens per second"),
+    ("tokens_per_second", "Throughput", "tokens per second"),
 )
 """Metrics with their own chart: name, title, unit."""
 _CLIPPED = ("clipped_low", "clipped_high")

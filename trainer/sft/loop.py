@@ -123,20 +123,21 @@ class SFTLoop:
         started = time.perf_counter()
         # From here on the weights change: a request to stop waits until they are those of a finished step.
         with run.stop.deferred():
-            run.console.phase("train")
+            run.console.phase("learn")
             async with components.training():
                 batch = supervised_batch(examples)
                 found = await components.compute(components.learner.update, batch)
             seconds = time.perf_counter() - started
+            num_tokens = sum(len(sequence.ids) for sequence in batch.sequences)
             run.state.step += 1
             metrics = {"loss": found["policy_loss"], **{name: found[name] for name in KEPT if name in found}}
             metrics |= {
                 "epoch": run.state.step * self.config.epochs / self._steps_of_all_epochs,
                 "sequences": float(len(batch.sequences)),
                 "learned_tokens": float(batch.num_tokens),
-                "tokens": float(sum(len(sequence.ids) for sequence in batch.sequences)),
+                "tokens": float(num_tokens),
                 "seconds_train": seconds,
-                "tokens_per_second": batch.num_tokens / seconds,
+                "tokens_per_second": num_tokens / seconds,
             }
             if self.validation_set and (
                 run.state.step % self.config.validation.every == 0 or run.state.step == self.total

@@ -30,6 +30,8 @@ WINDOW = 40
 """Number of steps in the sparkline and in the median that gives the ETA."""
 NOTES = 3
 """Number of notes in the panel."""
+FIRST_PHASES = ("generate", "learn")
+"""Phases with which a step of training or of fine-tuning starts."""
 PARTS = ("generate", "environment", "train", "sync")
 NUMBERS = {"approx_kl": "kl", "clip": "clip", "train_rollout_logprob_diff_max": "gap"}
 """Short labels of some metrics; others keep their names."""
@@ -88,7 +90,7 @@ class Console:
         """Show the current phase: generate, train, evaluate, sync or save."""
         with self._lock:
             self._phase, self._phase_began = _one_line(name), self._clock()
-            if name == "generate" and not self._seconds:
+            if name in FIRST_PHASES and not self._seconds:
                 # The first step starts here: an evaluation or a warm start before it happens only once.
                 self._step_ended = self._phase_began
 
