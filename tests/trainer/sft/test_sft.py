@@ -384,3 +384,17 @@ def test_the_validation_loss_is_a_mean_over_tokens(tune: Tune) -> None:
     learner = Learner(folder / "model", LearnerConfig(threads=1), LossConfig("reinforce", tis_cap=None))
     loss = mean_loss(learner, examples)
     assert loss == pytest.approx(-np.mean(learner.logprobs(supervised_batch(examples))))
+
+
+def test_the_settings_are_listed_shown_and_explained(rollgym_command: Command, tmp_path: Path) -> None:
+    assert "smollm-sft" in rollgym_command("config", "list").out.splitlines()
+    ran = rollgym_command("config", "show", "smollm-sft", "epochs=7")
+    assert (ran.code, ran.err) == (0, "")
+    assert "epochs: 7" in ran.out.splitlines()
+    (tmp_path / "own.yaml").write_text("extends: smollm-sft\nbatch_size: 3\n")
+    assert "batch_size: 3" in rollgym_command("config", "show", "own.yaml").out.splitlines()
+    (tmp_path / "all.yaml").write_text(ran.out)
+    assert rollgym_command("config", "show", "all.yaml").out == ran.out
+    rows = json.loads(rollgym_command("config", "explain", "data", "--sft", "--json").out)
+    assert "data.keep" in {row["key"] for row in rows}
+    assert "data" in json.loads(rollgym_command("config", "schema", "--sft").out)["properties"]
