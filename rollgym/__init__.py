@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from rollgym.evaluation.api import evaluate
     from rollgym.evaluation.run_results import RunResults, load_run
     from rollgym.trainer.main import atrain, train
+    from rollgym.trainer.sft.main import asft, sft
 
 _HOMES = {
     "adapters.gymnasium": "adapt",
@@ -64,6 +65,7 @@ _HOMES = {
     "evaluation.api": "evaluate",
     "evaluation.run_results": "RunResults load_run",
     "trainer.main": "atrain train",
+    "trainer.sft.main": "asft sft",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -93,6 +95,7 @@ __all__ = [
     "Turn",
     "UsageError",
     "adapt",
+    "asft",
     "atrain",
     "check",
     "evaluate",
@@ -103,6 +106,7 @@ __all__ = [
     "make_agent",
     "register",
     "register_agent",
+    "sft",
     "train",
 ]
 
@@ -114,7 +118,7 @@ def __getattr__(name: str) -> Any:
         raise ImportError(_renamed(f"rollgym.{name}", f"rollgym.{_RENAMED[name]}"), name=name)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'rollgym' has no attribute {name!r}")
-    if _HOME_OF[name] == "trainer.main" and importlib.util.find_spec("pydantic") is None:
+    if _HOME_OF[name].startswith("trainer.") and importlib.util.find_spec("pydantic") is None:
         return _needs_training
     value = getattr(importlib.import_module(f"rollgym.{_HOME_OF[name]}"), name)
     globals()[name] = value
@@ -122,7 +126,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _needs_training(*args: Any, **kwargs: Any) -> None:
-    """Raise `MissingExtra`: stands for `train` and `atrain`, which ``help(rollgym)`` looks up as well."""
+    """Raise `MissingExtra`: stands for the trainer's functions, which ``help(rollgym)`` looks up as well."""
     _require("Training", "train")
 
 

@@ -260,6 +260,11 @@ class TrainConfig(Settings):
     curriculum: CurriculumConfig | None = None
     tracking: TrackingConfig = TrackingConfig()
 
+    @property
+    def learner_temperature(self) -> float:
+        """Temperature of the distribution that the learner trains: the one that tokens are sampled from."""
+        return self.agent.temperature
+
     @field_validator("imports")
     @classmethod
     def _check_imports(cls, imports: list[str]) -> list[str]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from rollgym.config.loader import diff, values_of
+from rollgym.config.loader import Settings, diff, values_of
 from rollgym.core.errors import Interrupted, UsageError
 from rollgym.core.extras import require
 from rollgym.core.files import refuse_links
@@ -218,7 +218,7 @@ def _run(
     check_targets(config)
     folder = out or new_folder(config.name or "run")
     console = Console(plain=plain)
-    with console, removed_unless(folder, lambda: _has_begun(folder)):
+    with console, removed_unless(folder, lambda: has_begun(folder)):
         run = TrainRun(config, folder, console, resume=resume, stop=stop)
         try:
             console.start(folder.name, config.stop.steps, done=run.state.step)
@@ -247,7 +247,7 @@ def command_for(config: TrainConfig, env: EnvConfig, folder: Path) -> str:
     )
 
 
-def _has_begun(folder: Path) -> bool:
+def has_begun(folder: Path) -> bool:
     """Whether a run has written anything worth keeping."""
     files = (folder / METRICS, folder / EVALUATIONS)
     return any(file.is_file() and file.stat().st_size for file in files)
@@ -266,20 +266,34 @@ async def _train(config: TrainConfig, run: TrainRun) -> None:
     """Train; a stopped run saves its last finished step and raises `Interrupted`."""
     from rollgym.trainer.loop import train as train_until_done
 
+    with interruptible(run, "train", trust=bool(code_of(config))):
+        await run_loop(config, run, train_until_done)
+
+
+async def run_loop(
+    config: TrainConfig, run: TrainRun, loop: Callable[[Components, TrainRun], Awaitable[object]]
+) -> None:
+    """Run a loop with the components of ``config``; a stopped run saves its last finished step."""
+    async with open_components(config, run.folder) as components:
+        try:
+            await loop(components, run)
+        except asyncio.CancelledError:
+            if run.stop.requested:
+                await run.save_stopped()
+            raise
+
+
+@contextmanager
+def interruptible(run: TrainRun, command: str, *, trust: bool) -> Iterator[None]:
+    """Raise `Interrupted`, with the command that resumes the run, after a request to stop."""
     with run.stop.cancels_current_task():
         try:
             run.stop.check()
-            async with open_components(config, run.folder) as components:
-                try:
-                    await train_until_done(components, run)
-                except asyncio.CancelledError:
-                    if run.stop.requested:
-                        await run.save_stopped()
-                    raise
+            yield
         except asyncio.CancelledError:
             if not run.stop.requested:
                 raise
-            raise _interrupted(config, run) from None
+            raise _interrupted(run, command, trust) from None
 
 
 @asynccontextmanager
@@ -309,13 +323,12 @@ async def open_components(config: TrainConfig, folder: Path) -> AsyncIterator[Co
             await runtime.close()
 
 
-def _interrupted(config: TrainConfig, run: TrainRun) -> Interrupted:
+def _interrupted(run: TrainRun, command: str, trust: bool) -> Interrupted:
     saved = run.checkpoints.steps()
     kept = f"checkpoint of step {saved[-1]} saved" if saved else "no checkpoint saved yet"
-    trust = f" {TRUST_CODE}" if code_of(config) else ""
     return Interrupted(
         f"Stopped after step {run.state.step}; {kept}. "
-        f"Resume with `rollgym train --resume --out {run.folder}{trust}`."
+        f"Resume with `rollgym {command} --resume --out {run.folder}{f' {TRUST_CODE}' if trust else ''}`."
     )
 
 
@@ -378,28 +391,39 @@ def _resumed_config(
     modules: Sequence[str] = (),
 ) -> TrainConfig:
     """The config that the run was started with, plus the few settings that may change."""
+    out = check_resumable(out)
+    before = load_recorded(out / CONFIG)
+    if source is None and not trust_code:
+        require_trust(code_of(before), out)
+    now = load_to_run(out / CONFIG if source is None else _settings(source), overrides)
+    if source is not None and not now.name:
+        now = now.model_copy(update={"name": before.name})
+    now = _with_modules(now, modules)
+    fixed = () if before.learner.schedule == "constant" else ("stop.steps",)  # rates depend on it
+    refuse_changes(out, before, now, lambda key: _may_change(key) and key not in fixed)
+    return now
+
+
+def check_resumable(out: Path | None) -> Path:
+    """Return the run folder to resume; raises `UsageError` if it is not one."""
     if out is None:
         raise UsageError("No run given to resume: add --out, as in --resume --out runs/NAME.")
     for name in (MANIFEST, CONFIG):
         if not (out / name).is_file():
             raise UsageError(f"Nothing to resume in {out}: it has no {name}.")
     refuse_links(out)
-    before = load_recorded(out / CONFIG)
-    if source is None and not trust_code:
-        require_trust(before, out)
-    now = load_to_run(out / CONFIG if source is None else _settings(source), overrides)
-    if source is not None and not now.name:
-        now = now.model_copy(update={"name": before.name})
-    now = _with_modules(now, modules)
-    fixed = () if before.learner.schedule == "constant" else ("stop.steps",)  # rates depend on it
-    changed = [change for change in diff(before, now) if not _may_change(change.key) or change.key in fixed]
+    return out
+
+
+def refuse_changes(out: Path, before: Settings, now: Settings, may_change: Callable[[str], bool]) -> None:
+    """Raise `UsageError` if a resumed run has other settings than before, except those that may change."""
+    changed = [change for change in diff(before, now) if not may_change(change.key)]
     if changed:
         lines = "\n".join(f"  {change}" for change in changed)
         raise UsageError(
             f"{out} was started with other settings (then / now):\n{lines}\n"
             "Resume with the same settings, or start another run with another --out."
         )
-    return now
 
 
 def _may_change(key: str) -> bool:

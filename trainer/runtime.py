@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from rollgym.agents.prompting import load_template
 from rollgym.chat import load_tokenizer
 from rollgym.core.errors import RunError, UsageError, boundary
 from rollgym.core.seeding import derive_seed
-from rollgym.engines.base import Engine
+from rollgym.engines.base import Engine, GenerateRequest, Generation, WeightSource
 from rollgym.engines.embedded.engine import EmbeddedEngine
 from rollgym.engines.embedded.features import position_limit
 from rollgym.models.policy_settings import write_model_settings
@@ -186,7 +186,9 @@ class LocalRuntime:
             self._thread, Learner, self._model, config.learner, config.loss, learner_options(config)
         )
         engine: Engine
-        if config.engine.kind == "sglang":
+        if not config.envs:
+            engine = NoEngine()
+        elif config.engine.kind == "sglang":
             engine = await open_servers(config, self._model)
         else:
             model = learner.model if config.learner.lora is None else self._model
@@ -238,7 +240,7 @@ def make_components(
     **more: Any,
 ) -> Components:
     """The components with their agent and scorer; ``more`` are further fields of `Components`."""
-    if config.engine.kind == "sglang":  # the embedded engine enforces the limit itself
+    if config.engine.kind == "sglang" and config.envs:  # the embedded engine enforces the limit itself
         check_context(folder / MODEL, engine)
     tokenizer = load_tokenizer(folder / MODEL)
     scorer = None
@@ -251,6 +253,35 @@ def make_components(
         )
     agent = PolicyAgent(engine, tokenizer, config.agent)
     return Components(config, folder, engine, agent, pool, learner, scorer, thread, **more)
+
+
+class NoEngine(Engine):
+    """The engine of a run without environments: it holds no model and generates nothing."""
+
+    version = 0
+    context_length = 0
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Fail: no environment asks for a reply."""
+        raise UsageError("A run without environments has no engine.")
+
+    async def update_weights(self, version: int, weights: WeightSource) -> None:
+        """Ignore the weights."""
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Do nothing: there are no requests."""
+
+    async def pause(self) -> None:
+        """Do nothing."""
+
+    async def resume(self) -> None:
+        """Do nothing."""
+
+    async def forget(self, session: str) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
 
 
 async def open_servers(config: TrainConfig, model: Path) -> Engine:
@@ -283,7 +314,7 @@ def learner_options(config: TrainConfig) -> LearnerOptions:
     """Arguments of a learner besides its settings and its loss, wherever it runs."""
     steps = config.stop.steps * config.learner.epochs * config.learner.mini_batches
     return LearnerOptions(
-        temperature=config.agent.temperature,
+        temperature=config.learner_temperature,
         total_steps=max(steps, 1),
         seed=derive_seed("learner", config.seed),
         gap_limit=gap_limit(config),

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollgym.cluster.errors import ActorLost
-from rollgym.config.loader import dump, fingerprint
+from rollgym.config.loader import Settings, dump, fingerprint
 from rollgym.core.errors import UsageError, os_reason
 from rollgym.core.files import replacing
 from rollgym.core.seeding import derive_seed
@@ -59,6 +59,8 @@ class TrainRun:
     The folder is claimed before any component is made; `components` is set afterwards.
 
     With ``resume`` the run continues from the newest checkpoint in ``folder``; otherwise the folder is made.
+    ``kind`` is the command that writes it, and ``settings`` the config as the user gave it, for
+    ``config.yaml``.
     """
 
     components: Components
@@ -73,8 +75,12 @@ class TrainRun:
         *,
         resume: bool = False,
         stop: GracefulStop | None = None,
+        kind: str = "train",
+        settings: Settings | None = None,
     ) -> None:
         self.config = config
+        self.kind = kind
+        self.settings = settings or config
         self.folder = folder
         self.console = console
         self.stop = stop or GracefulStop()
@@ -91,7 +97,7 @@ class TrainRun:
         self._plan_shown: RunPlan = {}
         self._few_valid_noted = False
         if not resume:
-            _create_folder(folder, config)
+            _create_folder(folder, config, self.settings, kind)
         self.logger = RunLogger(
             folder,
             tensorboard=config.tracking.tensorboard,
@@ -121,7 +127,7 @@ class TrainRun:
             self.fresh = False
             self._saved_step = self.state.step
         self.logger.rewind(self.state.marks)
-        _write_config(self.folder, self.config)
+        _write_config(self.folder, self.settings)
         manifest = read_json(self.folder / MANIFEST)
         before, now = manifest.get("versions") or {}, _versions(self.config)
         for name in sorted(now):
@@ -130,7 +136,7 @@ class TrainRun:
                     f"{name} was {before[name]} and is {now[name]} now: the weights will not be bit for bit "
                     "those of an uninterrupted run."
                 )
-        manifest |= {"config_sha256": fingerprint(self.config), "versions": {**before, **now}}
+        manifest |= {"config_sha256": fingerprint(self.settings), "versions": {**before, **now}}
         write_json(self.folder / MANIFEST, manifest)
 
     async def restore(self) -> None:
@@ -181,7 +187,7 @@ class TrainRun:
         self._plan_shown = plan
         self.console.block(plan_lines(plan))
         write_json(self.folder / PLAN, {"schema": SCHEMA_VERSION, **plan})
-        self._update_manifest("plan", plan_line(plan))
+        self.update_manifest("plan", plan_line(plan))
 
     async def keep_reference(self) -> None:
         """Use the policy after the warm start as the reference of the KL penalty."""
@@ -192,7 +198,7 @@ class TrainRun:
 
     def note_layout(self, choice: LayoutChoice) -> None:
         """Print and save how the learner lays out sequences."""
-        self._update_manifest("learner_layout", choice.to_json())
+        self.update_manifest("learner_layout", choice.to_json())
         self.console.note(str(choice))
 
     def note_position(self) -> None:
@@ -357,7 +363,8 @@ class TrainRun:
                 lambda folder: components.export(folder / "model"),
             )
 
-    def _update_manifest(self, key: str, value: Any) -> None:
+    def update_manifest(self, key: str, value: Any) -> None:
+        """Set a field of ``manifest.json``."""
         path = self.folder / MANIFEST
         write_json(path, {**read_json(path), key: value})
 
@@ -365,7 +372,7 @@ class TrainRun:
         state = self.state
         return {
             "schema": SCHEMA_VERSION,
-            "kind": "train",
+            "kind": self.kind,
             "ended": reason,
             "steps": state.step,
             "seconds": round(state.seconds, 1),
@@ -433,24 +440,24 @@ def _score(tasks: Plan, episodes: Sequence[Episode]) -> dict[str, Any]:
     return {name: summary[name] for name in names}
 
 
-def _create_folder(folder: Path, config: TrainConfig) -> None:
+def _create_folder(folder: Path, config: TrainConfig, settings: Settings, kind: str) -> None:
     if (folder / MANIFEST).exists():
         raise UsageError(f"{folder} already holds a run: add --resume to continue it, or change --out.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_config(folder, config)
+        _write_config(folder, settings)
     except OSError as error:
         raise UsageError(f"Cannot write the run to {folder}: {os_reason(error)}.") from None
     write_json(
         folder / MANIFEST,
         {
             "schema": SCHEMA_VERSION,
-            "kind": "train",
+            "kind": kind,
             "name": config.name or folder.name,
             "command": command_line(),
             "envs": [{"id": env.id, "kwargs": env.kwargs} for env in config.envs],
             "seed": config.seed,
-            "config_sha256": fingerprint(config),
+            "config_sha256": fingerprint(settings),
             "versions": _versions(config),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         },
@@ -468,9 +475,9 @@ def _versions(config: TrainConfig) -> dict[str, str]:
     }
 
 
-def _write_config(folder: Path, config: TrainConfig) -> None:
+def _write_config(folder: Path, settings: Settings) -> None:
     with replacing(folder / CONFIG) as file:
-        file.write(dump(config).encode())
+        file.write(dump(settings).encode())
 
 
 def plan_line(plan: RunPlan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from rollgym.agents.chat.credentials import find_key
 from rollgym.config.loader import load
@@ -47,7 +47,25 @@ def load_to_run(
 
     For any other purpose use `load`, which imports nothing.
     """
-    config = load(TrainConfig, source, overrides)
+    return load_with_code(lambda: load(TrainConfig, source, overrides), code_of, note)
+
+
+class _NamesModules(Protocol):
+    @property
+    def imports(self) -> list[str]: ...
+
+
+C = TypeVar("C", bound=_NamesModules)
+
+
+def load_with_code(
+    read: Callable[[], C], code_of: Callable[[C], list[str]], note: Callable[[str], None] | None = None
+) -> C:
+    """Read a config with ``read``, print the code that it names, and import its modules.
+
+    It is read again afterwards, because its modules may register names that it contains.
+    """
+    config = read()
     named = code_of(config)
     if named:
         origins = {name: find_origin(name, "imports") for name in config.imports}
@@ -56,7 +74,7 @@ def load_to_run(
         (note or _print)(f"code that the config names: {', '.join([*listed, *others])}")
     for module in config.imports:
         import_module(module, "imports")
-    return load(TrainConfig, source, overrides) if config.imports else config
+    return read() if config.imports else config
 
 
 def check_targets(config: TrainConfig) -> None:
@@ -73,9 +91,8 @@ def check_targets(config: TrainConfig) -> None:
             raise UsageError(f"engine.url: {error}") from None
 
 
-def require_trust(config: TrainConfig, folder: Path) -> None:
-    """Reject code that only the config in a run folder names: the folder may come from someone else."""
-    named = code_of(config)
+def require_trust(named: Sequence[str], folder: Path) -> None:
+    """Reject code (of `code_of`) that only the config in a run folder names: it may be someone else's."""
     if named:
         raise UsageError(
             f"The config in {folder} names code or addresses ({', '.join(named)}), which are not trusted "

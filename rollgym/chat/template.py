@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollgym.chat.template_probe import Message, TemplateFacts, probe_template
-from rollgym.chat.tokenizer import Codec, Tokenizer
+from rollgym.chat.tokenizer import MIDDLE, Codec, Tokenizer
 from rollgym.core.errors import UsageError, one_line
+from rollgym.core.serialization import clean_text
 
 _LETTERS = "eaAbBcdfHIjmMpSuUwWxXyYzZ"
 _DIRECTIVES = ["%-d", "%-m", "%-H", "%-I", *(f"%{letter}" for letter in _LETTERS)]
@@ -169,6 +170,20 @@ class ChatTemplate:
             "An observation becomes control tokens that the chat template did not write: expected "
             f"{[names[i] for i in expected]}, found {[names[i] for i in controls]}."
         )
+
+    def encode_reply(self, text: str) -> tuple[int, ...]:
+        """Return a reply as the ids that a model would have to sample, including the end of its turn.
+
+        Raises:
+            UsageError: No token ends a reply, or the text contains such a token.
+        """
+        stop_ids = self.facts.stop_ids
+        if not stop_ids:
+            raise UsageError("The tokenizer has no end-of-turn token and no end-of-text token.")
+        ids = self.codec.encode([clean_text(text)], before=MIDDLE)
+        if any(number in stop_ids for number in ids):
+            raise UsageError("The text of a reply contains a token that ends replies.")
+        return (*ids, stop_ids[0])
 
     def _controls_in(self, ids: list[int]) -> list[int]:
         return [number for number in ids if number in self._control_ids]

@@ -14,6 +14,7 @@ MODULES = {
     "browser": ("playwright",),
     "distributed": ("ray",),
     "docker": ("docker",),
+    "parquet": ("pyarrow",),
     "serve": ("starlette", "uvicorn"),
     "train": ("torch", "transformers", "pydantic", "yaml", "safetensors", "tokenizers", "jinja2"),
     "view": ("starlette", "uvicorn"),

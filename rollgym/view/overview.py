@@ -22,7 +22,11 @@ MOST_PARTS = 40
 MOST_ENVIRONMENTS = 200
 POINTS = 500
 """Points of a curve; longer runs are averaged over neighboring steps."""
+TRAINING = ("train", "sft")
+"""Kinds of runs that train a policy."""
 CURVES = (
+    ("loss", "Training loss", "nats per learned token"),
+    ("validation_loss", "Validation loss", "nats per learned token"),
     ("success", "Success in training", "share of the step's episodes"),
     ("return", "Return", "mean of the step's episodes"),
     ("length", "Episode length", "turns"),
@@ -33,7 +37,7 @@ CURVES = (
     ("staleness", "Staleness", "updates behind, mean over tokens"),
     ("grad_norm", "Gradient norm", ""),
     ("valid_actions", "Valid actions", "share of turns"),
-    ("tokens_per_second", "Throughput", "action tokens per second"),
+    ("tokens_per_second", "Throughput", "tokens per second"),
 )
 """Metrics with their own chart: name, title, unit."""
 _CLIPPED = ("clipped_low", "clipped_high")
@@ -42,7 +46,7 @@ _SPLIT = "seconds_"
 
 def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Return the data of the first page."""
-    manifest, training = run.manifest, run.manifest.get("kind") == "train"
+    manifest, training = run.manifest, run.manifest.get("kind") in TRAINING
     summary = run.summary
     return {
         "kind": _text(manifest.get("kind")) or "run",
@@ -220,7 +224,7 @@ def _notes(run: RunView, summary: dict[str, Any] | None) -> list[str]:
         notes.append(f"{lines} of {name} could not be read{half} and {'is' if skipped.count == 1 else 'are'} "
                      f"left out; {skipped.first}.")  # fmt: skip
     if not run.rows:
-        held = run.manifest.get("kind") == "train" and run.metrics
+        held = run.manifest.get("kind") in TRAINING and run.metrics
         notes.append("The run stored no episodes." if held else "No episode has ended yet.")
     return notes
 

@@ -155,7 +155,9 @@ def test_the_aggregation_reaches_the_loss(train_here: Run) -> None:
     norms = []
     for constant in (9.0, 18.0):
         loss = {"name": "grpo", "aggregation": "constant", "aggregation_constant": constant}
-        norms += metrics(train_here(f"run{constant}", loss=loss, learner=ONCE, stop={"steps": 1}), "grad_norm")
+        norms += metrics(
+            train_here(f"run{constant}", loss=loss, learner=ONCE, stop={"steps": 1}), "grad_norm"
+        )
     assert norms[0] > 0
     assert norms[0] == pytest.approx(2 * norms[1], rel=1e-4)
 

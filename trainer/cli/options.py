@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,13 +16,29 @@ def complete_config(incomplete: str) -> list[str]:
     return [name for name in known_configs() if name.startswith(incomplete)]
 
 
-CONFIG: Any = typer.Argument(
-    metavar="CONFIG",
-    help="A YAML file, or the name of a shipped config (`rollgym config list`).",
-    show_default=False,
-    autocompletion=complete_config,
-)
-Name = Annotated[str | None, CONFIG]
+def complete_sft_config(incomplete: str) -> list[str]:
+    """Shell completion: names of shipped configs of `rollgym sft` that start with ``incomplete``."""
+    from rollgym.trainer.sft.config_files import known_configs
+
+    return [name for name in known_configs() if name.startswith(incomplete)]
+
+
+def complete_any_config(incomplete: str) -> list[str]:
+    """Shell completion: names of all shipped configs that start with ``incomplete``."""
+    return [*complete_config(incomplete), *complete_sft_config(incomplete)]
+
+
+def config_argument(complete: Callable[[str], list[str]]) -> Any:
+    """The argument that names a config, with its shell completion."""
+    return typer.Argument(
+        metavar="CONFIG",
+        help="A YAML file, or the name of a shipped config (`rollgym config list`).",
+        show_default=False,
+        autocompletion=complete,
+    )
+
+
+Name = Annotated[str | None, config_argument(complete_config)]
 Words = Annotated[
     list[str] | None,
     typer.Argument(

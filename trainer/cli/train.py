@@ -80,10 +80,11 @@ def _run(
     if as_json:
         print_json(summary)
     else:
-        _print(summary)
+        print_evaluations(summary)
 
 
-def _print(summary: dict[str, Any]) -> None:
+def print_evaluations(summary: dict[str, Any]) -> None:
+    """Print the held-out results of a run, where its policy is, and how to repeat the last evaluation."""
     from rich.table import Table
 
     table = Table("step", "phase", "environment", "held-out success", "interval", "return")
@@ -98,7 +99,8 @@ def _print(summary: dict[str, Any]) -> None:
             number(line.get("mean_return")),
         )
     screen = console()
-    screen.print(table)
+    if summary["evaluations"]:
+        screen.print(table)
     screen.print(
         f"{summary['steps']} steps in {summary['seconds']:.0f} s ({summary['ended']}); "
         f"policy: {summary['run']}/final"

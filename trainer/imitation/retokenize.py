@@ -27,15 +27,25 @@ def reply_format(parser: str) -> Phrase:
     return phrase
 
 
-def retokenize(episode: Episode, agent: PolicyAgent, phrase: Phrase | None = None) -> Episode:
-    """The same episode as if the model had generated its actions, with log-probs of 0."""
+def retokenize(
+    episode: Episode, agent: PolicyAgent, phrase: Phrase | None = None, *, recorded: bool = False
+) -> Episode:
+    """The same episode as if the model had generated its actions, with log-probs of 0.
+
+    Args:
+        episode: An episode of any agent.
+        agent: Builds the prompts, as it would for the model.
+        phrase: The reply from which a turn's action is learned.
+        recorded: Use the recorded token ids of the replies instead of tokenizing their text; see
+            `recorded_replies`.
+    """
     phrase = phrase or reply_format(agent.options.parser)
     builder = agent.prompt_builder(episode.instructions)
     turns: list[Turn] = []
     for turn in episode.turns:
         info = turns[-1].info if turns else episode.reset_info
         prompt_ids, new_row = builder.observe(turn.observation, info)
-        action_ids = builder.encode_reply(phrase(turn))
+        action_ids = turn.action_ids if recorded else builder.encode_reply(phrase(turn))
         builder.reply(action_ids)
         turns.append(
             replace(
@@ -49,3 +59,21 @@ def retokenize(episode: Episode, agent: PolicyAgent, phrase: Phrase | None = Non
             )
         )
     return replace(episode, turns=tuple(turns), final_ids=(), final_row=False)
+
+
+def recorded_replies(episode: Episode, agent: PolicyAgent) -> bool:
+    """Whether all replies have recorded token ids that are tokens of the agent's tokenizer.
+
+    That is so if they decode to the recorded replies and end as replies of this model do.
+    """
+    codec, stop_ids = agent.chat.codec, agent.chat.facts.stop_ids
+    for turn in episode.turns:
+        ids = turn.action_ids
+        if turn.response is None or not ids or min(ids) < 0:
+            return False
+        ended = ids[-1] in stop_ids
+        if not ended and turn.finish_reason != "length":
+            return False
+        if codec.decode(ids[:-1] if ended else ids) != turn.response:
+            return False
+    return bool(episode.turns)

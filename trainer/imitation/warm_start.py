@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollgym.core.agent import AgentSetup, make_agent
+from rollgym.core.agent import Agent, AgentSetup, make_agent
 from rollgym.core.errors import UsageError
-from rollgym.core.seeding import derive_rng, derive_seed
+from rollgym.core.seeding import derive_seed
 from rollgym.core.types import Episode, EpisodeSpec
 from rollgym.evaluation.plan import Request, plan
 from rollgym.evaluation.run_warnings import long_demonstrations
 from rollgym.io.run_dir import read_run
+from rollgym.pool.base import EnvPool
 from rollgym.rollout.inflight import run_episodes
 from rollgym.rollout.scheduler import Scheduler
 from rollgym.trainer.config import EnvConfig, TrainConfig, WarmStartConfig
-from rollgym.trainer.data.batch import Batch, make_batch
-from rollgym.trainer.data.sequences import TokenEpisode, token_episode
+from rollgym.trainer.data.sequences import token_episode
+from rollgym.trainer.imitation.examples import epoch_batches, supervised_batch
 from rollgym.trainer.imitation.noisy_expert import NoisyAgent
 from rollgym.trainer.imitation.retokenize import retokenize
 from rollgym.trainer.runtime import Components
@@ -45,14 +46,14 @@ async def warm_start(components: Components, run: TrainRun, scheduler: Scheduler
     validation = _validation(config, settings, demos) if settings.until_success is not None else []
     batches = -(-len(tokens) // settings.batch)
     total = settings.epochs * batches
-    schedule = _batches(len(tokens), settings, config.seed)
+    schedule = epoch_batches(len(tokens), settings.batch, settings.epochs, config.seed)
     number = 0
     await components.compute(components.start_imitation, settings.learning_rate, total)
     while chunk := list(itertools.islice(schedule, settings.check_every or batches)):
         losses: list[float] = []
         async with components.training():
             for indices in chunk:
-                batch = _batch([tokens[i] for i in indices], [weights[i] for i in indices])
+                batch = supervised_batch([tokens[i] for i in indices], [weights[i] for i in indices])
                 losses.append((await components.compute(components.learner.update, batch))["policy_loss"])
         number += len(chunk)
         run.state.version += 1
@@ -64,14 +65,6 @@ async def warm_start(components: Components, run: TrainRun, scheduler: Scheduler
         if success is not None and success >= (settings.until_success or 0):
             break
     await components.compute(components.end_imitation)
-
-
-def _batches(count: int, settings: WarmStartConfig, seed: int) -> Iterator[list[int]]:
-    """The demonstrations of each batch, as indices: all of them in each epoch, newly shuffled."""
-    for epoch in range(settings.epochs):
-        order = derive_rng("imitation", seed, epoch).permutation(count).tolist()
-        for first in range(0, count, settings.batch):
-            yield order[first : first + settings.batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +101,7 @@ async def demonstrations(components: Components, settings: WarmStartConfig) -> l
                 "nothing to imitate. Record some with `rollgym eval --split train`."
             )
         return [Demonstration(episode) for episode in good[: settings.episodes]]
-    shares = _shares(components.config.envs, settings.episodes)
-    played: list[Demonstration] = []
-    for number, env in enumerate(components.config.envs):
-        played += await _played(components, settings, env, number, shares[number])
+    played = await play(settings, components.config, components.pool)
     demos = [
         demo
         for demo in played
@@ -126,31 +116,58 @@ async def demonstrations(components: Components, settings: WarmStartConfig) -> l
     return demos
 
 
-async def _played(
-    components: Components, settings: WarmStartConfig, env: EnvConfig, number: int, count: int
+async def play(
+    settings: WarmStartConfig,
+    config: TrainConfig,
+    pool: EnvPool,
+    *,
+    per_task: int = 1,
+    make: Callable[[EnvConfig], Agent] | None = None,
+    on_episode: Callable[[Episode], object] = lambda episode: None,
 ) -> list[Demonstration]:
-    setup = AgentSetup(env_id=env.id, env_kwargs=env.kwargs)
-    agent = make_agent(settings.agent, setup)
-    noisy = NoisyAgent(agent, make_agent("random", setup), settings.mistakes) if settings.mistakes else None
-    specs = _specs(components.config, env, "imitation", number, count)
-    try:
-        max_in_flight = components.config.rollout.max_in_flight
-        episodes = await run_episodes(specs, components.pool, noisy or agent, max_in_flight=max_in_flight)
-    finally:
-        await (noisy or agent).close()
-    if settings.imitate_mistakes or noisy is None:
-        return [Demonstration(episode) for episode in episodes]
-    return [Demonstration(episode, noisy.erred(episode.spec.episode_id)) for episode in episodes]
+    """Play ``settings.episodes`` demonstrations on training tasks, distributed over the environments.
+
+    Args:
+        settings: The agent, the number of episodes, and random turns.
+        config: The environments, the seed that selects the tasks, and the number of episodes at once.
+        pool: Where the environments run.
+        per_task: Episodes of each task.
+        make: Makes the agent of an environment. Default: ``settings.agent``.
+        on_episode: Called with each finished episode.
+    """
+    shares = _shares(config.envs, settings.episodes)
+    max_in_flight = config.rollout.max_in_flight
+    played: list[Demonstration] = []
+    for number, env in enumerate(config.envs):
+        setup = AgentSetup(env_id=env.id, env_kwargs=env.kwargs)
+        agent = make_agent(settings.agent, setup) if make is None else make(env)
+        noisy = None
+        if settings.mistakes:
+            noisy = NoisyAgent(agent, make_agent("random", setup), settings.mistakes)
+        count = -(-shares[number] // per_task) * per_task
+        specs = _specs(config, env, "imitation", number, count, per_task)
+        try:
+            episodes = await run_episodes(
+                specs, pool, noisy or agent, max_in_flight=max_in_flight, on_episode=on_episode
+            )
+        finally:
+            await (noisy or agent).close()
+        if settings.imitate_mistakes or noisy is None:
+            played += [Demonstration(episode) for episode in episodes]
+        else:
+            played += [Demonstration(episode, noisy.erred(episode.spec.episode_id)) for episode in episodes]
+    return played
 
 
 def _specs(
-    config: TrainConfig, env: EnvConfig, purpose: str, number: int, count: int
+    config: TrainConfig, env: EnvConfig, purpose: str, number: int, count: int, per_task: int = 1
 ) -> tuple[EpisodeSpec, ...]:
     request = Request(
         env_id=env.id,
         agent="lm",
         episodes=count,
         split=env.split,
+        per_task=per_task,
         seed=derive_seed(purpose, config.seed, number) % 2**31,
         env_kwargs=env.kwargs,
         limits=env.limits,
@@ -179,7 +196,3 @@ async def _success_rate(scheduler: Scheduler, validation: Sequence[Sequence[Epis
 def _shares(envs: Sequence[EnvConfig], count: int) -> list[int]:
     total = sum(env.weight for env in envs)
     return [max(1, round(count * env.weight / total)) for env in envs]
-
-
-def _batch(tokens: Sequence[TokenEpisode], weights: Sequence[NDArray[np.float64]]) -> Batch:
-    return make_batch(tokens, advantages=weights, old=[episode.behavior for episode in tokens])

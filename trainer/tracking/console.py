@@ -30,6 +30,8 @@ WINDOW = 40
 """Number of steps in the sparkline and in the median that gives the ETA."""
 NOTES = 3
 """Number of notes in the panel."""
+FIRST_PHASES = ("generate", "learn")
+"""Phases with which a step of training or of fine-tuning starts."""
 PARTS = ("generate", "environment", "train", "sync")
 NUMBERS = {"approx_kl": "kl", "clip": "clip", "train_rollout_logprob_diff_max": "gap"}
 """Short labels of some metrics; others keep their names."""
@@ -88,7 +90,7 @@ class Console:
         """Show the current phase: generate, train, evaluate, sync or save."""
         with self._lock:
             self._phase, self._phase_began = _one_line(name), self._clock()
-            if name == "generate" and not self._seconds:
+            if name in FIRST_PHASES and not self._seconds:
                 # The first step starts here: an evaluation or a warm start before it happens only once.
                 self._step_ended = self._phase_began
 
@@ -256,7 +258,7 @@ def _readable(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _numbers(metrics: Mapping[str, float]) -> list[str]:
-    names = ("return", "length", "entropy", *NUMBERS)
+    names = ("loss", "validation_loss", "return", "length", "entropy", *NUMBERS)
     return [f"{NUMBERS.get(name, name)} {short(metrics[name])}" for name in names if name in metrics]
 
 

@@ -1,0 +1,253 @@
+"""Settings of supervised fine-tuning. `rollgym config explain --sft` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rollgym.agents.policy.options import PolicyOptions
+from rollgym.config.loader import Closed, Settings
+from rollgym.core.errors import UsageError
+from rollgym.devices.types import DeviceConfig
+from rollgym.trainer.config import (
+    CheckpointConfig,
+    EngineConfig,
+    EnvConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RayConfig,
+    RolloutConfig,
+    StopConfig,
+    TrackingConfig,
+    TrainConfig,
+    WarmStartConfig,
+)
+from rollgym.trainer.deferred_names import allow_deferred_names, deferred_names_allowed
+from rollgym.trainer.learner.config import LearnerConfig
+from rollgym.trainer.learner.strategies import find_strategy
+from rollgym.trainer.losses.settings import LossConfig
+from rollgym.trainer.sft.config_files import PACKAGE
+from rollgym.trainer.trusted import code_of
+
+POLICY = "policy"
+"""``data.agent``: the policy itself, before training."""
+
+
+class DataConfig(Settings):
+    """Conversations and episodes to train on."""
+
+    files: list[str] = Field(default_factory=list)
+    """JSONL or Parquet files of conversations (``{"messages": [{"role": ..., "content": ...}, ...]}``),
+    files of episodes (``episodes.jsonl``), or run folders, whose episodes are taken."""
+    agent: str | None = None
+    """Agent that plays demonstrations on the training split of ``envs``; ``policy`` is the policy itself
+    before training. Default: none are played."""
+    agent_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of that agent, such as ``{model: FOLDER}`` of ``lm``."""
+    episodes: int = Field(default=200, ge=1)
+    """Number of demonstrations to play, over all environments."""
+    per_task: int = Field(default=1, ge=1)
+    """Demonstrations of each task, from which ``keep`` selects."""
+    mistakes: float = Field(default=0.0, ge=0, lt=1)
+    """Fraction of demonstrated turns played at random, so that demonstrations show how to recover."""
+    imitate_mistakes: bool = False
+    """Also learn the random turns."""
+    keep: Literal["all", "successful", "best"] = "all"
+    """Episodes to train on (rejection sampling): all that ended without an error, the successful ones, or the
+    best one of each task, which is the one with the highest return (then the shortest) among the successful
+    ones. Where an environment defines no success, ``best`` selects among all. Conversations are all kept."""
+    max_tokens: int | None = Field(default=None, ge=2)
+    """Maximum tokens of a training sequence. Default: the model's context."""
+    too_long: Literal["drop", "truncate"] = "drop"
+    """Conversations with longer sequences: drop them, or train on the turns before the first that does not
+    fit. A conversation whose first turn does not fit is dropped."""
+    strict: bool = False
+    """Stop at the first line that cannot be used, instead of skipping it."""
+    max_broken: int = Field(default=100, ge=0)
+    """Number of unusable lines to skip; with more the run stops."""
+
+
+class ValidationConfig(Settings):
+    """Conversations whose loss is measured and that are not trained on."""
+
+    fraction: float = Field(default=0.0, ge=0, lt=1)
+    """Fraction of the conversations to hold out. Episodes of the same task stay together."""
+    files: list[str] = Field(default_factory=list)
+    """Files or run folders to validate on, as in ``data.files``."""
+    every: int = Field(default=10, ge=1)
+    """Optimizer steps between validations; the first is before training, another after the last step."""
+
+
+class SFTEvaluationConfig(EvaluationConfig):
+    """Evaluation of the policy in ``envs``, on the same tasks each time."""
+
+    every: int = Field(default=0, ge=0)
+    """Optimizer steps between evaluations; 0 evaluates only at the start and at the end."""
+    split: str = "dev"
+    """Task split to evaluate on; recorded episodes of its tasks are not trained on."""
+    workers: int = Field(default=0, ge=0)
+    """Worker processes for the environments; 0 runs them in the trainer's process."""
+    max_in_flight: int = Field(default=64, ge=1)
+    """Maximum number of episodes played at once."""
+
+
+class SFTStopConfig(Settings):
+    """Stop conditions besides ``epochs``; the first one that is met ends training."""
+
+    steps: int | None = Field(default=None, ge=0)
+    """Maximum number of optimizer steps. Default: all epochs."""
+    minutes: float | None = Field(default=None, gt=0)
+    """Training time in minutes, evaluations included. Makes the result depend on the machine's speed."""
+    success: float | None = Field(default=None, gt=0, le=1)
+    """Success rate in ``envs``, 0 to 1."""
+    patience: int | None = Field(default=None, ge=1)
+    """Validations in a row without a lower validation loss. Default: no early stop."""
+
+
+class SFTConfig(Settings):
+    """A supervised fine-tuning run."""
+
+    shipped_in: ClassVar[str] = PACKAGE
+
+    data: DataConfig = DataConfig()
+    validation: ValidationConfig = ValidationConfig()
+    epochs: int = Field(default=3, ge=1)
+    """Epochs over the conversations, each in a new random order."""
+    batch_size: int = Field(default=16, ge=1)
+    """Conversations per optimizer step."""
+    envs: list[EnvConfig] = Field(default_factory=list)
+    """Environments to evaluate in, and to play demonstrations in (on their ``split``). Default: none."""
+    name: str = ""
+    """Name of the run's folder. Default: the name of the config."""
+    imports: list[str] = Field(default_factory=list)
+    """Modules that every process of the run imports first, to register environments or agents."""
+    runtime: Literal["local", "ray"] = "local"
+    """Run in this process (with its environment workers), or on Ray."""
+    ray: RayConfig = RayConfig()
+    devices: Closed[DeviceConfig] = DeviceConfig()
+    """Devices of each role; unset ones are planned."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the order of conversations, the validation split, demonstrations and a built-in policy."""
+    model: ModelConfig = ModelConfig()
+    agent: Closed[PolicyOptions] = PolicyOptions(max_tokens=32)
+    """Prompts of episodes, and sampling and parsing of replies in evaluations."""
+    engine: EngineConfig = EngineConfig()
+    learner: Closed[LearnerConfig] = LearnerConfig(learning_rate=1e-4, schedule="linear")
+    evaluation: SFTEvaluationConfig = SFTEvaluationConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    stop: SFTStopConfig = SFTStopConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @classmethod
+    def reading(cls, values: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Accept names that modules in ``imports`` may register, because reading imports none of them."""
+        return allow_deferred_names(values)
+
+    def check(self) -> None:
+        """Check settings against each other."""
+        for module in self.imports:
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise UsageError(f"imports: {module!r} is not a valid module name.")
+        if not self.data.files and self.data.agent is None:
+            raise UsageError(
+                "No data given: pass --data FILE (data.files), or an agent that plays demonstrations "
+                "(data.agent)."
+            )
+        if self.data.agent is not None and not self.envs:
+            raise UsageError("data.agent requires envs: the agent plays demonstrations in them.")
+        if self.data.agent is None and (self.data.agent_options or self.data.mistakes):
+            raise UsageError("data.agent_options and data.mistakes require data.agent.")
+        if self.data.imitate_mistakes and not self.data.mistakes:
+            raise UsageError("data.imitate_mistakes requires data.mistakes > 0.")
+        if self.model.path is None and not self.envs:
+            raise UsageError(
+                "No model given: pass --model (model.path), or envs for which a built-in policy is made."
+            )
+        if any(env.split == self.evaluation.split for env in self.envs):
+            raise UsageError(
+                f"evaluation.split={self.evaluation.split} is also an environment's training split: "
+                "held-out tasks must come from another split."
+            )
+        if self.validation.fraction and self.validation.files:
+            raise UsageError("validation.fraction and validation.files cannot be combined.")
+        if self.stop.patience is not None and not self.validates:
+            raise UsageError("stop.patience requires validation.fraction or validation.files.")
+        if self.stop.success is not None and not self.envs:
+            raise UsageError("stop.success requires envs.")
+        if (self.learner.epochs, self.learner.mini_batches) != (1, 1):
+            raise UsageError(
+                "learner.epochs and learner.mini_batches are settings of reinforcement learning: set epochs "
+                "and batch_size instead."
+            )
+        if self.learner.critic != "none":
+            raise UsageError("Supervised fine-tuning has no critic: set learner.critic=none.")
+        if self.learner.strategy != "auto" and not deferred_names_allowed():
+            find_strategy(self.learner.strategy)
+        ray = (self.ray.address, self.ray.num_gpus, self.learner.strategy)
+        if self.runtime == "local" and ray != (None, None, "auto"):
+            raise UsageError("ray.address, ray.num_gpus and learner.strategy require runtime=ray.")
+        if self.runtime == "ray" and not self.envs:
+            raise UsageError("runtime=ray requires envs: the plan of devices depends on their episodes.")
+        if self.engine.kind == "embedded" and (self.engine.url or self.engine.replicas or self.engine.python):
+            raise UsageError("engine.url/replicas/python require engine.kind=sglang.")
+
+    @property
+    def validates(self) -> bool:
+        """Whether a validation loss is measured."""
+        return bool(self.validation.fraction or self.validation.files)
+
+    def run_config(self, steps: int) -> RunConfig:
+        """The settings of the components, for a run of so many optimizer steps."""
+        evaluation, stop = self.evaluation, self.stop
+        return RunConfig.model_construct(
+            envs=self.envs,
+            name=self.name,
+            imports=self.imports,
+            runtime=self.runtime,
+            ray=self.ray,
+            devices=self.devices,
+            seed=self.seed,
+            model=self.model,
+            agent=self.agent,
+            engine=self.engine,
+            rollout=RolloutConfig(
+                groups=1, group_size=1, workers=evaluation.workers, max_in_flight=evaluation.max_in_flight
+            ),
+            loss=LossConfig("reinforce", tis_cap=None),
+            learner=self.learner,
+            evaluation=evaluation,
+            checkpoints=self.checkpoints,
+            stop=StopConfig(steps=steps, minutes=stop.minutes, success=stop.success),
+            tracking=self.tracking,
+        )
+
+    def demonstrations(self) -> WarmStartConfig:
+        """The demonstrations to play, in the settings of a warm start."""
+        data = self.data
+        return WarmStartConfig(
+            agent=data.agent or "",
+            episodes=data.episodes,
+            mistakes=data.mistakes,
+            imitate_mistakes=data.imitate_mistakes,
+        )
+
+
+class RunConfig(TrainConfig):
+    """The settings of a fine-tuning run that its components read; `SFTConfig.run_config` makes it.
+
+    Unlike a `TrainConfig`, it may have no environments, and any sampling in evaluations.
+    """
+
+    @property
+    def learner_temperature(self) -> float:
+        """The likelihood of data is that of the model as it is, however evaluations sample."""
+        return 1.0
+
+
+def code_in(config: SFTConfig) -> list[str]:
+    """All settings that run external code or send data to other hosts, as ``key value``."""
+    agent = config.data.agent
+    return code_of(config.run_config(0)) + ([f"data.agent {agent}"] if agent and ":" in agent else [])

@@ -1,0 +1,243 @@
+"""Records of data files: conversations as messages, and episodes; a record that is unusable has a reason.
+
+A JSONL file has one JSON object per line, of either kind; a Parquet file has a column ``messages``. A run
+folder stands for its episodes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollgym.core.errors import MissingExtra, ResultsError, UsageError, boundary, one_line, os_reason
+from rollgym.core.files import open_inside
+from rollgym.core.serialization import clean_text, decode_episode
+from rollgym.core.types import Episode
+from rollgym.io.run_dir import EPISODES, MANIFEST, read_versioned
+from rollgym.trainer.imitation.examples import Exchange
+
+DATA, DEMONSTRATIONS = "data.json", "demonstrations.jsonl"
+"""Files of a run: the report on its data, and the episodes that were played for it."""
+MAX_LINE_BYTES = 64_000_000
+ROLES = ("system", "user", "assistant")
+_PARQUET_ROWS = 256
+"""Rows of a Parquet file that are in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation: a system message, which may be empty, and exchanges of user and assistant."""
+
+    system: str
+    exchanges: tuple[Exchange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The reason why a record cannot be used."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of a JSONL file, or one row of a Parquet file."""
+
+    place: str
+    """``FILE:LINE``, counted from 1."""
+    content: Chat | Episode | Broken
+    erred: tuple[bool, ...] = ()
+    """For a demonstration: a flag per turn, True for turns that are not learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file to read."""
+
+    path: Path
+    folder: Path | None = None
+    """The run folder that it must be inside of."""
+
+
+def data_files(names: Sequence[str]) -> list[DataFile]:
+    """The files that these names stand for: files, and the episodes of run folders.
+
+    Raises:
+        UsageError: A file does not exist, or a folder is not a run folder.
+    """
+    found: list[DataFile] = []
+    for name in names:
+        path = Path(name)
+        if path.is_dir():
+            found += _episode_files(path)
+        elif path.is_file():
+            found.append(DataFile(path))
+        else:
+            raise UsageError(f"Data file not found: {name}.")
+    return found
+
+
+def _episode_files(folder: Path) -> list[DataFile]:
+    if not (folder / MANIFEST).is_file():
+        raise UsageError(
+            f"{folder} is not a run folder: it has no {MANIFEST}. Pass a run folder, or a JSONL or Parquet "
+            "file."
+        )
+    manifest = read_versioned(folder / MANIFEST, folder)
+    entries = manifest.get("entries") if manifest.get("kind") == "bench" else None
+    names = [name for name in entries if isinstance(name, str)] if isinstance(entries, list) else []
+    paths = [folder / "entries" / name / EPISODES for name in names] or [folder / EPISODES]
+    files = [DataFile(path, folder) for path in paths if path.is_file()]
+    if not files:
+        raise UsageError(f"The run folder {folder} has no {EPISODES}.")
+    return files
+
+
+def read_records(file: DataFile) -> Iterator[Record]:
+    """Read all records of a file, one at a time.
+
+    Raises:
+        UsageError: The file cannot be read at all.
+    """
+    if file.path.suffix == ".parquet":
+        for number, value in enumerate(_parquet_rows(file.path), 1):
+            yield Record(f"{file.path}:{number}", _checked_chat(value))
+        return
+    try:
+        with open_inside(file.path, file.folder) as lines:
+            number = 0
+            while line := lines.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if line.strip():
+                    yield _record(f"{file.path}:{number}", line)
+                if len(line) > MAX_LINE_BYTES:
+                    while line and not line.endswith(b"\n"):
+                        line = lines.readline(MAX_LINE_BYTES)
+    except OSError as error:
+        raise UsageError(f"Cannot read {file.path}: {os_reason(error)}.") from None
+
+
+def _record(place: str, line: bytes) -> Record:
+    if len(line) > MAX_LINE_BYTES:
+        return Record(place, Broken(f"longer than {MAX_LINE_BYTES:,} bytes"))
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        return Record(place, Broken(f"not valid JSON ({error})"))
+    if isinstance(value, dict) and "spec" in value and "messages" not in value:
+        try:
+            episode = decode_episode(line)
+        except ResultsError as error:
+            return Record(place, Broken(str(error)))
+        erred = value.get("erred")
+        return Record(place, episode, tuple(map(bool, erred)) if isinstance(erred, list) else ())
+    if not isinstance(value, dict) or "messages" not in value:
+        return Record(place, Broken("expected a JSON object with messages, or an episode of rollgym"))
+    return Record(place, _checked_chat(value["messages"]))
+
+
+def _parquet_rows(path: Path) -> Iterator[Any]:
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("pyarrow"):
+            raise
+        raise MissingExtra(f"Reading {path}", "parquet") from None
+    with boundary(UsageError, f"Cannot read {path}"):
+        table = parquet.ParquetFile(path)
+        names = list(table.schema_arrow.names)
+        if "messages" not in names:
+            raise UsageError(f"{path} has no column messages; its columns are {', '.join(names)}.")
+        for rows in table.iter_batches(batch_size=_PARQUET_ROWS, columns=["messages"]):
+            yield from rows.column("messages").to_pylist()
+
+
+def _checked_chat(value: Any) -> Chat | Broken:
+    try:
+        return parse_messages(value)
+    except UsageError as error:
+        return Broken(str(error))
+
+
+def parse_messages(value: Any) -> Chat:
+    """Check messages in OpenAI's format: an optional system message, then user and assistant in turn.
+
+    An assistant message with ``"weight": 0`` is context that is not learned. A user message after the last
+    reply is ignored.
+
+    Raises:
+        UsageError: The messages cannot be trained on; the message says which one and why.
+
+    Example:
+        >>> parse_messages([{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}])
+        Chat(system='', exchanges=(Exchange(user='2+2?', reply='4', learned=True),))
+    """
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise UsageError(f"messages are text that is not valid JSON ({one_line(error)})") from None
+    if not isinstance(value, list) or not value:
+        raise UsageError("messages must be a list with at least one message")
+    system, user = "", None
+    exchanges: list[Exchange] = []
+    for number, message in enumerate(value):
+        role, content = _message(number, message)
+        if role == "system":
+            if number:
+                raise UsageError(f"messages[{number}]: only the first message can have the role system")
+            system = content
+        elif role == "user":
+            if user is not None:
+                raise UsageError(f"messages[{number}]: two user messages in a row")
+            user = content
+        elif user is None:
+            before = (
+                "two assistant messages in a row" if exchanges else "a reply without a user message before it"
+            )
+            raise UsageError(f"messages[{number}]: {before}")
+        else:
+            if not content.strip():
+                raise UsageError(f"messages[{number}]: the assistant's message is empty")
+            exchanges.append(Exchange(user, content, learned=_learned(number, message)))
+            user = None
+    if not any(exchange.learned for exchange in exchanges):
+        raise UsageError("no assistant message to learn")
+    return Chat(system, tuple(exchanges))
+
+
+def _message(number: int, message: Any) -> tuple[str, str]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise UsageError(f"messages[{number}]: expected an object with role and content")
+    role, content = message["role"], message.get("content")
+    if role not in ROLES:
+        raise UsageError(f"messages[{number}]: the role {role!r} is not supported (only {', '.join(ROLES)})")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise UsageError(f"messages[{number}]: tool calls are not supported")
+    if isinstance(content, list):
+        content = _text_parts(number, content)
+    if not isinstance(content, str):
+        raise UsageError(f"messages[{number}]: the content must be text, not {type(content).__name__}")
+    return role, clean_text(content)
+
+
+def _text_parts(number: int, parts: list[Any]) -> str:
+    texts = []
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise UsageError(f"messages[{number}]: content of type {kind!r} is not supported, only text")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _learned(number: int, message: dict[str, Any]) -> bool:
+    weight = message.get("weight")
+    if weight is not None and weight not in (0, 1):
+        raise UsageError(f"messages[{number}]: weight must be 0 or 1, not {weight!r}")
+    return weight is None or bool(weight)
