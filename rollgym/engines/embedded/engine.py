@@ -4,8 +4,8 @@
     reply = await engine.generate(GenerateRequest(request_id="1", prompt_ids=(1, 2, 3), session="episode-1"))
 
 Concurrent calls of `generate` share the model by continuous batching: each forward pass computes the next
-token of all of them. The KV cache of a session is kept for its next turn. On CPU, generation is batch
-invariant: a reply depends only on its prompt, seed and weights, bit for bit (docs/engines.md).
+token of all of them. Prefixes are shared across requests and sessions (`PrefixCache`). On CPU, generation is
+batch invariant: a reply depends only on its prompt, seed and weights, bit for bit (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class EmbeddedEngine(Engine):
         return await self._thread.call(lambda scheduler: _free(scheduler, tags))
 
     async def forget(self, session: str) -> None:
-        """Drop the KV cache of a session that has ended."""
+        """Drop the reference of a session that has ended to its KV cache, which others may share."""
         await self._thread.call(lambda scheduler: scheduler.forget(session))
 
     async def close(self) -> None:
@@ -255,11 +255,13 @@ def _stats(scheduler: BatchScheduler) -> EngineStats:
     return EngineStats(
         passes=counts.passes,
         computed_tokens=counts.computed,
-        evicted_sessions=counts.evicted,
+        prefix_hit_tokens=counts.prefix_hits,
+        evicted_tokens=scheduler.prefixes.evicted_tokens,
+        evicted_sessions=scheduler.prefixes.evicted_sessions,
         preempted=counts.preempted,
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
-        sessions=len(scheduler.sessions),
+        sessions=scheduler.prefixes.sessions,
         cached_tokens=scheduler.tokens,
         cache_bytes=scheduler.tokens * scheduler.model.shape.token_bytes,
         weight_bytes=scheduler.model.weight_storage.nbytes,

@@ -1,37 +1,24 @@
-"""KV cache of running sequences (`KVCache`) and of sessions between two turns (`SessionCache`).
+"""KV cache of the running sequences.
 
 `KVCache` is one tensor with a slot for each running sequence, all of one length, so that attention over all
-of them is a single call on a view. The prefix of an idle session is a compact copy. Both are counted in
-tokens: the engine keeps their sum within ``cache_tokens``.
+of them is a single call on a view. Prefixes that outlive their sequence are copied into a `PrefixCache`. Both
+are counted in tokens: the engine keeps their sum within ``cache_tokens``.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["KVCache", "CachedPrefix", "KVShape", "SessionCache", "common_prefix", "round_up"]
+__all__ = ["KVCache", "KVShape", "round_up"]
 
 
 def round_up(n: int, step: int) -> int:
     """Round ``n`` up to a multiple of ``step``."""
     return -(-n // step) * step
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix of two id sequences."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # compares whole slices, in C, and halves
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +79,13 @@ class KVCache:
         n, m = min(slots, old.shape[2]), min(length, old.shape[4])
         self.data[:, :, :n, :, :m] = old[:, :, :n, :, :m]
 
-    def load(self, slot: int, kv: Tensor, count: int) -> None:
-        """Copy the first ``count`` tokens of a cached prefix into a slot."""
-        self.data[:, :, slot, :, :count] = kv[:, :, :, :count]
+    def load(self, slot: int, start: int, kv: Tensor, count: int) -> None:
+        """Copy the first ``count`` tokens of a block to a position of a slot."""
+        self.data[:, :, slot, :, start : start + count] = kv[:, :, :, :count]
 
-    def save(self, slot: int, count: int) -> Tensor:
-        """Return a copy of a slot's first ``count`` tokens."""
-        return self.data[:, :, slot, :, :count].clone()
+    def read(self, slot: int, start: int, end: int) -> Tensor:
+        """Return a view of a slot's tokens."""
+        return self.data[:, :, slot, :, start:end]
 
     def move(self, source: int, target: int, count: int) -> None:
         """Copy a slot's first ``count`` tokens to another."""
@@ -107,50 +94,3 @@ class KVCache:
     def wipe(self, slot: int) -> None:
         """Zero a slot that may contain NaN."""
         self.data[:, :, slot] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CachedPrefix:
-    """Ids and KV cache of a session between two turns."""
-
-    ids: list[int]
-    kv: Tensor
-
-
-class SessionCache:
-    """Cached prefixes of idle sessions, least recently used first."""
-
-    def __init__(self) -> None:
-        self._prefixes: OrderedDict[str, CachedPrefix] = OrderedDict()
-        self.tokens = 0
-
-    def __len__(self) -> int:
-        return len(self._prefixes)
-
-    def __contains__(self, session: str) -> bool:
-        return session in self._prefixes
-
-    def put(self, session: str, prefix: CachedPrefix) -> None:
-        """Store the prefix of a session, replacing the previous one."""
-        self.pop(session)
-        self._prefixes[session] = prefix
-        self.tokens += len(prefix.ids)
-
-    def pop(self, session: str) -> CachedPrefix | None:
-        """Remove and return the prefix of a session."""
-        prefix = self._prefixes.pop(session, None)
-        if prefix is not None:
-            self.tokens -= len(prefix.ids)
-        return prefix
-
-    def evict(self) -> bool:
-        """Drop the least recently used session; returns False if there is none."""
-        if not self._prefixes:
-            return False
-        self.pop(next(iter(self._prefixes)))
-        return True
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self._prefixes.clear()
-        self.tokens = 0

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from rollgym.engines.base import FinishReason, GenerateRequest, Generation
+from rollgym.engines.embedded.prefix_cache import Node
 from rollgym.engines.embedded.sampling import stream
 
 __all__ = ["SequenceState"]
@@ -26,7 +27,10 @@ class SequenceState:
         self.ids = list(request.prompt_ids)
         self.cached = 0
         """Number of ids whose keys and values are in the KV cache."""
+        self.node: Node | None = None
+        """End of its prefix in the prefix cache, while it runs."""
         self.keep = bool(request.session)
+        """Whether its session refers to its prefix afterwards."""
         self.session = request.session
         self.logprobs: list[float] = []
         self.spans: list[list[int]] = []
