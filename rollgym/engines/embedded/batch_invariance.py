@@ -32,10 +32,15 @@ log = logging.getLogger(__name__)
 def make_batch_invariant(model: Model, most_rows: int) -> None:
     """Set the cheapest rule that makes the model batch invariant; if none does, compute token by token."""
     config = model.module.config.to_json_string()
-    key = (config, model.shape, model.context, model.fused, most_rows, torch.get_num_threads())
+    kernels = model.fused, model.packed, torch.get_num_threads()
+    key = (config, model.shape, model.context, most_rows, *kernels)
     if key not in _cache:  # the same sizes give the same rule within a process
         _cache[key] = _find_rule(model, most_rows)
     rule = _cache[key]
+    if rule is None and model.packed:
+        model.unpack()
+        make_batch_invariant(model, most_rows)
+        return
     model.rule = rule or ReductionRule(rows=1, queries=1)
     model.batch_invariant, model.one_token_at_a_time = True, rule is None
     if rule is None:
@@ -49,7 +54,7 @@ def _find_rule(model: Model, most_rows: int) -> ReductionRule | None:
     gap = next((gap for gap in _GAPS if _attention_holds(model, ReductionRule(gap))), None)
     if gap is None:
         return None
-    for rows in _ROWS:
+    for rows in (1, *_ROWS) if model.packed else _ROWS:
         model.rule = ReductionRule(gap, rows)
         if _model_holds(model, most_rows):
             return model.rule

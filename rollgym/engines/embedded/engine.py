@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -43,6 +43,7 @@ __all__ = ["EmbeddedEngine"]
 _CACHE_TOKENS = 131_072
 _CHUNK_WORK = 1_000_000_000
 """Default prefill budget of a pass: parameters times prompt tokens."""
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
 _RELEASED = "The engine's weights were released: call update_weights before wake_up or resume."
 _PARTIAL = "A weight update failed halfway, so the engine has mixed weights: send all weights again."
 _SINGLE_THREAD = 2_000_000
@@ -55,7 +56,8 @@ class EmbeddedEngine(Engine):
     Args:
         model: A transformers causal language model (copied, never shared) or a folder with one.
         device: Default: CUDA if available, else CPU.
-        dtype: Default: bfloat16 on CUDA, float32 on CPU.
+        dtype: A dtype or its name. Default: bfloat16 on CUDA, float32 on CPU. ``auto``: on CPU, bfloat16 for
+            a model of at least 20 million parameters if a measurement shows that this CPU is fast at it.
         max_batch: Maximum number of replies generated concurrently; more wait.
         cache_tokens: Size limit of the KV cache in tokens. Default: 131,072, or twice the context.
         prefill_chunk: Prompt tokens per pass, beside one token of each reply. Default: 128 to 1,024, fewer
@@ -71,7 +73,7 @@ class EmbeddedEngine(Engine):
         model: nn.Module | str | Path,
         *,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | Literal["auto", "float32", "bfloat16", "float16"] | None = None,
         max_batch: int = 64,
         cache_tokens: int | None = None,
         prefill_chunk: int | None = None,
@@ -84,14 +86,15 @@ class EmbeddedEngine(Engine):
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}.")
         on = torch_device(str(device) if device is not None else None)
-        precision = dtype or (torch.float32 if on.type == "cpu" else torch.bfloat16)
+        if isinstance(dtype, str) and dtype not in _DTYPES:
+            raise UsageError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}.")
         self.deterministic = on.type == "cpu" if deterministic is None else deterministic
 
         default_threads = torch.get_num_threads()
 
         def make() -> BatchScheduler:  # in the engine's thread: torch's thread count is per calling thread
             torch.set_num_threads(threads or default_threads)
-            copied = Model(model, device=on, dtype=precision, context=context_length)
+            copied = Model(model, device=on, dtype=dtype, context=context_length)
             if threads is None and copied.parameters < _SINGLE_THREAD:
                 torch.set_num_threads(1)
             chunk = prefill_chunk or min(1024, max(128, _CHUNK_WORK // copied.parameters))
@@ -123,6 +126,11 @@ class EmbeddedEngine(Engine):
     def vocabulary(self) -> int:
         """Size of the vocabulary: valid ids are 0 to ``vocabulary - 1``."""
         return self._model.vocabulary
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of weights, activations and KV cache, such as ``float32``."""
+        return str(self._model.shape.dtype).removeprefix("torch.")
 
     @property
     def fused(self) -> bool:
@@ -264,7 +272,7 @@ def _stats(scheduler: BatchScheduler) -> EngineStats:
         sessions=scheduler.prefixes.sessions,
         cached_tokens=scheduler.tokens,
         cache_bytes=scheduler.tokens * scheduler.model.shape.token_bytes,
-        weight_bytes=scheduler.model.weight_storage.nbytes,
+        weight_bytes=scheduler.model.weight_bytes,
     )
 
 
@@ -273,7 +281,7 @@ def _free(scheduler: BatchScheduler, tags: Sequence[str]) -> int:
     if "kv_cache" in tags:
         scheduler.free_cache()
     if "weights" in tags:
-        scheduler.model.weight_storage.release()
+        scheduler.model.release_weights()
     if tags:
         trim_memory(scheduler.model.device)
     after = _stats(scheduler)
