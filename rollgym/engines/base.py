@@ -188,7 +188,7 @@ class Engine(Protocol):
         """Continue after `pause`."""
 
     async def forget(self, session: str) -> None:
-        """Drop the KV cache of a session that has ended."""
+        """Tell the engine that a session has ended, so that it may drop its KV cache."""
 
     async def close(self) -> None:
         """Stop, and fail all pending requests."""

@@ -73,10 +73,10 @@ class KVCache:
         """Return views of the layers to write tokens to, ``[slot, position, key or value, head]``."""
         return self.data.permute(0, 2, 4, 1, 3, 5).unbind(0)
 
-    def resize(self, slots: int, length: int) -> None:
-        """Change the size; content within the new size is prefix."""
+    def resize(self, slots: int, length: int, used: int | None = None) -> None:
+        """Change the size; content within the new size is kept, of the first ``used`` slots or of all."""
         old, self.data = self.data, self._make(slots, length)
-        n, m = min(slots, old.shape[2]), min(length, old.shape[4])
+        n, m = min(slots, old.shape[2] if used is None else used), min(length, old.shape[4])
         self.data[:, :, :n, :, :m] = old[:, :, :n, :, :m]
 
     def load(self, slot: int, start: int, kv: Tensor, count: int) -> None:

@@ -31,6 +31,7 @@ from rollgym.engines.base import FinishReason
 from rollgym.engines.embedded.attention import Span
 from rollgym.engines.embedded.kv_cache import KVCache, round_up
 from rollgym.engines.embedded.model import Model
+from rollgym.engines.embedded.precision import SMALLEST
 from rollgym.engines.embedded.prefix_cache import Hit, Node, PrefixCache, common_prefix
 from rollgym.engines.embedded.sampling import draw, uniforms
 from rollgym.engines.embedded.sequence import SequenceState
@@ -68,6 +69,7 @@ class BatchScheduler:
         self.kv_cache = KVCache(model.shape)
         self.prefixes = PrefixCache()
         self._trim_at = cache_tokens // 4
+        self._growth = 1.0625 if model.parameters < SMALLEST else 1.25
         self.worth_waiting = max(8, min(32, _WORTH_WAITING // model.parameters))
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []
@@ -269,8 +271,9 @@ class BatchScheduler:
         if not wide and not long:
             return True
         # Over-allocate if possible: resizing copies.
-        roomy_slots = max(4, min(2 * slots, self.max_batch)) if wide else self.kv_cache.slots
-        roomy_length = self._padded_length(length * 17 // 16) if long else self.kv_cache.length
+        soon = max(2 * slots, slots + len(self.waiting))
+        roomy_slots = max(4, min(soon, self.max_batch)) if wide else self.kv_cache.slots
+        roomy_length = self._padded_length(int(length * self._growth)) if long else self.kv_cache.length
         for size in ((roomy_slots, roomy_length), (slots, roomy_length), (slots, length)):
             if size[0] * size[1] + self.prefixes.tokens <= self.cache_tokens:
                 return self._resize(*size)
@@ -287,7 +290,7 @@ class BatchScheduler:
 
     def _resize(self, slots: int, length: int) -> bool:
         if (slots, length) != (self.kv_cache.slots, self.kv_cache.length):
-            self.kv_cache.resize(slots, length)
+            self.kv_cache.resize(slots, length, used=len(self.running))
         return True
 
     def _remove(self, sequences: Sequence[SequenceState], *, keep: bool = True) -> None:
