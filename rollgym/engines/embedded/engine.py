@@ -100,7 +100,7 @@ class EmbeddedEngine(Engine):
             chunk = prefill_chunk or min(1024, max(128, _CHUNK_WORK // copied.parameters))
             if self.deterministic:
                 make_batch_invariant(copied, most_rows=min(chunk, 256))
-            least = round_up(copied.rule.length(copied.context), LENGTH_STEP)
+            least = round_up(copied.rule.cache_length(copied.context), LENGTH_STEP)
             limit = _cache_limit(cache_tokens, copied.context, least)
             scheduler = BatchScheduler(copied, max_batch=max_batch, cache_tokens=limit, prefill_chunk=chunk)
             scheduler.version = version

@@ -64,9 +64,11 @@ class KVCache:
         """Allocated tokens."""
         return self.slots * self.length
 
-    def views(self, slot: int, count: int, length: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def views(
+        self, slot: int, count: int, end: int, start: int = 0
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return views of the keys and values of each layer, ``[slot, head, position]``."""
-        keys, values = self.data[:, :, slot : slot + count, :, :length].unbind(1)
+        keys, values = self.data[:, :, slot : slot + count, :, start:end].unbind(1)
         return keys.unbind(0), values.unbind(0)
 
     def by_position(self) -> Sequence[Tensor]:

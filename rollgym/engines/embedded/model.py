@@ -38,6 +38,8 @@ _FLOOR_SCALE = "floor_scale"
 """Llama 4 scales attention by positions counted from the start of a pass, from this position on."""
 _PACK = SMALLEST
 """Models with at least so many parameters run with packed weights on CPU, if `FusedDecoder` supports them."""
+SPLIT = 128
+"""`ReductionRule.split` of models with packed weights."""
 _PROBE_WORK = 50_000_000_000
 """Limit on parameters times tokens of a check beyond an attention window: about a second on a CPU."""
 
@@ -82,6 +84,7 @@ class Model:
             return
         try:
             self._packed = decoder.pack()
+            self.rule = ReductionRule(rows=1, queries=1, split=SPLIT)
         except RuntimeError as error:  # this CPU or build of torch does not support it
             log.warning("cannot pack the weights for oneDNN: %s", one_line(error))
             decoder.unpack()
@@ -91,6 +94,7 @@ class Model:
         if self._packed and isinstance(self._decoder, FusedDecoder):
             self._decoder.unpack()
             self._packed = {}
+            self.rule = ReductionRule(rows=1, queries=1)
 
     @property
     def packed(self) -> bool:

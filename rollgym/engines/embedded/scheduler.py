@@ -249,7 +249,12 @@ class BatchScheduler:
             sizes[seq] = min(seq.pending, 1 + budget)
             budget -= sizes[seq] - 1
         return [
-            Span(slot, seq.cached, seq.ids[seq.cached : seq.cached + sizes.get(seq, 1)])
+            Span(
+                slot,
+                seq.cached,
+                seq.ids[seq.cached : seq.cached + sizes.get(seq, 1)],
+                seq.prefixes(self.model.rule.split),
+            )
             for slot, seq in enumerate(self.running)
         ]
 
@@ -283,7 +288,7 @@ class BatchScheduler:
         return self._resize(slots, length)
 
     def _padded_length(self, length: int) -> int:
-        return round_up(self.model.rule.length(length), LENGTH_STEP)
+        return round_up(self.model.rule.cache_length(length), LENGTH_STEP)
 
     def _evict(self, wanted: int, *, referenced: bool = True) -> None:
         self.prefixes.evict(wanted, slack=self.cache_tokens // 32, referenced=referenced)

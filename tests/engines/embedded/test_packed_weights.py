@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch_models import gather, make_engine, make_model, plain_logprobs, prompt, request
 
-from rollgym.engines.base import Generation, WeightSource
+from rollgym.engines.base import GenerateRequest, Generation, WeightSource
 from rollgym.engines.embedded import model as model_module
 from rollgym.engines.embedded.engine import EmbeddedEngine
 
@@ -54,6 +54,45 @@ def test_replies_do_not_depend_on_their_batch(kind: str) -> None:
     replies = [[(reply.token_ids, reply.logprobs) for reply in ask(e)] for e in (together, alone, pieces)]
     assert replies[0] == replies[1] == replies[2]
     close(together, alone, pieces)
+
+
+def siblings() -> list[GenerateRequest]:
+    """Prompts with common prefixes of many lengths, on both sides of where attention is split."""
+    shared, prompts = prompt(0, 420), []
+    for number, length in enumerate((3, 100, 127, 128, 129, 200, 250, 255, 256, 257, 300, 384, 420)):
+        own = [prompt(1 + n, 5 + 9 * n) for n in range(2)]
+        prompts += [shared[:length], *(shared[:length] + ids for ids in own[: 1 + number % 2])]
+    return [
+        request(str(n), ids, f"session {n}", seed=n, max_tokens=4 + n % 9) for n, ids in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+def test_shared_prefixes_change_no_bit(kind: str) -> None:
+    model, requests = make_model(kind), siblings()
+
+    async def main(at_once: bool, **options: Any) -> list[Generation]:
+        engine = make_engine(model, **options)
+        assert engine._model.rule.split == 128
+        if at_once:
+            replies = await gather(engine, requests)
+        else:
+            replies = []
+            for one in requests:
+                await engine._thread.call(lambda scheduler: scheduler.free_cache())
+                replies.append(await engine.generate(one))
+        await engine.close()
+        return replies
+
+    alone = asyncio.run(main(False))
+    for one, reply in zip(requests, alone, strict=True):
+        ids = one.prompt_ids
+        plain = plain_logprobs(model, [*ids, *reply.token_ids], len(ids))
+        assert reply.logprobs == pytest.approx(plain, abs=2e-5)
+    bits = [(reply.token_ids, reply.logprobs) for reply in alone]
+    for options in ({}, {"prefill_chunk": 60, "max_batch": 9}, {"cache_tokens": 1024}):
+        together = asyncio.run(main(True, **options))
+        assert [(reply.token_ids, reply.logprobs) for reply in together] == bits
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch_models import gather, make_engine, make_model, prompt, request
 
 from rollgym.engines.base import EngineStats, Generation, WeightSource
+from rollgym.engines.embedded import model as model_module
 from rollgym.engines.embedded.batch_invariance import make_batch_invariant
 from rollgym.engines.embedded.engine import EmbeddedEngine
 from rollgym.engines.embedded.model import Model
@@ -247,16 +248,20 @@ def test_unreferenced_prefixes_use_a_quarter_of_the_cache() -> None:
 
 
 @cache
-def reference(version: int) -> EmbeddedEngine:
-    return make_engine(make_model(seed=version))
+def reference(version: int, packed: bool) -> EmbeddedEngine:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_module, "_PACK", 0 if packed else model_module._PACK)
+        return make_engine(make_model(seed=version))
 
 
 @cache
-def alone(version: int, ids: tuple[int, ...], seed: int, tokens: int) -> tuple[Any, Any]:
+def alone(
+    version: int, ids: tuple[int, ...], seed: int, tokens: int, packed: bool = False
+) -> tuple[Any, Any]:
     """Ids and log-probs of a reply that an engine with nothing in its cache computes by itself."""
 
     async def main() -> Generation:
-        engine = reference(version)
+        engine = reference(version, packed)
         await engine._thread.call(lambda scheduler: scheduler.free_cache())
         return await engine.generate(request("alone", ids, seed=seed, max_tokens=tokens))
 
@@ -264,9 +269,12 @@ def alone(version: int, ids: tuple[int, ...], seed: int, tokens: int) -> tuple[A
     return reply.token_ids, reply.logprobs
 
 
-def make_scheduler(version: int = 0, **options: int) -> BatchScheduler:
-    model = Model(make_model(seed=version), device=CPU, dtype=torch.float32)
+def make_scheduler(packed: bool, **options: int) -> BatchScheduler:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_module, "_PACK", 0 if packed else model_module._PACK)
+        model = Model(make_model(), device=CPU, dtype=torch.float32)
     make_batch_invariant(model, most_rows=64)
+    assert model.packed == packed
     return BatchScheduler(model, **{"max_batch": 5, "cache_tokens": 1024, "prefill_chunk": 48, **options})
 
 
@@ -281,7 +289,7 @@ def check_references(scheduler: BatchScheduler) -> None:
     assert all(seq.node is None and not seq.cached for seq in scheduler.waiting)
 
 
-TREES = [prompt(90, 120), prompt(91, 40)]
+TREES = [prompt(90, 250), prompt(91, 40)]
 """Instructions that prompts begin with."""
 
 
@@ -310,14 +318,15 @@ Actions = st.lists(
 )
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("options", [{}, {"cache_tokens": 544, "max_batch": 3, "prefill_chunk": 7}])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(actions=Actions)
 def test_sharing_changes_no_bit_and_leaks_nothing(
-    options: dict[str, int], actions: list[tuple[Any, ...]]
+    packed: bool, options: dict[str, int], actions: list[tuple[Any, ...]]
 ) -> None:
     """Any sequence of requests, turns, evictions and weight updates: replies of an engine of their own."""
-    scheduler = make_scheduler(**options)
+    scheduler = make_scheduler(packed, **options)
     results: list[tuple[SequenceState, list[Any]]] = []
     histories: dict[str, list[int]] = {}
 
@@ -365,7 +374,7 @@ def test_sharing_changes_no_bit_and_leaks_nothing(
         start, prompt_ids = 0, state.request.prompt_ids
         for version, count in reply.version_spans:
             before = (*prompt_ids, *reply.token_ids[:start])
-            tokens, logprobs = alone(version % 2, before, state.sampling.seed, count)
+            tokens, logprobs = alone(version % 2, before, state.sampling.seed, count, packed)
             assert tokens == reply.token_ids[start : start + count]
             assert logprobs == reply.logprobs[start : start + count]
             start += count
