@@ -80,7 +80,7 @@ class Model:
 
     def _pack(self, decoder: FusedDecoder) -> None:
         """Store the weights in the order of oneDNN's kernels, where torch has them."""
-        if not torch.backends.mkldnn.is_available():
+        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return
         try:
             self._packed = decoder.pack()
