@@ -271,12 +271,12 @@ def random_ids(vocabulary: int, count: int, *key: object) -> list[int]:
     return ids
 
 
-def group_prompts(vocabulary: int, number: int) -> Conversations:
+def group_prompts(vocabulary: int, number: int, groups: int = GROUPS) -> Conversations:
     """Prompts of all siblings of all groups."""
     shared = random_ids(vocabulary, SHARED, "shared", number)
     return [
         shared + random_ids(vocabulary, OWN, "group", number, group)
-        for group in range(GROUPS)
+        for group in range(groups)
         for _ in range(SIBLINGS)
     ]
 
@@ -419,9 +419,14 @@ def measure_model(args: argparse.Namespace) -> dict[str, Any]:
     server: Engine | None = None
     if args.sglang:
         peers["sglang"], server = sglang_peer(args.sglang, folder, loop)
+    for peer in peers.values():  # warm up
+        peer.extend(separate_prompts(vocabulary, -1, 2), 2, 0)
     workloads: dict[str, tuple[Callable[[int], Conversations], int]] = {
         "group rollouts, one turn": (partial(group_prompts, vocabulary), 1),
-        "group rollouts, five turns": (partial(group_prompts, vocabulary), 5),
+        "group rollouts, five turns": (
+            partial(group_prompts, vocabulary, groups=1 if args.quick else GROUPS),
+            5,
+        ),
         "separate prompts": (partial(separate_prompts, vocabulary, count=SEPARATE), 1),
     }
     rounds = 1 if args.quick else args.rounds or 3
@@ -445,15 +450,16 @@ def measure_model(args: argparse.Namespace) -> dict[str, Any]:
         for name, figures in report["workloads"][workload].items():
             all_, once = figures["total_tokens_per_cpu_second"], figures["unique_tokens_per_cpu_second"]
             times = f"{medians[workload][name]:8.2f} x the engine's CPU time"
-            print(f"{workload:28}{name:10}{figures['cpu_seconds']:9.2f} s{all_:9.1f} /{once:8.1f}{times}")
+            seconds = f"{figures['cpu_seconds']:9.2f} s"
+            print(f"{workload:28}{name:10}{seconds}{all_:9.1f} /{once:8.1f}{times}", flush=True)
     bounds = decode_bounds(model)
     report["decode"] = {}
     for batch in BATCHES:
         row = {"bound_ms": round(1000 * bounds[batch], 1)}
         for name, peer in peers.items():
-            seconds = decode_seconds(peer, vocabulary, batch, 8 if args.quick else STEPS)
-            row[f"{name}_ms"] = round(1000 * seconds, 1)
-            row[f"{name}_to_bound"] = round(seconds / bounds[batch], 2)
+            step = decode_seconds(peer, vocabulary, batch, 8 if args.quick else STEPS)
+            row[f"{name}_ms"] = round(1000 * step, 1)
+            row[f"{name}_to_bound"] = round(step / bounds[batch], 2)
         report["decode"][str(batch)] = row
         print(f"decode at batch {batch}: {row}", flush=True)
     stats = loop.run_until_complete(engine.stats())
@@ -479,7 +485,9 @@ def main() -> None:
         "--continuous", action="store_true", help="measure transformers' continuous batching, too (slow)"
     )
     parser.add_argument("--rounds", type=int, default=None, help="default 5, or 3 with --model")
-    parser.add_argument("--quick", action="store_true", help="one round after the warm-up")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round; with --model, one group for five turns"
+    )
     parser.add_argument("--model", help="a real model: its name, or a folder")
     parser.add_argument("--sglang", help="with --model: URL of an SGLang server, or a virtual environment")
     args = parser.parse_args()
