@@ -46,6 +46,8 @@ _CHUNK_WORK = 1_000_000_000
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _RELEASED = "The engine's weights were released: call update_weights before wake_up or resume."
 _PARTIAL = "A weight update failed halfway, so the engine has mixed weights: send all weights again."
+_LARGE = 300_000_000
+"""Models with packed weights and fewer parameters prefill at least 256 tokens per pass, others 128."""
 _SINGLE_THREAD = 2_000_000
 """Models with fewer parameters run on one thread: synchronizing a second one costs more than it gains."""
 
@@ -97,7 +99,7 @@ class EmbeddedEngine(Engine):
             copied = Model(model, device=on, dtype=dtype, context=context_length)
             if threads is None and copied.parameters < _SINGLE_THREAD:
                 torch.set_num_threads(1)
-            chunk = prefill_chunk or min(1024, max(128, _CHUNK_WORK // copied.parameters))
+            chunk = prefill_chunk or _default_chunk(copied)
             if self.deterministic:
                 make_batch_invariant(copied, most_rows=min(chunk, 256))
             least = round_up(copied.rule.cache_length(copied.context), LENGTH_STEP)
@@ -245,6 +247,11 @@ class EmbeddedEngine(Engine):
                 "leaves no room for a reply."
             )
         return min(request.sampling.max_tokens, context - len(ids))
+
+
+def _default_chunk(model: Model) -> int:
+    least = 256 if model.packed and model.parameters < _LARGE else 128
+    return min(1024, max(least, _CHUNK_WORK // model.parameters))
 
 
 def _cache_limit(requested: int | None, context: int, least: int) -> int:
