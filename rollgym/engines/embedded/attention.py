@@ -297,7 +297,8 @@ def _attend_in_two_parts(batch: ForwardBatch, layer: int, queries: Tensor, scale
         return _with_lse(whole, layer, queries, scale, batch.rule)[0]
     rows, heads, per_head, _ = queries.shape
     width = round_up(heads * per_head, _LANES)
-    own = queries.new_zeros(queries.shape)
+    own = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    own[batch.count :] = 0
     own_lse = torch.zeros(rows, width, device=queries.device)
     _fill(batch, batch.groups, layer, queries, scale, own, own_lse)
     if not batch.prefix_groups:

@@ -10,10 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 __all__ = ["KVCache", "KVShape", "round_up"]
+
+
+_LAZY = 1 << 20
+"""Caches of at least so many bytes get their memory from the system as they are written."""
+_ALIGNMENT = 64
+
+
+def _lazy_zeros(count: int) -> Tensor:
+    """Return zeros that use no memory until they are written: `torch.zeros` writes all of them."""
+    raw = np.zeros(count + _ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[start : start + count])
 
 
 def round_up(n: int, step: int) -> int:
@@ -47,7 +60,10 @@ class KVCache:
     def _make(self, slots: int, length: int) -> Tensor:
         # Zeros, not uninitialized memory: attention reads past a sequence's end and masks the result.
         s = self.shape
-        return torch.zeros(s.layers, 2, slots, s.heads, length, s.dim, dtype=s.dtype, device=s.device)
+        size = s.layers, 2, slots, s.heads, length, s.dim
+        if s.device.type == "cpu" and (count := slots * length * s.token_bytes) >= _LAZY:
+            return _lazy_zeros(count).view(s.dtype).view(size)
+        return torch.zeros(size, dtype=s.dtype, device=s.device)
 
     @property
     def slots(self) -> int:
