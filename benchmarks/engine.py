@@ -1,17 +1,28 @@
-"""Tokens per second: the embedded engine against transformers' `generate`, on the same small model.
+"""Tokens per second: the embedded engine against transformers' `generate`, on the same model.
 
     python benchmarks/engine.py [--quick] [--hidden 128] [--threads 2] [--rounds 5]
+    python benchmarks/engine.py --model smollm2 [--quick] [--rounds 3] [--sglang URL-or-venv]
 
-Two workloads. One turn: 1, 16 and 64 prompts of 64 tokens, 64 new tokens each; `generate` gets them as one
-batch, the engine as that many requests. Many turns: 16 conversations of 8 turns in which observations and
-replies have different lengths; `generate` runs each turn as a left-padded batch and computes the whole
-conversation again, the engine keeps its KV cache and no conversation waits for another. The engine also
-reports log-probs and samples by seed; `generate` does not.
+The first command runs a small model with random weights. Two workloads. One turn: 1, 16 and 64 prompts of 64
+tokens, 64 new tokens each; `generate` gets them as one batch, the engine as that many requests. Many turns:
+16 conversations of 8 turns in which observations and replies have different lengths; `generate` runs each
+turn as a left-padded batch and computes the whole conversation again, the engine keeps its KV cache and no
+conversation waits for another. The engine also reports log-probs and samples by seed; `generate` does not.
 
 `generate` runs with as many threads as asked for and with one; the engine with its own default (one, for a
 model this small). ``ratio_*`` compares with `generate` on ``--threads``, ``best_*`` with the faster one.
 Contenders take turns in one run; a ratio is the median of the rounds' ratios. Machines are shared and noisy:
 read the ratios. The last line is one JSON object.
+
+The second command runs a real model, by name as in `rollgym model` or a folder, with one thread each. It
+counts CPU-seconds, so a busy machine disturbs it less. Group rollouts: 4 groups of 8 siblings with prompts of
+350 tokens (150 shared by all, 200 by a group) and 16 new tokens, for one turn, and for five with 40 tokens of
+observation each. Separate prompts: 16 of the same length that share nothing. Every round has other prompts,
+so nothing is cached from the round before. ``total_tokens`` are the tokens of all prompts and replies, turn
+by turn; ``unique_tokens`` are those left if each prefix is counted once. Decode: CPU-seconds per step at
+batch 1, 16 and 64, against the bound, measured in the same run: the time to read the weights once, or the
+time of the products at the best rate of a large product of the same shape, whichever is longer. ``--sglang``
+adds an SGLang server on this machine: the URL of a running one, or a virtual environment to start it from.
 """
 
 from __future__ import annotations
@@ -23,16 +34,23 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 from transformers.generation import ContinuousBatchingConfig
 
 from rollgym.core.seeding import derive_rng
-from rollgym.engines.base import GenerateRequest, Sampling
+from rollgym.engines.base import Engine, GenerateRequest, Sampling
 from rollgym.engines.embedded.engine import EmbeddedEngine
+from rollgym.engines.embedded.model import read_module
+from rollgym.engines.embedded.prefix_cache import common_prefix
+from rollgym.models.zoo import model_folder
 
 VOCABULARY = 1_000
 PROMPT, REPLY = 64, 64
@@ -212,6 +230,251 @@ def ratio(found: dict[str, list[float]], *names: str) -> float:
     return round(statistics.median(a / b for a, b in zip(found["engine"], theirs, strict=True)), 2)
 
 
+# A real model: group rollouts, separate prompts and decode, per CPU-second.
+
+GROUPS, SIBLINGS = 4, 8
+SHARED, OWN, OBSERVATION, NEW = 150, 200, 40, 16
+SEPARATE = 16
+STEPS = 24
+"""Decode steps to measure."""
+Conversations = list[list[int]]
+
+
+@dataclass(slots=True)
+class Work:
+    """CPU-seconds of a contender, by round, and the tokens of one round."""
+
+    cpu: list[float] = field(default_factory=list)
+    total_tokens: int = 0
+    unique_tokens: int = 0
+
+    def report(self) -> dict[str, float]:
+        """Figures for the table."""
+        seconds = statistics.median(self.cpu)
+        return {
+            "cpu_seconds": round(seconds, 2),
+            "total_tokens_per_cpu_second": round(self.total_tokens / seconds, 1),
+            "unique_tokens_per_cpu_second": round(self.unique_tokens / seconds, 1),
+        }
+
+
+class Peer:
+    """One contender: continues conversations by some tokens each."""
+
+    def __init__(self, extend: Callable[[Conversations, int, int], Conversations], cpu: Callable[[], float]):
+        self.extend, self.cpu = extend, cpu
+
+
+def random_ids(vocabulary: int, count: int, *key: object) -> list[int]:
+    """Ids that depend on the key only, none of them a special token of common tokenizers."""
+    ids: list[int] = derive_rng("engine benchmark", *map(str, key)).integers(100, vocabulary, count).tolist()
+    return ids
+
+
+def group_prompts(vocabulary: int, number: int, groups: int = GROUPS) -> Conversations:
+    """Prompts of all siblings of all groups."""
+    shared = random_ids(vocabulary, SHARED, "shared", number)
+    return [
+        shared + random_ids(vocabulary, OWN, "group", number, group)
+        for group in range(groups)
+        for _ in range(SIBLINGS)
+    ]
+
+
+def separate_prompts(vocabulary: int, number: int, count: int) -> Conversations:
+    """Prompts of the same length that share nothing."""
+    return [random_ids(vocabulary, SHARED + OWN, "separate", number, n) for n in range(count)]
+
+
+def unique(conversations: Conversations) -> int:
+    """Number of tokens if each prefix is counted once."""
+    ordered = sorted(conversations)
+    repeated = sum(common_prefix(a, b) for a, b in zip(ordered, ordered[1:], strict=False))
+    return sum(map(len, ordered)) - repeated
+
+
+def converse(peer: Peer, conversations: Conversations, turns: int, vocabulary: int, number: int) -> Work:
+    """Play a round and measure it."""
+    total, before = 0, peer.cpu()
+    for turn in range(turns):
+        if turn:
+            for n, ids in enumerate(conversations):
+                ids.extend(random_ids(vocabulary, OBSERVATION, "observation", number, turn, n))
+        conversations = peer.extend(conversations, NEW, turn)
+        total += sum(map(len, conversations))
+    return Work([peer.cpu() - before], total, unique(conversations))
+
+
+def engine_peer(engine: Engine, loop: asyncio.AbstractEventLoop, cpu: Callable[[], float]) -> Peer:
+    """An engine: one request per conversation, all at once."""
+    played = 0
+
+    def extend(conversations: Conversations, new: int, turn: int) -> Conversations:
+        nonlocal played
+        played += turn == 0  # other conversations: other sessions
+        name = str(played)
+
+        async def ask(n: int, ids: list[int]) -> list[int]:
+            sampling = Sampling(max_tokens=new, seed=n)
+            request = GenerateRequest(
+                request_id=f"{name}-{turn}-{n}",
+                prompt_ids=tuple(ids),
+                sampling=sampling,
+                session=f"{name}-{n}",
+            )
+            return [*ids, *(await engine.generate(request)).token_ids]
+
+        async def main() -> Conversations:
+            return list(await asyncio.gather(*(ask(n, ids) for n, ids in enumerate(conversations))))
+
+        return loop.run_until_complete(main())
+
+    return Peer(extend, cpu)
+
+
+def generate_peer(model: Any) -> Peer:
+    """`generate` of transformers: one batch per turn."""
+
+    def extend(conversations: Conversations, new: int, turn: int) -> Conversations:
+        replies = hf_generate(model, conversations, new)
+        return [[*ids, *reply] for ids, reply in zip(conversations, replies, strict=True)]
+
+    return Peer(extend, time.process_time)
+
+
+def tree_cpu(process: psutil.Process) -> float:
+    """CPU-seconds of a process and those below it."""
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def sglang_peer(where: str, folder: Path, loop: asyncio.AbstractEventLoop) -> tuple[Peer, Engine]:
+    """A server at a URL of this machine, or one that is started from a virtual environment."""
+    from rollgym.engines.sglang import ServerOptions, open_sglang
+
+    if where.startswith("http"):
+        port = urlsplit(where).port
+        listening = [
+            one.pid for one in psutil.net_connections() if one.laddr and one.laddr.port == port and one.pid
+        ]
+        if not listening:
+            raise SystemExit(f"no process of this machine listens on port {port}: its CPU time is unknown")
+        engine, root = open_sglang(folder, url=where), psutil.Process(listening[0])
+        return engine_peer(engine, loop, partial(tree_cpu, root)), engine
+    options = ServerOptions(python=str(Path(where) / "bin" / "python"), env={"OMP_NUM_THREADS": "1"})
+    engine, me = open_sglang(folder, options=options), psutil.Process()
+
+    def cpu() -> float:
+        return sum(tree_cpu(child) for child in me.children())
+
+    return engine_peer(engine, loop, cpu), engine
+
+
+def cpu_seconds(work: Callable[[], Any], times: int = 3) -> float:
+    """CPU-seconds of a call: the least of a few."""
+    found = []
+    for _ in range(1 + times):
+        before = time.process_time()
+        work()
+        found.append(time.process_time() - before)
+    return min(found[1:])
+
+
+def decode_bounds(model: Any) -> dict[int, float]:
+    """Least CPU-seconds of a decode step by batch size: reading the weights, or computing with them."""
+    weights = [p for p in model.parameters() if p.dim() == 2]
+    bytes_ = sum(p.nbytes for p in weights)
+    flat = torch.ones(bytes_ // 4)
+    reading = cpu_seconds(flat.sum)
+    large = max((p for n, p in model.named_parameters() if "layers" in n and p.dim() == 2), key=torch.numel)
+    x = torch.randn(512, large.shape[1], dtype=large.dtype)
+    with torch.inference_mode():
+        per_number = cpu_seconds(lambda: torch.mm(x, large.t())) / (512 * large.numel())
+    count = sum(p.numel() for p in weights)
+    return {batch: max(reading, batch * count * per_number) for batch in BATCHES}
+
+
+def decode_seconds(peer: Peer, vocabulary: int, batch: int, steps: int) -> float:
+    """CPU-seconds of one decode step."""
+
+    def play(new: int) -> float:
+        ids = [random_ids(vocabulary, 8, "decode", batch, new, n) for n in range(batch)]
+        before = peer.cpu()
+        peer.extend(ids, new, 0)
+        return peer.cpu() - before
+
+    play(2)
+    return (play(steps + 2) - play(2)) / steps
+
+
+def measure_model(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure a real model; returns the report."""
+    torch.set_num_threads(1)
+    folder = Path(args.model) if Path(args.model).is_dir() else model_folder(args.model)
+    model: Any = read_module(folder, torch.float32).eval()
+    vocabulary = len(model.get_input_embeddings().weight)
+    loop = asyncio.new_event_loop()
+    engine = EmbeddedEngine(folder, threads=1)
+    peers = {"engine": engine_peer(engine, loop, time.process_time), "generate": generate_peer(model)}
+    server: Engine | None = None
+    if args.sglang:
+        peers["sglang"], server = sglang_peer(args.sglang, folder, loop)
+    for peer in peers.values():  # warm up
+        peer.extend(separate_prompts(vocabulary, -1, 2), 2, 0)
+    workloads: dict[str, tuple[Callable[[int], Conversations], int]] = {
+        "group rollouts, one turn": (partial(group_prompts, vocabulary), 1),
+        "group rollouts, five turns": (
+            partial(group_prompts, vocabulary, groups=1 if args.quick else GROUPS),
+            5,
+        ),
+        "separate prompts": (partial(separate_prompts, vocabulary, count=SEPARATE), 1),
+    }
+    rounds = 1 if args.quick else args.rounds or 3
+    report: dict[str, Any] = {"benchmark": "engine", "model": args.model, "rounds": rounds, "workloads": {}}
+    medians: dict[str, dict[str, float]] = {}
+    print(f"{args.model}, one thread; tokens per CPU-second, all / unique\n", flush=True)
+    for workload, (prompts_of, turns_) in workloads.items():
+        found = {name: Work() for name in peers}
+        for number in range(rounds):
+            for name, peer in peers.items():
+                done = converse(peer, prompts_of(number + 100 * turns_), turns_, vocabulary, number)
+                found[name].cpu += done.cpu
+                found[name].total_tokens, found[name].unique_tokens = done.total_tokens, done.unique_tokens
+        report["workloads"][workload] = {name: work.report() for name, work in found.items()}
+        medians[workload] = {
+            name: statistics.median(
+                theirs / ours for theirs, ours in zip(work.cpu, found["engine"].cpu, strict=True)
+            )
+            for name, work in found.items()
+        }
+        for name, figures in report["workloads"][workload].items():
+            all_, once = figures["total_tokens_per_cpu_second"], figures["unique_tokens_per_cpu_second"]
+            times = f"{medians[workload][name]:8.2f} x the engine's CPU time"
+            seconds = f"{figures['cpu_seconds']:9.2f} s"
+            print(f"{workload:28}{name:10}{seconds}{all_:9.1f} /{once:8.1f}{times}", flush=True)
+    bounds = decode_bounds(model)
+    report["decode"] = {}
+    for batch in BATCHES:
+        row = {"bound_ms": round(1000 * bounds[batch], 1)}
+        for name, peer in peers.items():
+            step = decode_seconds(peer, vocabulary, batch, 8 if args.quick else STEPS)
+            row[f"{name}_ms"] = round(1000 * step, 1)
+            row[f"{name}_to_bound"] = round(step / bounds[batch], 2)
+        report["decode"][str(batch)] = row
+        print(f"decode at batch {batch}: {row}", flush=True)
+    stats = loop.run_until_complete(engine.stats())
+    report["prefix_hit_tokens"], report["computed_tokens"] = stats.prefix_hit_tokens, stats.computed_tokens
+    for one in (engine, server):
+        if one is not None:
+            loop.run_until_complete(one.close())
+    one_turn, five_turns, separate = (medians[workload] for workload in workloads)
+    ratios = {"one_turn": one_turn, "five_turns": five_turns, "separate": separate}
+    report |= {f"{key}_ratio_to_generate": round(ratio_["generate"], 2) for key, ratio_ in ratios.items()}
+    report["group_rollout_ratio_to_generate"] = round(one_turn["generate"], 2)
+    report["group_rollout_ratio_to_sglang"] = round(one_turn["sglang"], 2) if "sglang" in peers else None
+    return report
+
+
 def main() -> None:
     """Measure all contenders in turn and print a table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -221,9 +484,17 @@ def main() -> None:
     parser.add_argument(
         "--continuous", action="store_true", help="measure transformers' continuous batching, too (slow)"
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one round after the warm-up")
+    parser.add_argument("--rounds", type=int, default=None, help="default 5, or 3 with --model")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round; with --model, one group for five turns"
+    )
+    parser.add_argument("--model", help="a real model: its name, or a folder")
+    parser.add_argument("--sglang", help="with --model: URL of an SGLang server, or a virtual environment")
     args = parser.parse_args()
+    if args.model:
+        print(json.dumps(measure_model(args)))
+        return
+    args.rounds = args.rounds or 5
     rounds = {
         name: measure(entrants, 1 if args.quick else args.rounds)
         for name, entrants in contenders(args).items()

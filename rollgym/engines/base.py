@@ -133,7 +133,12 @@ class EngineStats:
     """Forward passes."""
     computed_tokens: int = 0
     """Tokens computed by the model: prompt tokens that were not cached, and sampled tokens."""
+    prefix_hit_tokens: int = 0
+    """Tokens found in the KV cache when a reply started, so that they were not computed."""
+    evicted_tokens: int = 0
+    """Tokens dropped from the KV cache to make room."""
     evicted_sessions: int = 0
+    """Sessions that lost a part of their KV cache that way."""
     preempted: int = 0
     """Replies that lost their KV cache to make room and were recomputed."""
     running: int = 0
@@ -183,7 +188,7 @@ class Engine(Protocol):
         """Continue after `pause`."""
 
     async def forget(self, session: str) -> None:
-        """Drop the KV cache of a session that has ended."""
+        """Tell the engine that a session has ended, so that it may drop its KV cache."""
 
     async def close(self) -> None:
         """Stop, and fail all pending requests."""

@@ -13,11 +13,17 @@ rule for a machine):
 * so is the number of queries per key head;
 * keys are padded to a multiple of 16 and masked, which adds exact zeros at the end. Lengths in a certain gap
   are split in two at an offset that depends on the length, so they are padded to the end of the gap.
+
+Large models on CPU attend in two parts, so that sequences with a common prefix read its keys and values once.
+A row at position p attends to the keys before p - p % split, in one product with all rows that have the same
+prefix, and to those from there on, in its own slot; the results are merged by their log-sum-exp. The split
+depends on the position only, so sharing does not change the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -40,6 +46,9 @@ __all__ = [
 _STEP = 16
 _BLOCK = 512
 """Keys per block of the attention kernel."""
+_LANES = 32
+"""Numbers that torch computes at once, at most."""
+_flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,12 @@ class ReductionRule:
     """Lengths of a block of keys to avoid: above the first and below the second number."""
     rows: int = 4
     queries: int = 4
+    split: int | None = None
+    """Attend in two parts, split at the last multiple of this before a row's position."""
+
+    def cache_length(self, count: int) -> int:
+        """Return the length of a KV cache for ``count`` tokens."""
+        return self.length(count if self.split is None else round_up(count, self.split))
 
     def length(self, count: int) -> int:
         """Return the padded number of keys."""
@@ -65,6 +80,8 @@ class Span:
     slot: int
     start: int
     ids: Sequence[int]
+    prefixes: Sequence[bytes] = ()
+    """Digests of the slot's first block of `ReductionRule.split` ids, the first two blocks, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +100,8 @@ class AttentionGroup:
     """[row] positions."""
     local: dict[tuple[int | None, int | None], Tensor] = field(default_factory=dict)
     """The bias by window and chunk, for layers with local attention."""
+    rows: Tensor | None = None
+    """The rows, if they are not those from ``first`` to ``last``."""
 
     def bias_of(self, features: Features) -> Tensor:
         """Return the bias for a layer with a window or chunks."""
@@ -110,6 +129,8 @@ class ForwardBatch:
     """The layers of the KV cache, ``[slot, position, key or value, head]``."""
     groups: Sequence[AttentionGroup]
     rule: ReductionRule
+    prefix_groups: Sequence[AttentionGroup] = ()
+    """With `ReductionRule.split`: attention to the keys before the split; ``groups`` attend to the others."""
 
 
 def make_forward_batch(spans: Sequence[Span], kv_cache: KVCache, rule: ReductionRule) -> ForwardBatch:
@@ -128,6 +149,11 @@ def make_forward_batch(spans: Sequence[Span], kv_cache: KVCache, rule: Reduction
     total = round_up(count, rule.rows)
     padding = [0] * (total - count)
     rows = torch.tensor([ids + padding, positions + padding, slots + padding], device=kv_cache.data.device)
+    if rule.split is not None:
+        layout = _Layout(spans, parts, positions[:count], slots, kv_cache, rule)
+        index = rows[2, :count], rows[1, :count]
+        views, own, prefixes = kv_cache.by_position(), layout.own_groups(), layout.prefix_groups()
+        return ForwardBatch(rows[0], rows[1], count, index, views, own, rule, prefixes)
     last = len(spans)
     if last == count and slots[0] + total <= kv_cache.slots:
         last = total  # padding rows attend to the slots that follow, which saves slicing
@@ -149,6 +175,97 @@ def _group(
     )
 
 
+class _Layout:
+    """Groups of rows for attention in two parts."""
+
+    def __init__(
+        self,
+        spans: Sequence[Span],
+        parts: Sequence[tuple[int, int, int]],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        kv_cache: KVCache,
+        rule: ReductionRule,
+    ) -> None:
+        assert rule.split is not None
+        self.kv_cache, self.rule, self.split = kv_cache, rule, rule.split
+        self.positions, self.slots = positions, slots
+        self.blocks = [at // rule.split for at in positions]
+        self.prefixes = {span.slot: span.prefixes for span in spans}
+        self.single = [row for row, span in enumerate(spans) if len(span.ids) == 1]
+        self.long = [
+            [*range(first, last), row]
+            for row, (first, last) in zip(
+                (row for row, span in enumerate(spans) if len(span.ids) > 1),
+                ((first, last) for first, last, _ in parts),
+                strict=True,
+            )
+        ]
+        """Rows of each span with more than one, by position."""
+
+    def own_groups(self) -> list[AttentionGroup]:
+        """Attention to the keys from the split on."""
+        groups = [self._own(rows, shared=False) for rows in self._runs(self.single)]
+        for rows in self.long:
+            for _, same in itertools.groupby(rows, key=self.blocks.__getitem__):
+                groups.append(self._own(list(same), shared=True))
+        return groups
+
+    def prefix_groups(self) -> list[AttentionGroup]:
+        """Attention to the keys before the split: rows with the same prefix together."""
+        same: dict[object, list[int]] = {}
+        for row in itertools.chain(self.single, *self.long):
+            if block := self.blocks[row]:
+                slot = self.slots[row]
+                known = self.prefixes[slot]
+                key: object = known[block - 1] if len(known) >= block else (slot, block)
+                same.setdefault(key, []).append(row)
+        alone = sorted(rows[0] for rows in same.values() if len(rows) == 1)
+        groups = [self._prefix(rows, shared=False) for rows in self._runs(alone)]
+        together = [sorted(rows) for rows in same.values() if len(rows) > 1]
+        return groups + [self._prefix(rows, shared=True) for rows in together]
+
+    def _runs(self, rows: Sequence[int]) -> Iterator[list[int]]:
+        """Divide rows into those of consecutive slots in the same block."""
+        run: list[int] = []
+        for row in rows:
+            if run and not (
+                row == run[-1] + 1
+                and self.slots[row] == self.slots[run[-1]] + 1
+                and self.blocks[row] == self.blocks[run[-1]]
+            ):
+                yield run
+                run = []
+            run.append(row)
+        if run:
+            yield run
+
+    def _own(self, rows: Sequence[int], *, shared: bool) -> AttentionGroup:
+        start = self.blocks[rows[0]] * self.split
+        keys, at = torch.arange(start, start + self.split), self._at(rows)
+        return self._group(rows, start, start + self.split, keys <= at[:, None], at, shared)
+
+    def _prefix(self, rows: Sequence[int], *, shared: bool) -> AttentionGroup:
+        end = self.blocks[rows[0]] * self.split
+        length, at = self.rule.length(end), self._at(rows)
+        seen = (torch.arange(length) < end).expand(len(rows), -1)
+        return self._group(rows, 0, length, seen, at, shared)
+
+    def _at(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor([self.positions[row] for row in rows])
+
+    def _group(
+        self, rows: Sequence[int], start: int, end: int, seen: Tensor, at: Tensor, shared: bool
+    ) -> AttentionGroup:
+        """Rows that attend to the keys of some positions, each in its slot or all in that of the first."""
+        bias = torch.where(seen, 0.0, -torch.inf).to(self.kv_cache.data.dtype)
+        keys, values = self.kv_cache.views(self.slots[rows[0]], 1 if shared else len(rows), end, start)
+        first, last = rows[0], rows[-1] + 1
+        index = None if last - first == len(rows) else torch.tensor(rows)
+        bias = bias if shared else bias[:, None, None]
+        return AttentionGroup(first, last, shared, keys, values, bias, at, rows=index)
+
+
 def write_kv(batch: ForwardBatch, layer: int, kv: Tensor) -> None:
     """Write keys and values, ``kv[row, key or value, head]``, into a layer of the KV cache."""
     into = batch.layers[layer]
@@ -161,6 +278,8 @@ def attend(
     batch: ForwardBatch, layer: int, queries: Tensor, scale: float, features: Features = PLAIN
 ) -> Tensor:
     """Return the attention output of queries ``[row, kv head, query of that head]``; padding: undefined."""
+    if batch.rule.split is not None:
+        return _attend_in_two_parts(batch, layer, queries, scale)
     if batch.groups[0].last == len(queries):
         return _own(batch.groups[0], layer, queries, scale, batch.rule, features)
     out = torch.zeros_like(queries, memory_format=torch.contiguous_format)
@@ -169,6 +288,82 @@ def attend(
         attention = _shared if group.shared else _own
         out[group.first : group.last] = attention(group, layer, part, scale, batch.rule, features)
     return out
+
+
+def _attend_in_two_parts(batch: ForwardBatch, layer: int, queries: Tensor, scale: float) -> Tensor:
+    """Attend to the keys from the split on and to those before it, and merge the results."""
+    whole = batch.groups[0]
+    if not batch.prefix_groups and whole.rows is None and whole.last - whole.first == len(queries):
+        return _with_lse(whole, layer, queries, scale, batch.rule)[0]
+    rows, heads, per_head, _ = queries.shape
+    width = round_up(heads * per_head, _LANES)
+    own = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    own[batch.count :] = 0
+    own_lse = torch.zeros(rows, width, device=queries.device)
+    _fill(batch, batch.groups, layer, queries, scale, own, own_lse)
+    if not batch.prefix_groups:
+        return own
+    prefix = queries.new_zeros(queries.shape)
+    prefix_lse = torch.full((rows, width), -torch.inf, device=queries.device)
+    _fill(batch, batch.prefix_groups, layer, queries, scale, prefix, prefix_lse)
+    # All vectors of `exp` are full: the last numbers of a tensor would be rounded in another way.
+    most = torch.maximum(own_lse, prefix_lse)
+    own_weight, prefix_weight = (own_lse - most).exp_(), (prefix_lse - most).exp_()
+    total = own_weight + prefix_weight
+    shape = rows, heads, per_head, 1
+    for out, weight in ((own, own_weight), (prefix, prefix_weight)):
+        out.mul_((weight / total)[:, : heads * per_head].reshape(shape))
+    return own.add_(prefix)
+
+
+def _fill(
+    batch: ForwardBatch,
+    groups: Sequence[AttentionGroup],
+    layer: int,
+    queries: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """Write the attention of groups and its log-sum-exp to their rows."""
+    count = queries.shape[1] * queries.shape[2]
+    for group in groups:
+        if group.rows is None:
+            first, size = group.first, group.last - group.first
+            found, its_lse = _with_lse(group, layer, queries.narrow(0, first, size), scale, batch.rule)
+            out[first : group.last] = found
+            lse[first : group.last, :count] = its_lse
+        else:
+            part = queries.index_select(0, group.rows)
+            found, its_lse = _with_lse(group, layer, part, scale, batch.rule)
+            out.index_copy_(0, group.rows, found)
+            lse[group.rows, :count] = its_lse
+
+
+def _with_lse(
+    group: AttentionGroup, layer: int, queries: Tensor, scale: float, rule: ReductionRule
+) -> tuple[Tensor, Tensor]:
+    """Return attention and the log-sum-exp of its scores, ``[row, query head]``."""
+    rows, heads, per_head, dim = queries.shape
+    keys, values = group.keys[layer], group.values[layer]
+    bias = group.bias
+    if group.shared:
+        queries = queries.transpose(0, 1).reshape(1, heads, rows * per_head, dim)
+        if per_head > 1:
+            if (None, per_head) not in group.local:
+                group.local[None, per_head] = bias.repeat_interleave(per_head, 0)
+            bias = group.local[None, per_head]
+        if more := -queries.shape[2] % rule.queries:
+            queries, bias = F.pad(queries, (0, 0, 0, more)), F.pad(bias, (0, 0, 0, more))
+        bias = bias[None, None]
+    else:
+        queries = _widen(queries, -per_head % rule.queries)
+    out, lse = _flash_attention(queries, keys, values, 0.0, False, attn_mask=bias, scale=scale)
+    if not group.shared:
+        return out.narrow(2, 0, per_head), lse.narrow(2, 0, per_head).reshape(rows, -1)
+    out = out.narrow(2, 0, rows * per_head).reshape(heads, rows, per_head, dim).transpose(0, 1)
+    lse = lse.narrow(2, 0, rows * per_head).reshape(heads, rows, per_head).transpose(0, 1)
+    return out, lse.reshape(rows, -1)
 
 
 def _keys_values(group: AttentionGroup, layer: int, queries: Tensor) -> tuple[Tensor, Tensor]:

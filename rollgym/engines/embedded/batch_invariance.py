@@ -32,11 +32,16 @@ log = logging.getLogger(__name__)
 def make_batch_invariant(model: Model, most_rows: int) -> None:
     """Set the cheapest rule that makes the model batch invariant; if none does, compute token by token."""
     config = model.module.config.to_json_string()
-    key = (config, model.shape, model.context, model.fused, most_rows, torch.get_num_threads())
+    kernels = model.fused, model.packed, torch.get_num_threads()
+    key = (config, model.shape, model.context, most_rows, *kernels)
     if key not in _cache:  # the same sizes give the same rule within a process
         _cache[key] = _find_rule(model, most_rows)
     rule = _cache[key]
-    model.rule = rule or ReductionRule(rows=1, queries=1)
+    if rule is None and model.packed:
+        model.unpack()
+        make_batch_invariant(model, most_rows)
+        return
+    model.rule = rule or ReductionRule(rows=1, queries=1, split=model.rule.split)
     model.batch_invariant, model.one_token_at_a_time = True, rule is None
     if rule is None:
         log.warning(
@@ -46,11 +51,12 @@ def make_batch_invariant(model: Model, most_rows: int) -> None:
 
 
 def _find_rule(model: Model, most_rows: int) -> ReductionRule | None:
-    gap = next((gap for gap in _GAPS if _attention_holds(model, ReductionRule(gap))), None)
+    split = model.rule.split
+    gap = next((gap for gap in _GAPS if _attention_holds(model, ReductionRule(gap, split=split))), None)
     if gap is None:
         return None
-    for rows in _ROWS:
-        model.rule = ReductionRule(gap, rows)
+    for rows in (1, *_ROWS) if model.packed else _ROWS:
+        model.rule = ReductionRule(gap, rows, split=split)
         if _model_holds(model, most_rows):
             return model.rule
     return None
@@ -58,7 +64,7 @@ def _find_rule(model: Model, most_rows: int) -> ReductionRule | None:
 
 @torch.inference_mode()
 def _attention_holds(model: Model, rule: ReductionRule) -> bool:
-    """Return True if attention gives the same bits alone, beside longer sequences, and in prompt chunks."""
+    """Return True if attention gives the same bits alone, with other sequences, and in prompt chunks."""
     longest = min(model.context, _LONGEST)
     shape = replace(model.shape, layers=1)
     noise = torch.randn(longest, shape.heads, model.queries, shape.dim, generator=_generator(0))
@@ -66,7 +72,7 @@ def _attention_holds(model: Model, rule: ReductionRule) -> bool:
     chunks = [(first, first + size) for first in (0, 183, 290, 500, 700) for size in (2, 7, 61, 300)]
     chunks = [(first, last) for first, last in chunks if last <= longest]
     at = sorted({p for first, last in chunks for p in (first, (first + last) // 2, last - 1)})
-    kv_cache = _noise(shape, len(at) + 1, rule.length(longest), same=True)
+    kv_cache = _noise(shape, len(at) + 1, rule.cache_length(longest), same=True)
     alone = {p: _look(kv_cache, rule, [Span(0, p, [0])], queries[p : p + 1])[0] for p in at}
     return all(
         torch.equal(row, alone[p])
@@ -85,7 +91,9 @@ def _beside(
     kv_cache: KVCache, rule: ReductionRule, at: Sequence[int], end: int, queries: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield attention results of sequences in a batch with a longer one."""
-    spans = [Span(slot, p, [0]) for slot, p in enumerate([*at, end])]
+    # All slots have the same content, so the prefixes before a split are shared.
+    prefixes = [bytes([block]) for block in range(end // (rule.split or end))]
+    spans = [Span(slot, p, [0], prefixes) for slot, p in enumerate([*at, end])]
     yield from zip(at, _look(kv_cache, rule, spans, queries[[*at, end]]), strict=False)
 
 
@@ -113,7 +121,7 @@ def _model_holds(model: Model, most_rows: int) -> bool:
     ids = [[(17 * slot + 5 * n) % model.vocabulary for n in range(_TOKENS)] for slot in range(len(starts))]
     spans = [Span(slot, start, ids[slot]) for slot, start in enumerate(starts)]
     filler = Span(len(spans), 0, [n % model.vocabulary for n in range(min(most_rows, longest))])
-    noise = _noise(model.shape, len(spans) + 1, model.rule.length(longest), same=False)
+    noise = _noise(model.shape, len(spans) + 1, model.rule.cache_length(longest), same=False)
     alone = _run(model, noise, [[one] for span in spans for one in _single(span)])
     steps = _run(model, noise, [list(step) for step in zip(*map(_single, spans), strict=True)])
     whole = _run(model, noise, [[*spans, filler]])

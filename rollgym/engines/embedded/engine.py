@@ -4,8 +4,8 @@
     reply = await engine.generate(GenerateRequest(request_id="1", prompt_ids=(1, 2, 3), session="episode-1"))
 
 Concurrent calls of `generate` share the model by continuous batching: each forward pass computes the next
-token of all of them. The KV cache of a session is kept for its next turn. On CPU, generation is batch
-invariant: a reply depends only on its prompt, seed and weights, bit for bit (docs/engines.md).
+token of all of them. Prefixes are shared across requests and sessions (`PrefixCache`). On CPU, generation is
+batch invariant: a reply depends only on its prompt, seed and weights, bit for bit (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -43,8 +43,11 @@ __all__ = ["EmbeddedEngine"]
 _CACHE_TOKENS = 131_072
 _CHUNK_WORK = 1_000_000_000
 """Default prefill budget of a pass: parameters times prompt tokens."""
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
 _RELEASED = "The engine's weights were released: call update_weights before wake_up or resume."
 _PARTIAL = "A weight update failed halfway, so the engine has mixed weights: send all weights again."
+_LARGE = 300_000_000
+"""Models with packed weights and fewer parameters prefill at least 256 tokens per pass, others 128."""
 _SINGLE_THREAD = 2_000_000
 """Models with fewer parameters run on one thread: synchronizing a second one costs more than it gains."""
 
@@ -55,7 +58,8 @@ class EmbeddedEngine(Engine):
     Args:
         model: A transformers causal language model (copied, never shared) or a folder with one.
         device: Default: CUDA if available, else CPU.
-        dtype: Default: bfloat16 on CUDA, float32 on CPU.
+        dtype: A dtype or its name. Default: bfloat16 on CUDA, float32 on CPU. ``auto``: on CPU, bfloat16 for
+            a model of at least 20 million parameters if a measurement shows that this CPU is fast at it.
         max_batch: Maximum number of replies generated concurrently; more wait.
         cache_tokens: Size limit of the KV cache in tokens. Default: 131,072, or twice the context.
         prefill_chunk: Prompt tokens per pass, beside one token of each reply. Default: 128 to 1,024, fewer
@@ -71,7 +75,7 @@ class EmbeddedEngine(Engine):
         model: nn.Module | str | Path,
         *,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | Literal["auto", "float32", "bfloat16", "float16"] | None = None,
         max_batch: int = 64,
         cache_tokens: int | None = None,
         prefill_chunk: int | None = None,
@@ -84,20 +88,21 @@ class EmbeddedEngine(Engine):
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}.")
         on = torch_device(str(device) if device is not None else None)
-        precision = dtype or (torch.float32 if on.type == "cpu" else torch.bfloat16)
+        if isinstance(dtype, str) and dtype not in _DTYPES:
+            raise UsageError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}.")
         self.deterministic = on.type == "cpu" if deterministic is None else deterministic
 
         default_threads = torch.get_num_threads()
 
         def make() -> BatchScheduler:  # in the engine's thread: torch's thread count is per calling thread
             torch.set_num_threads(threads or default_threads)
-            copied = Model(model, device=on, dtype=precision, context=context_length)
+            copied = Model(model, device=on, dtype=dtype, context=context_length)
             if threads is None and copied.parameters < _SINGLE_THREAD:
                 torch.set_num_threads(1)
-            chunk = prefill_chunk or min(1024, max(128, _CHUNK_WORK // copied.parameters))
+            chunk = prefill_chunk or _default_chunk(copied)
             if self.deterministic:
                 make_batch_invariant(copied, most_rows=min(chunk, 256))
-            least = round_up(copied.rule.length(copied.context), LENGTH_STEP)
+            least = round_up(copied.rule.cache_length(copied.context), LENGTH_STEP)
             limit = _cache_limit(cache_tokens, copied.context, least)
             scheduler = BatchScheduler(copied, max_batch=max_batch, cache_tokens=limit, prefill_chunk=chunk)
             scheduler.version = version
@@ -123,6 +128,11 @@ class EmbeddedEngine(Engine):
     def vocabulary(self) -> int:
         """Size of the vocabulary: valid ids are 0 to ``vocabulary - 1``."""
         return self._model.vocabulary
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of weights, activations and KV cache, such as ``float32``."""
+        return str(self._model.shape.dtype).removeprefix("torch.")
 
     @property
     def fused(self) -> bool:
@@ -182,7 +192,7 @@ class EmbeddedEngine(Engine):
         return await self._thread.call(lambda scheduler: _free(scheduler, tags))
 
     async def forget(self, session: str) -> None:
-        """Drop the KV cache of a session that has ended."""
+        """Drop the reference of a session that has ended to its KV cache, which others may share."""
         await self._thread.call(lambda scheduler: scheduler.forget(session))
 
     async def close(self) -> None:
@@ -239,6 +249,11 @@ class EmbeddedEngine(Engine):
         return min(request.sampling.max_tokens, context - len(ids))
 
 
+def _default_chunk(model: Model) -> int:
+    least = 256 if model.packed and model.parameters < _LARGE else 128
+    return min(1024, max(least, _CHUNK_WORK // model.parameters))
+
+
 def _cache_limit(requested: int | None, context: int, least: int) -> int:
     if requested is None:
         return max(_CACHE_TOKENS, 2 * least)
@@ -255,14 +270,16 @@ def _stats(scheduler: BatchScheduler) -> EngineStats:
     return EngineStats(
         passes=counts.passes,
         computed_tokens=counts.computed,
-        evicted_sessions=counts.evicted,
+        prefix_hit_tokens=counts.prefix_hits,
+        evicted_tokens=scheduler.prefixes.evicted_tokens,
+        evicted_sessions=scheduler.prefixes.evicted_sessions,
         preempted=counts.preempted,
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
-        sessions=len(scheduler.sessions),
+        sessions=scheduler.prefixes.sessions,
         cached_tokens=scheduler.tokens,
         cache_bytes=scheduler.tokens * scheduler.model.shape.token_bytes,
-        weight_bytes=scheduler.model.weight_storage.nbytes,
+        weight_bytes=scheduler.model.weight_bytes,
     )
 
 
@@ -271,7 +288,7 @@ def _free(scheduler: BatchScheduler, tags: Sequence[str]) -> int:
     if "kv_cache" in tags:
         scheduler.free_cache()
     if "weights" in tags:
-        scheduler.model.weight_storage.release()
+        scheduler.model.release_weights()
     if tags:
         trim_memory(scheduler.model.device)
     after = _stats(scheduler)

@@ -1,37 +1,37 @@
-"""KV cache of running sequences (`KVCache`) and of sessions between two turns (`SessionCache`).
+"""KV cache of the running sequences.
 
 `KVCache` is one tensor with a slot for each running sequence, all of one length, so that attention over all
-of them is a single call on a view. The prefix of an idle session is a compact copy. Both are counted in
-tokens: the engine keeps their sum within ``cache_tokens``.
+of them is a single call on a view. Prefixes that outlive their sequence are copied into a `PrefixCache`. Both
+are counted in tokens: the engine keeps their sum within ``cache_tokens``.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["KVCache", "CachedPrefix", "KVShape", "SessionCache", "common_prefix", "round_up"]
+__all__ = ["KVCache", "KVShape", "round_up"]
+
+
+_LAZY = 1 << 20
+"""Caches of at least so many bytes get their memory from the system as they are written."""
+_ALIGNMENT = 64
+
+
+def _lazy_zeros(count: int) -> Tensor:
+    """Return zeros that use no memory until they are written: `torch.zeros` writes all of them."""
+    raw = np.zeros(count + _ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[start : start + count])
 
 
 def round_up(n: int, step: int) -> int:
     """Round ``n`` up to a multiple of ``step``."""
     return -(-n // step) * step
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix of two id sequences."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # compares whole slices, in C, and halves
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,10 @@ class KVCache:
     def _make(self, slots: int, length: int) -> Tensor:
         # Zeros, not uninitialized memory: attention reads past a sequence's end and masks the result.
         s = self.shape
-        return torch.zeros(s.layers, 2, slots, s.heads, length, s.dim, dtype=s.dtype, device=s.device)
+        size = s.layers, 2, slots, s.heads, length, s.dim
+        if s.device.type == "cpu" and (count := slots * length * s.token_bytes) >= _LAZY:
+            return _lazy_zeros(count).view(s.dtype).view(size)
+        return torch.zeros(size, dtype=s.dtype, device=s.device)
 
     @property
     def slots(self) -> int:
@@ -77,28 +80,30 @@ class KVCache:
         """Allocated tokens."""
         return self.slots * self.length
 
-    def views(self, slot: int, count: int, length: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def views(
+        self, slot: int, count: int, end: int, start: int = 0
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return views of the keys and values of each layer, ``[slot, head, position]``."""
-        keys, values = self.data[:, :, slot : slot + count, :, :length].unbind(1)
+        keys, values = self.data[:, :, slot : slot + count, :, start:end].unbind(1)
         return keys.unbind(0), values.unbind(0)
 
     def by_position(self) -> Sequence[Tensor]:
         """Return views of the layers to write tokens to, ``[slot, position, key or value, head]``."""
         return self.data.permute(0, 2, 4, 1, 3, 5).unbind(0)
 
-    def resize(self, slots: int, length: int) -> None:
-        """Change the size; content within the new size is prefix."""
+    def resize(self, slots: int, length: int, used: int | None = None) -> None:
+        """Change the size; content within the new size is kept, of the first ``used`` slots or of all."""
         old, self.data = self.data, self._make(slots, length)
-        n, m = min(slots, old.shape[2]), min(length, old.shape[4])
+        n, m = min(slots, old.shape[2] if used is None else used), min(length, old.shape[4])
         self.data[:, :, :n, :, :m] = old[:, :, :n, :, :m]
 
-    def load(self, slot: int, kv: Tensor, count: int) -> None:
-        """Copy the first ``count`` tokens of a cached prefix into a slot."""
-        self.data[:, :, slot, :, :count] = kv[:, :, :, :count]
+    def load(self, slot: int, start: int, kv: Tensor, count: int) -> None:
+        """Copy the first ``count`` tokens of a block to a position of a slot."""
+        self.data[:, :, slot, :, start : start + count] = kv[:, :, :, :count]
 
-    def save(self, slot: int, count: int) -> Tensor:
-        """Return a copy of a slot's first ``count`` tokens."""
-        return self.data[:, :, slot, :, :count].clone()
+    def read(self, slot: int, start: int, end: int) -> Tensor:
+        """Return a view of a slot's tokens."""
+        return self.data[:, :, slot, :, start:end]
 
     def move(self, source: int, target: int, count: int) -> None:
         """Copy a slot's first ``count`` tokens to another."""
@@ -107,50 +112,3 @@ class KVCache:
     def wipe(self, slot: int) -> None:
         """Zero a slot that may contain NaN."""
         self.data[:, :, slot] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CachedPrefix:
-    """Ids and KV cache of a session between two turns."""
-
-    ids: list[int]
-    kv: Tensor
-
-
-class SessionCache:
-    """Cached prefixes of idle sessions, least recently used first."""
-
-    def __init__(self) -> None:
-        self._prefixes: OrderedDict[str, CachedPrefix] = OrderedDict()
-        self.tokens = 0
-
-    def __len__(self) -> int:
-        return len(self._prefixes)
-
-    def __contains__(self, session: str) -> bool:
-        return session in self._prefixes
-
-    def put(self, session: str, prefix: CachedPrefix) -> None:
-        """Store the prefix of a session, replacing the previous one."""
-        self.pop(session)
-        self._prefixes[session] = prefix
-        self.tokens += len(prefix.ids)
-
-    def pop(self, session: str) -> CachedPrefix | None:
-        """Remove and return the prefix of a session."""
-        prefix = self._prefixes.pop(session, None)
-        if prefix is not None:
-            self.tokens -= len(prefix.ids)
-        return prefix
-
-    def evict(self) -> bool:
-        """Drop the least recently used session; returns False if there is none."""
-        if not self._prefixes:
-            return False
-        self.pop(next(iter(self._prefixes)))
-        return True
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self._prefixes.clear()
-        self.tokens = 0

@@ -2,14 +2,19 @@
 
 A small model spends most of its time between kernels, not in them. This computes the same in a third of the
 calls: query, key and value (and gate and up) are one matrix product each, and rotary tables are precomputed.
-The module's parameters become views of the packed weights, so loading into the module loads here as well.
+The module's parameters become views of the fused weights, so loading into the module loads here as well.
 `Model` compares the result with the module's own forward before it is used.
+
+A large model spends its time in products of a few rows with large matrices. The BLAS of torch reorders the
+matrix in every such product, which takes longer than the product itself. On CPU, `FusedDecoder.pack` stores
+the weights in the order of oneDNN's kernels instead. These also sum in one order for any number of rows, so a
+batch of one needs no padding. Only the packed copy stays in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +27,8 @@ __all__ = ["FusedDecoder", "supports_fused"]
 
 _MODEL_TYPES = ("llama", "qwen2", "qwen3")
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_PACK_ROWS = 32
+"""Typical number of rows, which oneDNN chooses the order of packed weights by."""
 _SERIAL = 32_767
 """torch splits elementwise work on more numbers among threads, at offsets that depend on the total."""
 
@@ -39,16 +46,52 @@ def supports_fused(module: nn.Module, config: Any) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Linear:
     columns: Tensor
-    """The transposed weights: faster for products of few rows."""
+    """The transposed weights: faster for products of few rows. Without memory while packed, unless shared."""
     bias: Tensor | None
+    parts: Sequence[Tensor] = ()
+    """The parameters of the module that are views of ``columns``."""
+    shared: bool = False
+    """Whether the weights are used elsewhere, too: tied embeddings."""
+    packed: Tensor | None = None
+    """The weights in the order of oneDNN."""
+    _loaded: set[int] = field(default_factory=set)
+    """Parts that were overwritten since `open`."""
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.packed is not None:
+            return _onednn_linear(x, self.packed, self.bias)
         if self.bias is None:
             return torch.mm(x, self.columns)
         return torch.addmm(self.bias, x, self.columns)
+
+    def pack(self) -> None:
+        """Reorder the weights and free the original."""
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.columns.t().contiguous(), _PACK_ROWS)
+        self._loaded.clear()
+        storage = self.columns.untyped_storage()
+        if not self.shared and storage.nbytes() == self.columns.numel() * self.columns.itemsize:
+            storage.resize_(0)
+
+    def open(self) -> None:
+        """Allocate memory for the original weights; their content is undefined."""
+        self.packed = None
+        storage = self.columns.untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(self.columns.numel() * self.columns.itemsize)
+
+    def loaded(self, part: Tensor) -> None:
+        """Pack again once all parts were overwritten."""
+        self._loaded.add(id(part))
+        if len(self._loaded) == len(self.parts):
+            self.pack()
+
+
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +130,9 @@ class FusedDecoder:
         self.scale: float = attention.scaling
         self.embed: Tensor = base.embed_tokens.weight
         self.norm = _norm(base.norm)
-        self.head = _Linear(module.lm_head.weight.t(), module.lm_head.bias)
+        head = module.lm_head
+        tied = head.weight is self.embed
+        self.head = _Linear(head.weight.t(), head.bias, [head.weight], shared=tied)
         self.layers = [_layer(layer) for layer in base.layers]
         self.cos, self.sin = _rotary(base, positions, self.dim, self.embed)
 
@@ -101,6 +146,38 @@ class FusedDecoder:
         if wanted is not None:
             x = x[wanted]
         return self.head(self.norm(x))
+
+    @torch.no_grad()
+    def pack(self) -> Mapping[int, _Linear]:
+        """Pack all weights; returns the packed layers by the id of each of their parameters."""
+        linears = list(self._linears())
+        for linear in linears:
+            linear.pack()
+        return {id(part): linear for linear in linears for part in linear.parts}
+
+    @torch.no_grad()
+    def unpack(self) -> None:
+        """Undo `pack`."""
+        for linear in self._linears():
+            if (packed := linear.packed) is not None:
+                linear.open()
+                linear.columns.copy_(packed.to_dense().t())
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed weights."""
+        found = [linear.packed for linear in self._linears()]
+        return sum(packed.numel() * packed.itemsize for packed in found if packed is not None)
+
+    def release_packed(self) -> None:
+        """Free the packed weights; they must be loaded again."""
+        for linear in self._linears():
+            linear.packed = None
+
+    def _linears(self) -> Iterator[_Linear]:
+        for layer in self.layers:
+            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+        yield self.head
 
     def _attention(self, number: int, x: Tensor, turn: _Turn, batch: ForwardBatch) -> Tensor:
         layer = self.layers[number]
@@ -137,13 +214,13 @@ def _layer(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return _Layer(
         norm_in=_norm(layer.input_layernorm),
-        qkv=_pack([attention.q_proj, attention.k_proj, attention.v_proj]),
+        qkv=_fuse([attention.q_proj, attention.k_proj, attention.v_proj]),
         q_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
         k_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
-        out=_pack([attention.o_proj]),
+        out=_fuse([attention.o_proj]),
         norm_mid=_norm(layer.post_attention_layernorm),
-        gate_up=_pack([mlp.gate_proj, mlp.up_proj]),
-        down=_pack([mlp.down_proj]),
+        gate_up=_fuse([mlp.gate_proj, mlp.up_proj]),
+        down=_fuse([mlp.down_proj]),
     )
 
 
@@ -151,17 +228,18 @@ def _norm(norm: Any) -> _Norm:
     return _Norm(norm.weight, norm.variance_epsilon)
 
 
-def _pack(linears: Sequence[Any]) -> _Linear:
+def _fuse(linears: Sequence[Any]) -> _Linear:
     """Fuse linear layers into one product; their parameters become views of the fused weights."""
     columns = _join([linear.weight.t() for linear in linears], 1)
     for linear, part in zip(linears, _parts(columns, linears, 1), strict=True):
         linear.weight.data = part.t()
+    weights = [linear.weight for linear in linears]
     if linears[0].bias is None:
-        return _Linear(columns, None)
+        return _Linear(columns, None, weights)
     bias = _join([linear.bias for linear in linears], 0)
     for linear, part in zip(linears, _parts(bias, linears, 0), strict=True):
         linear.bias.data = part
-    return _Linear(columns, bias)
+    return _Linear(columns, bias, weights)
 
 
 @torch.no_grad()

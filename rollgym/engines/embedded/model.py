@@ -26,6 +26,7 @@ from rollgym.engines.embedded.hf_decoder import Heads, HFDecoder
 from rollgym.engines.embedded.kv_cache import KVCache, KVShape, round_up
 from rollgym.engines.embedded.llama import FusedDecoder, supports_fused
 from rollgym.engines.embedded.offload import WeightStorage
+from rollgym.engines.embedded.precision import SMALLEST, choose_dtype
 
 __all__ = ["Model", "read_module", "read_tensors"]
 
@@ -35,6 +36,10 @@ _TOLERANCE = {True: 0.001, False: 0.1}
 """Allowed difference of log-probs from a plain forward in nats, mean over the vocabulary; True: float32."""
 _FLOOR_SCALE = "floor_scale"
 """Llama 4 scales attention by positions counted from the start of a pass, from this position on."""
+_PACK = SMALLEST
+"""Models with at least so many parameters run with packed weights on CPU, if `FusedDecoder` supports them."""
+SPLIT = 128
+"""`ReductionRule.split` of models with packed weights."""
 _PROBE_WORK = 50_000_000_000
 """Limit on parameters times tokens of a check beyond an attention window: about a second on a CPU."""
 
@@ -47,10 +52,12 @@ class Model:
         source: nn.Module | str | Path,
         *,
         device: torch.device,
-        dtype: torch.dtype,
+        dtype: torch.dtype | str | None,
         context: int | None = None,
     ) -> None:
-        module: Any = copy.deepcopy(source) if isinstance(source, nn.Module) else read_module(source, dtype)
+        read_as = choose_dtype(dtype, device, 0)
+        module: Any = copy.deepcopy(source) if isinstance(source, nn.Module) else read_module(source, read_as)
+        dtype = choose_dtype(dtype, device, sum(p.numel() for p in module.parameters()))
         self.module: Any = module.to(device=device, dtype=dtype).eval().requires_grad_(False)
         _unmap(self.module)
         self.device, self._dtype = device, dtype
@@ -67,6 +74,44 @@ class Model:
         self.fused = False
         self._decoder = self._choose_decoder()
         self.weight_storage = WeightStorage(self.module.parameters())
+        self._packed: Mapping[int, Any] = {}
+        if self.parameters >= _PACK and device.type == "cpu" and isinstance(self._decoder, FusedDecoder):
+            self._pack(self._decoder)
+
+    def _pack(self, decoder: FusedDecoder) -> None:
+        """Store the weights in the order of oneDNN's kernels, where torch has them."""
+        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            return
+        try:
+            self._packed = decoder.pack()
+            self.rule = ReductionRule(rows=1, queries=1, split=SPLIT)
+        except RuntimeError as error:  # this CPU or build of torch does not support it
+            log.warning("cannot pack the weights for oneDNN: %s", one_line(error))
+            decoder.unpack()
+
+    def unpack(self) -> None:
+        """Use the BLAS of torch instead of oneDNN."""
+        if self._packed and isinstance(self._decoder, FusedDecoder):
+            self._decoder.unpack()
+            self._packed = {}
+            self.rule = ReductionRule(rows=1, queries=1)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the weights are packed for oneDNN."""
+        return bool(self._packed)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights; 0 while they are released."""
+        packed = self._decoder.packed_bytes if isinstance(self._decoder, FusedDecoder) else 0
+        return self.weight_storage.nbytes + packed
+
+    def release_weights(self) -> None:
+        """Free the memory of the weights until they are loaded again."""
+        self.weight_storage.release()
+        if isinstance(self._decoder, FusedDecoder):
+            self._decoder.release_packed()
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], kv_cache: KVCache, wanted: Sequence[int]) -> Tensor:
@@ -110,7 +155,12 @@ class Model:
             self.weight_storage.reallocate()
         for name, parameter in [*self.module.named_parameters(), *self.module.named_buffers()]:
             if name in tensors:
+                linear = self._packed.get(id(parameter))
+                if linear is not None:
+                    linear.open()
                 parameter.copy_(tensors[name])
+                if linear is not None:
+                    linear.loaded(parameter)
 
     def _choose_decoder(self) -> Decoder:
         if unknown := unknown_layers(self.module.config):

@@ -1,9 +1,15 @@
-"""Continuous batching: which sequences run, what each computes in the next pass, and their KV cache.
+"""Continuous batching: the requests of the engine and their KV cache.
 
 Sequences join and leave at every pass. Each running sequence has a slot of the KV cache; running sequences
 always occupy the first slots. A pass computes at least one token of every running sequence; the rest of the
-budget prefills prompts. If memory is short, idle sessions are evicted (least recently used first), then the
-newest running sequence is preempted and recomputed later.
+budget prefills prompts.
+
+Prefixes are shared: what a sequence has computed is copied into the `PrefixCache` after each part of its
+prompt and at its end, and a sequence starts from the longest prefix found there. A sequence waits while a
+running one is about to compute a longer prefix of it, so siblings that arrive together compute it once.
+
+If memory is short, prefixes are evicted (unreferenced ones first), then the newest running sequence is
+preempted and recomputed later.
 
 Only the engine's thread calls this; nothing here is asynchronous.
 """
@@ -13,8 +19,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -22,8 +29,10 @@ from torch import Tensor
 from rollgym.core.errors import AgentError, one_line
 from rollgym.engines.base import FinishReason
 from rollgym.engines.embedded.attention import Span
-from rollgym.engines.embedded.kv_cache import CachedPrefix, KVCache, SessionCache, common_prefix, round_up
+from rollgym.engines.embedded.kv_cache import KVCache, round_up
 from rollgym.engines.embedded.model import Model
+from rollgym.engines.embedded.precision import SMALLEST
+from rollgym.engines.embedded.prefix_cache import Hit, Node, PrefixCache, common_prefix
 from rollgym.engines.embedded.sampling import draw, uniforms
 from rollgym.engines.embedded.sequence import SequenceState
 
@@ -31,6 +40,8 @@ __all__ = ["LENGTH_STEP", "BatchScheduler", "Counts"]
 
 LENGTH_STEP = 32
 """The length of the KV cache is a multiple of this. A longer cache costs time: slots are further apart."""
+_WORTH_WAITING = 100_000_000
+"""Parameters times tokens for which a sequence waits until another has computed them; 8 to 32 tokens."""
 
 
 @dataclass(slots=True)
@@ -40,8 +51,8 @@ class Counts:
     passes: int = 0
     computed: int = 0
     """Tokens computed by the model."""
-    evicted: int = 0
-    """Idle sessions dropped to make room."""
+    prefix_hits: int = 0
+    """Tokens that were found in the prefix cache instead of being computed."""
     preempted: int = 0
     """Running sequences that were moved back to the queue to make room."""
 
@@ -56,7 +67,10 @@ class BatchScheduler:
         self.cache_tokens = cache_tokens
         self.prefill_chunk = prefill_chunk
         self.kv_cache = KVCache(model.shape)
-        self.sessions = SessionCache()
+        self.prefixes = PrefixCache()
+        self._trim_at = cache_tokens // 4
+        self._growth = 1.0625 if model.parameters < SMALLEST else 1.25
+        self.worth_waiting = max(8, min(32, _WORTH_WAITING // model.parameters))
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []
         """By slot."""
@@ -70,7 +84,7 @@ class BatchScheduler:
     @property
     def tokens(self) -> int:
         """Tokens with allocated KV cache."""
-        return self.kv_cache.tokens + self.sessions.tokens
+        return self.kv_cache.tokens + self.prefixes.tokens
 
     def submit(self, seq: SequenceState) -> None:
         """Queue a request."""
@@ -87,8 +101,8 @@ class BatchScheduler:
             seq.finish("aborted")
 
     def forget(self, session: str) -> None:
-        """Drop the KV cache of a session, now and when its running sequence ends."""
-        self.sessions.pop(session)
+        """Drop a session's reference to its prefix, now or when its running sequence ends."""
+        self.prefixes.release(session)
         for seq in (*self.running, *self.waiting):
             if seq.session == session:
                 seq.keep = False
@@ -100,10 +114,13 @@ class BatchScheduler:
         self.model.load(tensors)
 
     def invalidate_cache(self) -> None:
-        """Drop all keys and values; the allocated size stays."""
-        self.sessions.clear()
-        for seq in self.running:
-            seq.cached = 0
+        """Drop all keys and values; the allocated size stays. Running sequences start again."""
+        self.prefixes.clear()
+        self._trim_at = self.cache_tokens // 4
+        for seq in reversed(self.running):
+            seq.cached, seq.node = 0, None
+            self.waiting.appendleft(seq)
+        self.running = []
         self.kv_cache = KVCache(self.model.shape, self.kv_cache.slots, self.kv_cache.length)
 
     def free_cache(self) -> None:
@@ -114,8 +131,7 @@ class BatchScheduler:
     def fail(self, error: BaseException, sequences: Iterable[SequenceState]) -> None:
         """Finish these sequences with an error and drop their KV cache."""
         for seq in list(sequences):
-            seq.keep = False
-            self._remove([seq])
+            self._remove([seq], keep=False)
             seq.deliver(error)
 
     def step(self) -> None:
@@ -136,7 +152,11 @@ class BatchScheduler:
         self.counts.computed += sum(len(span.ids) for span in spans)
         for seq, span in self._pairs(spans):
             seq.cached += len(span.ids)
+        prefilled = [seq for seq, span in self._pairs(spans) if len(span.ids) > 1]
         self._append_tokens(drawn)
+        for seq in prefilled:
+            if seq in self.running:
+                self._share(seq)
 
     def _pairs(self, spans: list[Span]) -> Iterable[tuple[SequenceState, Span]]:
         return zip(self.running, spans, strict=True)
@@ -167,33 +187,58 @@ class BatchScheduler:
         failed, self.running = self.running, []
         self.kv_cache = KVCache(self.model.shape)
         for seq in failed:
+            self._refer(seq, None)
             seq.deliver(AgentError(f"The model failed: {one_line(error)}"))
 
     def _admit(self) -> None:
-        """Start waiting sequences while there is room."""
-        while self.waiting and len(self.running) < self.max_batch:
-            seq = self.waiting[0]
+        """Start waiting sequences while there is room, except those that wait for a prefix."""
+        for seq in list(islice(self.waiting, self.max_batch - len(self.running))):
+            hit = self.prefixes.match(seq.ids, len(seq.ids) - 1)
+            if self._waits(seq, sum(count for _, count in hit)):
+                continue
             try:
-                if not self._start(seq, len(self.running)):
+                if not self._start(seq, len(self.running), hit):
                     return
             except Exception as error:  # out of memory
                 self.fail(AgentError(f"The engine could not start the reply: {one_line(error)}"), [seq])
                 continue
-            self.running.append(self.waiting.popleft())
+            self.waiting.remove(seq)
+            self.running.append(seq)
             seq.started = seq.started or time.perf_counter()
 
-    def _start(self, seq: SequenceState, slot: int) -> bool:
-        """Load the cached prefix of a sequence into a slot; returns False if there is no room yet."""
-        prefix = self.sessions.pop(seq.session)
-        if not self._reserve(slot + 1, max(self._longest(), len(seq.ids) + 1)):
-            if prefix is not None:
-                self.sessions.put(seq.session, prefix)
+    def _waits(self, seq: SequenceState, cached: int) -> bool:
+        """Return True while a running sequence is about to compute a prefix longer than the cached one."""
+        end = cached + self.worth_waiting
+        if end >= len(seq.ids):
             return False
-        # The last id is always computed: the next token is sampled from its logits.
-        seq.cached = min(common_prefix(seq.ids, prefix.ids), len(seq.ids) - 1) if prefix else 0
-        if prefix is not None and seq.cached:
-            self.kv_cache.load(slot, prefix.kv, seq.cached)
+        part = seq.ids[cached:end]
+        for other in self.running:
+            if other.pending > 1 and other.ids[cached:end] == part:
+                length = min(common_prefix(seq.ids, other.ids), len(seq.ids) - 1)
+                if length >= end and other.cached < length:
+                    return True
+        return False
+
+    def _start(self, seq: SequenceState, slot: int, hit: Hit) -> bool:
+        """Copy the cached prefix of a sequence into a slot; returns False if there is no room yet."""
+        if not self._reserve(slot + 1, max(self._longest(), len(seq.ids) + 1)):
+            return False
+        seq.cached = 0
+        for node, count in hit:  # those evicted just now still have their keys and values
+            self.kv_cache.load(slot, seq.cached, node.kv, count)
+            seq.cached += count
+        self.counts.prefix_hits += seq.cached
+        attached = [node for node, _ in hit if node.parent is not None]
+        self._refer(seq, attached[-1] if attached else None)
         return True
+
+    def _refer(self, seq: SequenceState, node: Node | None) -> None:
+        """Move a running sequence's reference to another node."""
+        if seq.node is not None:
+            seq.node.running -= 1
+        if node is not None:
+            node.running += 1
+        seq.node = node
 
     def _schedule(self) -> list[Span]:
         """Return what each slot computes next. The prefill budget goes to the oldest sequences first."""
@@ -204,13 +249,19 @@ class BatchScheduler:
             sizes[seq] = min(seq.pending, 1 + budget)
             budget -= sizes[seq] - 1
         return [
-            Span(slot, seq.cached, seq.ids[seq.cached : seq.cached + sizes.get(seq, 1)])
+            Span(
+                slot,
+                seq.cached,
+                seq.ids[seq.cached : seq.cached + sizes.get(seq, 1)],
+                seq.prefixes(self.model.rule.split),
+            )
             for slot, seq in enumerate(self.running)
         ]
 
     def _preempt(self, seq: SequenceState) -> None:
         """Move a running sequence back to the queue; it keeps its tokens and is recomputed."""
         self._vacate(seq)
+        self._refer(seq, None)
         seq.cached = 0
         self.waiting.appendleft(seq)
         self.counts.preempted += 1
@@ -219,58 +270,92 @@ class BatchScheduler:
         return max((len(seq.ids) for seq in self.running), default=0)
 
     def _reserve(self, slots: int, length: int) -> bool:
-        """Grow the KV cache to this size within ``cache_tokens``, evicting sessions; False if impossible."""
+        """Grow the KV cache to this size within ``cache_tokens``, evicting prefixes; False if impossible."""
         length = self._padded_length(length)
         wide, long = slots > self.kv_cache.slots, length > self.kv_cache.length
         if not wide and not long:
             return True
         # Over-allocate if possible: resizing copies.
-        roomy_slots = max(4, min(2 * slots, self.max_batch)) if wide else self.kv_cache.slots
-        roomy_length = self._padded_length(length * 17 // 16) if long else self.kv_cache.length
+        soon = max(2 * slots, slots + len(self.waiting))
+        roomy_slots = max(4, min(soon, self.max_batch)) if wide else self.kv_cache.slots
+        roomy_length = self._padded_length(int(length * self._growth)) if long else self.kv_cache.length
         for size in ((roomy_slots, roomy_length), (slots, roomy_length), (slots, length)):
-            if size[0] * size[1] + self.sessions.tokens <= self.cache_tokens:
+            if size[0] * size[1] + self.prefixes.tokens <= self.cache_tokens:
                 return self._resize(*size)
         if slots * length > self.cache_tokens:
             return False
-        while slots * length + self.sessions.tokens > self.cache_tokens:
-            self._evict()
+        self._evict(slots * length + self.prefixes.tokens - self.cache_tokens)
         return self._resize(slots, length)
 
     def _padded_length(self, length: int) -> int:
-        return round_up(self.model.rule.length(length), LENGTH_STEP)
+        return round_up(self.model.rule.cache_length(length), LENGTH_STEP)
 
-    def _evict(self) -> bool:
-        evicted = self.sessions.evict()
-        self.counts.evicted += evicted
-        return evicted
+    def _evict(self, wanted: int, *, referenced: bool = True) -> None:
+        self.prefixes.evict(wanted, slack=self.cache_tokens // 32, referenced=referenced)
 
     def _resize(self, slots: int, length: int) -> bool:
         if (slots, length) != (self.kv_cache.slots, self.kv_cache.length):
-            self.kv_cache.resize(slots, length)
+            self.kv_cache.resize(slots, length, used=len(self.running))
         return True
 
-    def _remove(self, sequences: Sequence[SequenceState]) -> None:
-        """Remove sequences; the KV cache of their sessions is kept if it fits."""
-        prefixes: list[tuple[str, CachedPrefix]] = []
+    def _remove(self, sequences: Sequence[SequenceState], *, keep: bool = True) -> None:
+        """Remove sequences; what they have computed stays in the prefix cache if it fits."""
+        finished: list[tuple[SequenceState, int, Tensor]] = []
         for seq in sequences:
             if seq in self.waiting:
                 self.waiting.remove(seq)
             elif seq in self.running:
-                if seq.keep and seq.cached:
-                    kv = self.kv_cache.save(self.running.index(seq), seq.cached)
-                    prefixes.append((seq.session, CachedPrefix(seq.ids[: seq.cached], kv)))
+                if keep and seq.cached:
+                    start = seq.cached - self.prefixes.missing(seq.ids, seq.cached)
+                    kv = self.kv_cache.read(self.running.index(seq), start, seq.cached).clone()
+                    finished.append((seq, start, kv))
                 self._vacate(seq)
-        for session, prefix in prefixes:
-            self._keep(session, prefix)
+                if not keep:
+                    self._refer(seq, None)
+        for seq, start, kv in finished:
+            self._keep(seq, start, kv)
 
-    def _keep(self, session: str, prefix: CachedPrefix) -> None:
-        self.sessions.pop(session)
-        if self.tokens + len(prefix.ids) > self.cache_tokens:
+    def _keep(self, seq: SequenceState, start: int, kv: Tensor) -> None:
+        """Store the keys and values of a finished sequence, for its session and for others."""
+        if self.tokens + kv.shape[3] > self.cache_tokens:
             self._shrink()
-        while self.tokens + len(prefix.ids) > self.cache_tokens:
-            if not self._evict():
-                return
-        self.sessions.put(session, prefix)
+        if self._make_room(seq, referenced=True) and seq.cached - self._missing(seq) >= start:
+            node = self._insert(seq, lambda at: kv[:, :, :, at - start :])
+            if seq.keep:
+                self.prefixes.hold(seq.session, node)
+        elif seq.keep:
+            self.prefixes.release(seq.session)
+        self._refer(seq, None)
+        self._trim()
+
+    def _share(self, seq: SequenceState) -> None:
+        """Store what a running sequence has computed so far, unless that evicts referenced prefixes."""
+        if self._make_room(seq, referenced=False):
+            slot = self.running.index(seq)
+            self._refer(seq, self._insert(seq, lambda at: self.kv_cache.read(slot, at, seq.cached)))
+            self._trim()
+
+    def _insert(self, seq: SequenceState, read: Callable[[int], Tensor]) -> Node:
+        return self.prefixes.insert(seq.ids, seq.cached, read, session=seq.session, held=seq.node)
+
+    def _missing(self, seq: SequenceState) -> int:
+        return self.prefixes.missing(seq.ids, seq.cached)
+
+    def _make_room(self, seq: SequenceState, *, referenced: bool) -> bool:
+        """Make room in the prefix cache for what a sequence has computed; returns False if there is none."""
+        while (short := self.tokens + self._missing(seq) - self.cache_tokens) > 0:
+            before = self.prefixes.tokens
+            self._evict(short, referenced=referenced)
+            if self.prefixes.tokens == before:
+                return False
+        return True
+
+    def _trim(self) -> None:
+        """Keep unreferenced prefixes from filling all of the allowed memory."""
+        quarter = self.cache_tokens // 4
+        if self.prefixes.tokens > self._trim_at:
+            self._evict(self.prefixes.tokens - quarter, referenced=False)
+            self._trim_at = max(quarter, self.prefixes.tokens + quarter // 4)
 
     def _shrink(self) -> None:
         """Shrink the KV cache if that frees at least a quarter of it."""

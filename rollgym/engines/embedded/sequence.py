@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 
 from rollgym.engines.base import FinishReason, GenerateRequest, Generation
+from rollgym.engines.embedded.prefix_cache import Node
 from rollgym.engines.embedded.sampling import stream
 
 __all__ = ["SequenceState"]
@@ -24,9 +27,13 @@ class SequenceState:
         """Maximum number of tokens to sample: ``max_tokens`` or what fits into the context."""
         self.deliver = deliver
         self.ids = list(request.prompt_ids)
+        self._prefixes: list[bytes] = []
         self.cached = 0
         """Number of ids whose keys and values are in the KV cache."""
+        self.node: Node | None = None
+        """End of its prefix in the prefix cache, while it runs."""
         self.keep = bool(request.session)
+        """Whether its session refers to its prefix afterwards."""
         self.session = request.session
         self.logprobs: list[float] = []
         self.spans: list[list[int]] = []
@@ -37,6 +44,15 @@ class SequenceState:
     def pending(self) -> int:
         """Number of ids to compute before the next token can be sampled: at least one."""
         return len(self.ids) - self.cached
+
+    def prefixes(self, block: int | None) -> Sequence[bytes]:
+        """Return digests of the first block of ids, the first two blocks, and so on; None: no blocks."""
+        while block is not None and (len(self._prefixes) + 1) * block <= len(self.ids):
+            start = len(self._prefixes) * block
+            before = self._prefixes[-1] if self._prefixes else b""
+            ids = array("q", self.ids[start : start + block]).tobytes()
+            self._prefixes.append(hashlib.blake2b(before + ids, digest_size=16).digest())
+        return self._prefixes
 
     def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
         """Append a sampled token; returns the finish reason if it is the last."""

@@ -112,19 +112,23 @@ def test_a_turn_costs_only_its_new_tokens(engine: EmbeddedEngine) -> None:
         # The last token sampled had not been computed yet.
         assert (await engine.stats()).computed_tokens == 50 + 9 + 1 + 5
         await engine.forget("one")
+        # What an ended session has computed is there for others; the last token is always computed.
         await engine.generate(request("3", history, "one", max_tokens=1))
-        assert (await engine.stats()).computed_tokens == 65 + len(history)
+        assert (await engine.stats()).computed_tokens == 65 + 1
+        assert (await engine.stats()).prefix_hit_tokens == 59 + len(history) - 1
 
     run(main())
 
 
 def test_a_session_that_rewrites_its_history_is_computed_from_where_it_differs(
-    engine: EmbeddedEngine,
+    engine: EmbeddedEngine, model: Any
 ) -> None:
     async def main() -> None:
+        other = make_engine(model)
         ids, changed = prompt(0, 40), prompt(0, 40)
         changed[30] = (changed[30] + 1) % VOCABULARY
-        fresh = await engine.generate(request("fresh", changed))
+        fresh = await other.generate(request("fresh", changed))
+        await other.close()
         await engine.generate(request("a", ids, "one", max_tokens=1))
         before = (await engine.stats()).computed_tokens
         again = await engine.generate(request("b", changed, "one"))

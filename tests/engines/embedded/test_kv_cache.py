@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, MambaConfig, MptConfig
 
 from rollgym.core.errors import AgentError, UsageError
 from rollgym.engines.base import Generation, WeightSource
-from rollgym.engines.embedded.kv_cache import CachedPrefix, KVCache, KVShape, SessionCache, common_prefix
+from rollgym.engines.embedded.kv_cache import KVCache, KVShape
 from rollgym.engines.embedded.model import Model
 from rollgym.engines.embedded.scheduler import BatchScheduler
 from rollgym.engines.embedded.sequence import SequenceState
@@ -45,10 +45,8 @@ def test_the_cache_limit_holds_after_every_pass_and_all_replies_finish() -> None
     while not scheduler.idle:
         scheduler.step()
         assert scheduler.tokens <= 640
-        assert scheduler.sessions.tokens == sum(
-            len(kept.ids) for kept in scheduler.sessions._prefixes.values()
-        )
-    assert scheduler.counts.evicted > 0
+        assert scheduler.prefixes.tokens == sum(len(node.ids) for node in scheduler.prefixes.nodes())
+    assert scheduler.prefixes.evicted_sessions > 0
     assert scheduler.counts.preempted > 0
     assert [len(result) for result in results] == [1] * 60
     assert all(isinstance(result[0], Generation) for result in results)
@@ -56,17 +54,17 @@ def test_the_cache_limit_holds_after_every_pass_and_all_replies_finish() -> None
 
 def test_the_least_recently_used_session_is_evicted_first() -> None:
     scheduler = make_scheduler(cache_tokens=512, max_batch=1)
-    for name in ("a", "b", "c"):
-        submit(scheduler, name, prompt(0, 90), name, 2)
+    for number, name in enumerate(("a", "b", "c")):
+        submit(scheduler, name, prompt(number, 90), name, 2)
         while not scheduler.idle:
             scheduler.step()
     submit(scheduler, "a again", prompt(0, 100), "a", 2)
     while not scheduler.idle:
         scheduler.step()
-    submit(scheduler, "large", prompt(1, 300), "", 2)
+    submit(scheduler, "large", prompt(3, 300), "", 2)
     while not scheduler.idle:
         scheduler.step()
-    assert [name in scheduler.sessions for name in ("a", "b", "c")] == [True, False, True]
+    assert [scheduler.prefixes.has_session(name) for name in ("a", "b", "c")] == [True, False, True]
 
 
 def test_sessions_are_kept_when_the_kv_cache_can_shrink() -> None:
@@ -75,7 +73,7 @@ def test_sessions_are_kept_when_the_kv_cache_can_shrink() -> None:
         submit(scheduler, str(number), prompt(number, 100), f"session {number}", 20)
     while not scheduler.idle:
         scheduler.step()
-    assert len(scheduler.sessions) == 8
+    assert scheduler.prefixes.sessions == 8
     assert scheduler.tokens <= 8 * 128
 
 
@@ -86,22 +84,7 @@ def test_a_session_forgotten_while_it_runs_leaves_nothing() -> None:
     scheduler.forget("a")
     while not scheduler.idle:
         scheduler.step()
-    assert len(scheduler.sessions) == 0
-
-
-def test_sessions_count_their_tokens() -> None:
-    sessions = SessionCache()
-    kv = torch.zeros(1)
-    sessions.put("a", CachedPrefix([1, 2, 3], kv))
-    sessions.put("b", CachedPrefix([1], kv))
-    sessions.put("a", CachedPrefix([1, 2], kv))
-    assert sessions.tokens == 3
-    assert sessions.evict()
-    assert "a" in sessions
-    assert "b" not in sessions
-    sessions.clear()
-    assert not sessions.evict()
-    assert sessions.tokens == 0
+    assert scheduler.prefixes.sessions == 0
 
 
 def test_a_resized_kv_cache_keeps_its_content() -> None:
@@ -113,14 +96,6 @@ def test_a_resized_kv_cache_keeps_its_content() -> None:
     assert not kv_cache.data[:, :, 2:].any()
     kv_cache.resize(1, 16)
     assert torch.equal(kv_cache.data, before[:, :, :1])
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "shared"), [([], [1], 0), ([1, 2], [1, 2], 2), ([1, 2, 3], [1, 2, 4, 3], 2), ([2], [1], 0)]
-)
-def test_common_prefix(a: list[int], b: list[int], shared: int) -> None:
-    assert common_prefix(a, b) == common_prefix(b, a) == shared
-    assert common_prefix([7] * 100 + a, [7] * 100 + b) == 100 + shared
 
 
 def test_new_weights_are_used_from_the_next_token_on_and_nothing_older_is() -> None:
