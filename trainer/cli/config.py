@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.trainer.cli.options import Words
+from rollgym.trainer.cli.options import Words, complete_any_config, config_argument
 from rollgym.utils.cli_options import AsJson, EnvModules, console, import_modules, needs_extra
 from rollgym.utils.cli_output import print_json
 
