@@ -25,7 +25,7 @@ $(VENV)/.train: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) torch==2.13.0 -e '.[dev,docs,webshop,browser,sandbox,docker,distributed,serve,smollm]'
+	$(PIP) torch==2.13.0 -e '.[dev,docs,webshop,browser,sandbox,docker,distributed,parquet,serve,smollm]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed
