@@ -242,8 +242,10 @@ class _Layout:
 
     def _own(self, rows: Sequence[int], *, shared: bool) -> AttentionGroup:
         start = self.blocks[rows[0]] * self.split
-        keys, at = torch.arange(start, start + self.split), self._at(rows)
-        return self._group(rows, start, start + self.split, keys <= at[:, None], at, shared)
+        furthest = max(self.positions[row] for row in rows)
+        end = start + min(self.split, self.rule.length(furthest - start + 1))
+        keys, at = torch.arange(start, end), self._at(rows)
+        return self._group(rows, start, end, keys <= at[:, None], at, shared)
 
     def _prefix(self, rows: Sequence[int], *, shared: bool) -> AttentionGroup:
         end = self.blocks[rows[0]] * self.split
