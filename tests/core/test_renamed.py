@@ -59,7 +59,7 @@ def test_a_folder_that_an_upgrade_left_behind_does_not_hide_the_message(tmp_path
 
 
 def test_submodules_never_replace_public_names():
-    for name in ("checks", "evaluation", "trainer", "api"):
+    for name in ("checks", "evaluation", "trainer"):
         importlib.import_module(f"rollgym.{name}")
     for name in rollgym.__all__:
         if f"rollgym.{name}" not in MODULES:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +256,14 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, cache: Path) -> None:
         "from rollgym.cli import main; main(['shop', 'build', '--size', '10'])"
     )
     command = [sys.executable, "-c", code]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts background jobs, such as `make test &`, with SIGINT ignored, and children inherit it.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "building\n"
     assert content(cache) != []
