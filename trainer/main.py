@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollgym.config.loader import Settings, diff, values_of
 from rollgym.core.errors import Interrupted, UsageError
@@ -46,6 +46,7 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Settings that a resumed run may change: they do not affect the result of a step."""
 
+T = TypeVar("T")
 ConfigSource = str | Path | Mapping[str, Any] | TrainConfig
 """A YAML file, the name of a shipped config, settings, or a loaded config."""
 
@@ -155,9 +156,15 @@ async def atrain(
     Example:
         >>> result = await rollgym.atrain("frozen-lake-grpo", stop={"steps": 20})
     """
-    stop, settings = GracefulStop(), override_words(overrides)
+    settings = override_words(overrides)
     options: dict[str, Any] = {"resume": resume, "trust_code": trust_code, "plain": plain, "modules": modules}
-    training = asyncio.ensure_future(asyncio.to_thread(_run, config, settings, out, stop=stop, **options))
+    return await in_thread(lambda stop: _run(config, settings, out, stop=stop, **options))
+
+
+async def in_thread(run: Callable[[GracefulStop], T]) -> T:
+    """Call ``run`` in a thread; cancelled, request its stop and wait until it has saved."""
+    stop = GracefulStop()
+    training = asyncio.ensure_future(asyncio.to_thread(run, stop))
     try:
         return await asyncio.shield(training)
     except asyncio.CancelledError:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollgym.config.loader import load, parse, values_of
-from rollgym.core.errors import Interrupted, UsageError
+from rollgym.core.errors import UsageError
 from rollgym.core.extras import require
 from rollgym.core.files import read_bounded
 from rollgym.core.local_objects import is_local
@@ -27,6 +25,7 @@ from rollgym.trainer.main import (
     check_resumable,
     command_for,
     has_begun,
+    in_thread,
     interruptible,
     override_words,
     refuse_changes,
@@ -133,28 +132,9 @@ async def asft(
     Example:
         >>> result = await asft(data="chats.jsonl", model="smollm2")
     """
-    words, stop = [*option_words(data, model), *override_words(overrides)], GracefulStop()
-
-    def work() -> SFTResult:
-        return _run(
-            config,
-            words,
-            out,
-            resume=resume,
-            trust_code=trust_code,
-            plain=plain,
-            modules=modules,
-            stop=stop,
-        )
-
-    training = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(training)
-    except asyncio.CancelledError:
-        stop.request_threadsafe()
-        with suppress(Interrupted):
-            await training
-        raise
+    words = [*option_words(data, model), *override_words(overrides)]
+    options: dict[str, Any] = {"resume": resume, "trust_code": trust_code, "plain": plain, "modules": modules}
+    return await in_thread(lambda stop: _run(config, words, out, stop=stop, **options))
 
 
 def run_sft(
