@@ -18,9 +18,14 @@ MIN_OVERLAP = 16
 """Sequences are kept together for a shared prefix of at least this many tokens."""
 MIN_SAVED = 0.1
 """Prefixes are shared if this saves at least this fraction of all tokens; following paths has a cost."""
+LONG_PREFIX = 64
+"""From this length on, queries of a shared prefix are not computed again for each sequence; for shorter ones
+the masks that this needs would cost more."""
 SHARED_TOKEN_COST = 0.25
-"""Cost of a shared token for a sequence that reuses it, relative to computing it: its keys and values are
-gathered again."""
+"""Cost of a shared token for a sequence that reuses it, relative to computing it: attention over it is
+computed again."""
+GATHERED_TOKEN_COST = 0.05
+"""The same in a long prefix: its keys and values are gathered again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +89,8 @@ def bundles(sequences: Sequence[TokenSequence], room: int) -> list[tuple[list[in
     costs: list[float] = []
     for at, (index, common) in enumerate(zip(order, _overlaps(inputs), strict=True)):
         equal = at > 0 and keys[index] == keys[order[at - 1]]
-        cost = 0.0 if equal else len(inputs[at]) - common + SHARED_TOKEN_COST * common
+        again = SHARED_TOKEN_COST if common < LONG_PREFIX else GATHERED_TOKEN_COST
+        cost = 0.0 if equal else len(inputs[at]) - common + again * common
         if not equal and (common < MIN_OVERLAP or costs[-1] + cost > room):
             members.append([])
             costs.append(0.0)

@@ -8,22 +8,26 @@ predicted: its queries and MLP are computed there only, its keys and values for 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from rollgym.engines.embedded.features import Features, attention_features, eager_attention
-from rollgym.trainer.data.packing import Packing
+from rollgym.trainer.data.packing import LONG_PREFIX, Packing
 from rollgym.trainer.data.sequences import IntArray
 
 PACKED = "rollgym_packed"
 """The name under which transformers knows the attention of packed rows."""
 FEW = 0.5
 """Above this fraction of wanted tokens, attention is computed for all of them."""
+MUCH_SHARED = 16
+"""Ratio of the rows' tokens to the computed ones from which the backward pass gathers the keys and values of
+shared prefixes again: kept for each row, they would outweigh all other activations."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +45,11 @@ class Paths:
     asking: Sequence[Tensor] | None = None
     """Positions of these in the row that holds them, if there are few."""
 
+    @property
+    def own(self) -> list[int]:
+        """Number of tokens that each row does not share with an earlier one."""
+        return [size - shared for size, shared in zip(self.sizes, self.shared, strict=True)]
+
 
 def paths_of(packing: Packing, spots: IntArray, device: torch.device) -> Paths:
     """Make paths on a device, of which the states at ``spots`` will be read."""
@@ -53,10 +62,10 @@ def paths_of(packing: Packing, spots: IntArray, device: torch.device) -> Paths:
     if len(wanted) > FEW * len(packing.ids):
         # The MLP still skips the others: ranks that share parameters must do the same with every module.
         return Paths(packing.sizes, packing.shared, route, there(wanted))
-    brought = [size - shared for size, shared in zip(packing.sizes, packing.shared, strict=True)]
-    cuts = np.searchsorted(wanted, np.cumsum(brought))
+    paths = Paths(packing.sizes, packing.shared, route, there(wanted))
+    cuts = np.searchsorted(wanted, np.cumsum(paths.own))
     asking = [there(positions) for positions in np.split(packing.positions[wanted], cuts[:-1])]
-    return Paths(packing.sizes, packing.shared, route, there(wanted), asking)
+    return replace(paths, asking=asking)
 
 
 def attend(
@@ -67,22 +76,60 @@ def attend(
     paths: Paths = kwargs.get("cu_seq_lens_q") or Paths([query.shape[2]], [0])
     scale = kwargs.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    along: tuple[Tensor, ...] = (query, key, value)
-    if paths.route is not None:
-        along = tuple(x.transpose(1, 2).index_select(1, paths.route).transpose(1, 2) for x in along)
-    rows = list(zip(*(torch.split(x, paths.sizes, 2) for x in along), strict=True))
-    if paths.wanted is None or paths.asking is None or getattr(module, "layer_idx", None) != _last(module):
+    last = getattr(module, "layer_idx", None) == _last(module)
+    if sum(paths.sizes) < MUCH_SHARED * sum(paths.own) or not torch.is_grad_enabled():
+        return _attend(query, key, value, paths, last, scale, features), None
+    attended: Tensor = checkpoint(
+        _attend,
+        query,
+        key,
+        value,
+        paths,
+        last,
+        scale,
+        features,
+        use_reentrant=False,
+        preserve_rng_state=False,
+    )
+    return attended, None
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, paths: Paths, last: bool, scale: float, features: Features
+) -> Tensor:
+    """Compute attention within each row: ``[batch, token, head, dim]``."""
+
+    def along_paths(states: Tensor) -> tuple[Tensor, ...]:
+        if paths.route is not None:
+            states = states.transpose(1, 2).index_select(1, paths.route).transpose(1, 2)
+        return torch.split(states, paths.sizes, 2)
+
+    rows = list(zip(along_paths(key), along_paths(value), strict=True))
+    if last and paths.wanted is not None and paths.asking is not None:
+        queries = torch.split(query.index_select(2, paths.wanted), list(map(len, paths.asking)), 2)
+        outputs = [
+            _row(q, k, v, at, scale, features)
+            for q, (k, v), at in zip(queries, rows, paths.asking, strict=True)
+            if len(at)
+        ]
+        return _spread(torch.cat(outputs, 2).transpose(1, 2), paths.wanted, query.shape[2])
+    if max(paths.shared) < LONG_PREFIX:
         outputs = [
             _row(q, k, v, None, scale, features)[:, :, shared:]
-            for (q, k, v), shared in zip(rows, paths.shared, strict=True)
+            for q, (k, v), shared in zip(along_paths(query), rows, paths.shared, strict=True)
         ]
-        return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
-    outputs = [
-        _row(q.index_select(2, at), k, v, at, scale, features)
-        for (q, k, v), at in zip(rows, paths.asking, strict=True)
-        if len(at)
-    ]
-    return _spread(torch.cat(outputs, 2).transpose(1, 2), paths.wanted, query.shape[2]), None
+    else:
+        outputs = [
+            _row(q, k, v, _after(shared, k), scale, features)
+            for q, (k, v), shared in zip(torch.split(query, paths.own, 2), rows, paths.shared, strict=True)
+            if q.shape[2]
+        ]
+    return torch.cat(outputs, 2).transpose(1, 2).contiguous()
+
+
+def _after(shared: int, key: Tensor) -> Tensor | None:
+    """Return the positions of a row's own queries; None if all of them are."""
+    return torch.arange(shared, key.shape[2], device=key.device) if shared else None
 
 
 def _row(

@@ -24,8 +24,10 @@ from transformers import (  # noqa: E402
 )
 
 from rollgym.core.errors import UsageError  # noqa: E402
+from rollgym.trainer.data.packing import LONG_PREFIX, pack  # noqa: E402
 from rollgym.trainer.data.sequences import TokenSequence  # noqa: E402
 from rollgym.trainer.learner import forward as scoring  # noqa: E402
+from rollgym.trainer.learner import packed_attention  # noqa: E402
 from rollgym.trainer.learner.forward import Layout, TokenStats, allow_packing, distinct, packs, score  # noqa: E402
 
 LAYOUTS: list[Layout] = ["padded", "packed"]
@@ -126,6 +128,56 @@ def test_only_action_tokens_are_scored_and_nothing_after_the_last_is_read(layout
     changed = score(model, [other_end], layout=layout).logprobs
     assert torch.equal(changed[:2], found[:2])
     assert changed[2] != found[2]
+
+
+def with_prefix(prefix: int, ends: Sequence[int], seed: int = 5) -> list[TokenSequence]:
+    """Rows with one prefix; each second one shares a few tokens more with the row before it."""
+    rng = np.random.default_rng(seed)
+    trunk, rows = rng.integers(0, VOCABULARY, prefix), []
+    for number, end in enumerate(ends):
+        ids = np.concatenate([trunk, rng.integers(0, VOCABULARY, end)])
+        if number % 2:
+            ids[prefix : prefix + 2] = rows[-1].ids[prefix : prefix + 2]
+        rows.append(TokenSequence(ids, np.arange(len(ids) - 2, len(ids))))
+    return rows
+
+
+@pytest.mark.parametrize("much_shared", [0, 1000], ids=["gathered again", "kept"])
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize("prefix", [LONG_PREFIX - 5, LONG_PREFIX, LONG_PREFIX + 9])
+def test_a_long_prefix_is_computed_once_with_the_gradient_of_separate_rows(
+    prefix: int, window: int | None, much_shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_attention, "MUCH_SHARED", much_shared)
+    rows = with_prefix(prefix, [6, 9, 4, 3, 20])
+    queries: list[int] = []
+    attend_row = packed_attention._row
+
+    def counting(query: Any, *args: Any) -> Any:
+        queries.append(query.shape[2])
+        return attend_row(query, *args)
+
+    monkeypatch.setattr(packed_attention, "_row", counting)
+
+    def gradients(layout: Layout, parts: Sequence[Sequence[TokenSequence]]) -> list[Any]:
+        torch.manual_seed(0)
+        model = ready(
+            shaken(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window)).eval()), layout
+        )
+        queries.clear()
+        for part in parts:
+            stats = score(model, part, layout=layout)
+            (stats.logprobs.square().sum() + stats.entropy.sum()).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    expected = gradients("padded", [[row] for row in rows])
+    found = gradients("packed", [rows])
+    for ours, plain_one in zip(found, expected, strict=True):
+        assert torch.allclose(ours, plain_one, atol=2e-4, rtol=1e-4)
+    packing = pack([row.inputs for row in rows])
+    assert (max(packing.shared) >= LONG_PREFIX) == (prefix >= LONG_PREFIX)
+    computed = len(packing.ids) if prefix >= LONG_PREFIX else sum(packing.sizes)
+    assert sum(queries[: len(rows)]) == computed
 
 
 def alike() -> list[TokenSequence]:
