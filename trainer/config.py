@@ -78,6 +78,10 @@ class EngineConfig(Settings):
     """Maximum size of the KV cache, in tokens. Default: chosen from the available memory."""
     threads: int | None = None
     """CPU threads of the embedded engine. Default: 1 for a tiny model, else all cores."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute dtype of the embedded engine. ``auto``: bfloat16 on CUDA, and for a model of at least 20
+    million parameters on a CPU that a short measurement finds fast at it. ``plan.json`` records the choice,
+    ``train_rollout_logprob_diff`` the gap to the learner, and ``loss.tis_cap`` corrects it."""
 
 
 class WarmStartConfig(Settings):

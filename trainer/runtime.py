@@ -28,6 +28,7 @@ from rollgym.core.seeding import derive_seed
 from rollgym.engines.base import Engine, GenerateRequest, Generation, WeightSource
 from rollgym.engines.embedded.engine import EmbeddedEngine
 from rollgym.engines.embedded.features import position_limit
+from rollgym.engines.embedded.precision import dtype_name, is_fast_at_bfloat16
 from rollgym.models.policy_settings import write_model_settings
 from rollgym.models.zoo import check_model
 from rollgym.pool.base import EnvPool
@@ -208,8 +209,11 @@ class LocalRuntime:
             "engines": engine.num_replicas,
             "environments": f"{workers} worker processes" if workers else "in the trainer's process",
             "devices": str(next(learner.model.parameters()).device),
+            "dtypes": {"learner": dtype_name(learner.dtype)},
             "roles": {},
         }
+        if (dtype := getattr(engine, "dtype", None)) is not None:  # SGLang servers do not tell theirs
+            components.plan["dtypes"]["engine"] = dtype
         if config.devices.offload in OFFLOADS:
             offloads, releases = OFFLOADS[config.devices.offload]
             shared = range(engine.num_replicas)
@@ -307,6 +311,7 @@ def engine_options(config: TrainConfig) -> dict[str, Any]:
         "max_batch": settings.max_batch,
         "cache_tokens": settings.cache_tokens,
         "threads": settings.threads,
+        "dtype": settings.dtype,
     }
 
 
@@ -325,7 +330,13 @@ def gap_limit(config: TrainConfig) -> float:
     """Mean difference of log-probs between engine and learner, in nats, above which a run fails."""
     cuda = bool(config.ray.num_gpus) or torch.cuda.is_available()
     device = config.learner.device or ("cuda" if cuda else "cpu")
-    precise = device == "cpu" and config.learner.dtype != "bfloat16" and config.engine.kind == "embedded"
+    precise = device == "cpu" and config.engine.kind == "embedded"
+    if precise:
+        dtypes = (config.engine.dtype, config.learner.dtype)
+        # The built-in policy is too small for `auto` to choose bfloat16; on Ray each node chooses for itself.
+        free = "auto" in dtypes and config.model.path is not None
+        fast = free and (config.runtime == "ray" or is_fast_at_bfloat16())
+        precise = "bfloat16" not in dtypes and not fast
     return GAP_LIMIT["float32" if precise else "bfloat16"]
 
 

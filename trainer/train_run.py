@@ -492,6 +492,8 @@ def plan_line(plan: RunPlan) -> str:
 def plan_lines(plan: RunPlan) -> list[str]:
     """The plan as lines for the console."""
     lines = [f"plan: {plan_line(plan)}", f"  devices       {plan['devices']}"]
+    if dtypes := plan.get("dtypes"):  # on Ray, each node chooses its own
+        lines.append(f"  compute       {', '.join(f'{role} {dtype}' for role, dtype in dtypes.items())}")
     for role, placement in plan["roles"].items():
         spread = f"{placement['tensor_parallel']} x {placement['data_parallel']} (tensor x data parallel)"
         offload = f", offloads {', '.join(placement['offload'])}" if placement["offload"] else ""

@@ -178,7 +178,7 @@ def test_scheduler_config_and_engine_options() -> None:
         "max_skipped": 4,
         "stall_seconds": 9.0,
     }
-    engine = {"max_batch": 11, "cache_tokens": 4096, "threads": 2}
+    engine = {"max_batch": 11, "cache_tokens": 4096, "threads": 2, "dtype": "bfloat16"}
     config = load(TrainConfig, merged(SMALL, {"rollout": rollout, "engine": engine}))
     scheduler = scheduler_config(config)
     names = ("max_in_flight", "on_weight_update", "filter_zero_variance", "equal_tolerance", "max_skipped")

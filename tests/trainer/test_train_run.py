@@ -167,8 +167,9 @@ def test_a_run_prints_and_saves_its_plan(train_here: Run, capsys: pytest.Capture
     said = capsys.readouterr().err.splitlines()
     line = "local, colocated, strategy single on 1 rank, 1 embedded engine"
     start = said.index(f"plan: {line}")
-    assert said[start + 1 : start + 3] == [
+    assert said[start + 1 : start + 4] == [
         "  devices       cpu",
+        "  compute       learner float32, engine float32",
         "  environments  in the trainer's process",
     ]
     assert sum(one.startswith("plan:") for one in said) == 1
@@ -180,7 +181,23 @@ def test_a_run_prints_and_saves_its_plan(train_here: Run, capsys: pytest.Capture
         "engine": "embedded",
         "engines": 1,
     }
+    assert plan["dtypes"] == {"learner": "float32", "engine": "float32"}
     assert json.loads((folder / "manifest.json").read_text())["plan"] == line
+
+
+def test_an_engine_in_bfloat16_is_recorded_with_its_gap_to_the_learner(train_here: Run) -> None:
+    exact, rounded = (
+        train_here(dtype, engine={"dtype": dtype}, learner={"old_logprobs": "recompute"}, stop={"steps": 1})
+        for dtype in ("float32", "bfloat16")
+    )
+    assert json.loads((rounded / "plan.json").read_text())["dtypes"] == {
+        "learner": "float32",
+        "engine": "bfloat16",
+    }
+    (small,), (large,) = (lines(folder / "metrics.jsonl") for folder in (exact, rounded))
+    gap = "train_rollout_logprob_diff"
+    assert small[gap] < 1e-5 < 1e-4 < large[gap] < 0.1
+    assert abs(small["importance"] - 1) < 1e-5 < abs(large["importance"] - 1)
 
 
 def test_invalid_actions_are_reported_at_the_first_step_and_marked(

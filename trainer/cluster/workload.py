@@ -53,7 +53,8 @@ def job_of(config: TrainConfig, cluster: Cluster, what_if: WhatIf) -> Job:
     actor = policy_shape(config, what_if.model)
     learner = config.learner
     on_cpu = all(node.kind == "cpu" for node in cluster.nodes)
-    dtype = learner.dtype or ("float32" if on_cpu else "bfloat16")
+    # What `auto` chooses on a CPU is measured at the start: until then the larger one is planned for.
+    dtype = learner.dtype if learner.dtype not in (None, "auto") else "float32" if on_cpu else "bfloat16"
     return Job(
         actor=actor,
         critic=actor if learner.critic == "separate" else None,

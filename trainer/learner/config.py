@@ -68,8 +68,9 @@ class LearnerConfig:
     lora: LoraSettings | None = None
     device: str | None = None
     """Such as ``cpu`` or ``cuda:1``; ``None``: CUDA if available, else the CPU."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Compute dtype; weights are float32. ``None``: float32 on a CPU, bfloat16 on CUDA."""
+    dtype: Literal["auto", "float32", "bfloat16"] | None = "auto"
+    """Compute dtype; weights are float32. ``auto``: bfloat16 on CUDA, and for a model of at least 20 million
+    parameters on a CPU that a short measurement finds fast at it. ``None``: bfloat16 on CUDA only."""
     strategy: str = "auto"
     """Parallel strategy: single, ddp, fsdp2, zero1, zero2, zero3 or a registered one. ``auto``: as planned;
     other values require runtime=ray."""

@@ -121,6 +121,11 @@ class Learner:
         return self.modules.model
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The compute dtype; weights are float32."""
+        return self.modules.dtype
+
+    @property
     def critic(self) -> Critic | None:
         """The critic that is trained beside the policy."""
         return self.modules.critic

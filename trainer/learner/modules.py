@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rollgym.engines.embedded.model import read_module
+from rollgym.engines.embedded.precision import choose_dtype
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
 from rollgym.trainer.learner.forward import Layout, distinct, has_plain_head, parts, score, states
@@ -141,12 +142,14 @@ class TrainedModules:
         reference: bool,
     ) -> None:
         self._config, self._temperature, self._device = config, options.temperature, device
-        dtype = config.dtype or ("float32" if device.type == "cpu" else "bfloat16")
         plain: Any = model if options.share_model else load_model(model, device)
+        size = sum(parameter.numel() for parameter in plain.parameters())
+        self.dtype = choose_dtype(config.dtype, device, size)
+        """The compute dtype; weights are float32."""
         choose = known_layout if options.share_model else choose_layout
         self.layout = choose(plain, config.layout).agree(group)
         self._chunk_logits = has_plain_head(plain)
-        self._module_options: Any = {"layout": self.layout.layout, "bfloat16": dtype == "bfloat16"}
+        self._module_options: Any = {"layout": self.layout.layout, "bfloat16": self.dtype == torch.bfloat16}
         self.reference_model: Any = copy.deepcopy(plain).requires_grad_(False) if reference else None
         self.value_only = options.value_only
         self.critic: Critic | None = None

@@ -35,6 +35,7 @@ from rollgym.engines.embedded.engine_thread import EngineThread, settle
 from rollgym.engines.embedded.kv_cache import round_up
 from rollgym.engines.embedded.model import Model, read_tensors
 from rollgym.engines.embedded.offload import trim_memory
+from rollgym.engines.embedded.precision import dtype_name
 from rollgym.engines.embedded.scheduler import LENGTH_STEP, BatchScheduler
 from rollgym.engines.embedded.sequence import SequenceState
 
@@ -132,7 +133,7 @@ class EmbeddedEngine(Engine):
     @property
     def dtype(self) -> str:
         """The dtype of weights, activations and KV cache, such as ``float32``."""
-        return str(self._model.shape.dtype).removeprefix("torch.")
+        return dtype_name(self._model.shape.dtype)
 
     @property
     def fused(self) -> bool:

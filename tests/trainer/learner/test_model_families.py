@@ -19,6 +19,7 @@ from torch_models import make_engine  # noqa: E402
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
 from rollgym.core.errors import RunError, UsageError  # noqa: E402
+from rollgym.engines.embedded import precision  # noqa: E402
 from rollgym.engines.embedded.engine import EmbeddedEngine  # noqa: E402
 from rollgym.engines.embedded.features import position_limit  # noqa: E402
 from rollgym.testing import ScriptedEngine  # noqa: E402
@@ -194,12 +195,25 @@ def test_a_run_whose_engine_computes_another_model_stops_with_a_sentence(
     [
         ({}, 0.2),
         ({"learner": {"dtype": "bfloat16"}}, 0.5),
+        ({"engine": {"dtype": "bfloat16"}}, 0.5),
         ({"engine": {"kind": "sglang"}}, 0.5),
+        ({"model": {"path": "smollm2"}, "runtime": "ray"}, 0.5),
     ],
 )
 def test_the_gap_that_stops_a_run_allows_for_precision(changes: dict[str, Any], limit: float) -> None:
     config = TrainConfig.model_validate({"envs": [{"id": "rollgym/Bandit-v0"}], **changes})
     assert setup.gap_limit(config) == limit
+
+
+@pytest.mark.parametrize(("speedup", "limit"), [(1.2, 0.2), (1.4, 0.5)])
+def test_that_gap_is_larger_where_the_machine_is_fast_at_bfloat16(
+    speedup: float, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda threads: speedup)
+    values = {"envs": [{"id": "rollgym/Bandit-v0"}], "model": {"path": "smollm2"}}
+    assert setup.gap_limit(TrainConfig.model_validate(values)) == limit
+    exact = values | {"engine": {"dtype": "float32"}, "learner": {"dtype": "float32"}}
+    assert setup.gap_limit(TrainConfig.model_validate(exact)) == 0.2
 
 
 def test_a_run_says_how_rows_are_laid_out_and_keeps_it(
