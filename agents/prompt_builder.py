@@ -45,6 +45,8 @@ class PromptBuilder:
         self._lead = "" if options.system or not prompt else f"{prompt}\n\n"
         self._examples: list[Exchange] = []
         self._history: list[Exchange] = []
+        self._replies: list[str] = []
+        """Earlier replies, where only these are shown."""
         self._observation = ""
         self._history_changed = False
         """Whether the history differs from the conversation so far, so that it must be rendered again."""
@@ -66,6 +68,9 @@ class PromptBuilder:
             )
             self._history = list(self._examples)
             self._history_changed = True
+        if self._replies:
+            # After the observation: members of a group that see the same page share it as a prefix.
+            reminder = f"\n\nYour actions so far: {', '.join(self._replies)}.{reminder}"
         try:
             return self._observe(observation, reminder)
         except UsageError as error:
@@ -78,7 +83,9 @@ class PromptBuilder:
         strip = self._options.reasoning == "strip" and has_thinking(reply)
         self._history.append(Exchange(self._observation, strip_thinking(reply) if strip else reply))
         self._history_changed |= strip
-        if self._options.history == "none":
+        if self._options.history == "actions":
+            self._replies.append(strip_thinking(reply).strip())
+        if self._options.history != "full":
             self._history = list(self._examples)
             self._history_changed = True
         self.turn += 1

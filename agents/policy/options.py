@@ -12,7 +12,7 @@ from rollgym.core.errors import UnknownName, UsageError
 from rollgym.engines.base import Sampling
 
 _CHOICES = {
-    "history": ("full", "none"),
+    "history": ("full", "none", "actions"),
     "reasoning": ("keep", "strip"),
     "overflow": ("stop", "drop_oldest", "truncate_observation"),
 }
@@ -38,8 +38,9 @@ class PolicyOptions:
     system: bool = True
     """Show them as a system message; otherwise at the start of the first observation."""
     history: str = "full"
-    """Earlier turns the model sees: ``full`` or ``none``. With ``none`` each turn is a separate conversation,
-    for environments whose observation contains the whole state."""
+    """Earlier turns the model sees: ``full``, ``none`` or ``actions``. With ``none`` each turn is a separate
+    conversation, for environments whose observation contains the whole state; with ``actions`` it lists the
+    earlier replies after the observation."""
     format_reminder: bool = False
     """End each observation with the reply format, and with the valid actions where they are few."""
     format_examples: int = 0

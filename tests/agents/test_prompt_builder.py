@@ -39,6 +39,18 @@ def test_without_history_each_turn_is_a_separate_conversation_and_row() -> None:
     assert exchange(it, "b")[1]
 
 
+def test_with_a_history_of_actions_earlier_replies_follow_the_observation() -> None:
+    it = make(history="actions", format_reminder=True)
+    reminder = "\n\nReply with your action only, and nothing else."
+
+    def prompt(text: str) -> tuple[int, ...]:
+        return spell(f"<start>s:{TOLD}<end>\n<start>u:{text}{reminder}<end>\n<start>a:")
+
+    assert exchange(it, "a") == (prompt("a"), False)
+    assert exchange(it, "b", b"<think>hm</think> Left") == (prompt("b\n\nYour actions so far: Up."), True)
+    assert exchange(it, "c") == (prompt("c\n\nYour actions so far: Up, Left."), True)
+
+
 @pytest.mark.parametrize("history", ["full", "none"])
 def test_instructions_lead_the_first_observation_where_there_is_no_system_message(history: str) -> None:
     it = make(system=False, history=history)
