@@ -15,7 +15,7 @@ from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.arguments import check_choice
 from rollgym.envs.webshop.compact import compact, compact_actions, shop_action, shop_words
 from rollgym.envs.webshop.html import html, template_called
-from rollgym.envs.webshop.pages import SEPARATOR, Page, text, text_rich, view
+from rollgym.envs.webshop.pages import SEPARATOR, Page, shortened, text, text_rich, view
 from rollgym.envs.webshop.prompts import prompt
 from rollgym.envs.webshop.session import Outcome, Session, act
 from rollgym.envs.webshop.shop import Shop, open_shop
@@ -70,6 +70,8 @@ class WebShopEnv(TextEnv):
         goals: str = "synthetic",
         splits: str = "auto",
         max_turns: int = 15,
+        title_words: int | None = None,
+        option_values: int | None = None,
         reveal: bool = False,
         render_mode: str | None = None,
     ) -> None:
@@ -77,12 +79,20 @@ class WebShopEnv(TextEnv):
         check_choice("kind of goals", goals, GOALS)
         check_choice("kind of splits", splits, SPLITS)
         check_whole("max_turns", max_turns)
+        for name, count in (("title_words", title_words), ("option_values", option_values)):
+            if count is None:
+                continue
+            check_whole(name, count)
+            if observation not in ("text", "text_rich"):
+                raise UsageError(f"{name} requires observation=text or text_rich, not {observation}.")
         if observation == "html":
             template_called("page.html")  # fails now if a package is missing
         self.shop = open_shop(shop, rules=rules, search=search, goals=goals)
         self.tasks, self._numbers = _tasks(self.shop, goals, splits)
         super().__init__(render_mode=render_mode)
         self._show = OBSERVATIONS.get(observation) or functools.partial(compact, shop=self.shop)
+        self._title_words, self._option_values = title_words, option_values
+        self._separator = "\n" if observation == "text_rich" else SEPARATOR
         self._max_turns = max_turns
         self._spoken = observation in ("text", "text_rich", "compact")
         self._compact, self._reveal = observation == "compact", reveal
@@ -97,7 +107,7 @@ class WebShopEnv(TextEnv):
         self._goal = self.shop.catalog.goal(number)
         self._move(Session(str(number)))
         self._turns = 0
-        return self._show(self._page)
+        return self._shown()
 
     def respond(self, action: str) -> StepResult:
         """Search or click."""
@@ -170,13 +180,18 @@ class WebShopEnv(TextEnv):
         self._session, self._page = session, view(self.shop, self._goal, session)
 
     def _observe(self, outcome: Outcome) -> str:
-        observation = self._show(self._page)
+        observation = self._shown()
         if outcome.valid or not (self._spoken and self.shop.rules.explain):
             return observation
         if self._compact:
             return f"not possible\n{observation}"
-        separator = "\n" if self._show is text_rich else SEPARATOR
-        return f"Not possible: {outcome.note}.{separator}{observation}"
+        return f"Not possible: {outcome.note}.{self._separator}{observation}"
+
+    def _shown(self) -> str:
+        """The page as the agent sees it."""
+        if self._title_words is None and self._option_values is None:
+            return self._show(self._page)
+        return self._show(shortened(self._page, self._title_words, self._option_values))
 
     def _revealed(self) -> dict[str, Any]:
         """Goal facts for an oracle."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from rollgym.envs.webshop.rules import Rules
@@ -115,6 +115,31 @@ def text_rich(page: Page) -> str:
             piece = f"{lead}[{word}] {piece} [{word}_]"
         lines.append(piece + "\n")
     return "".join(reversed(clicked)) + "".join(lines)
+
+
+def shortened(page: Page, title_words: int | None, option_values: int | None) -> Page:
+    """The page with long titles and lists of values cut at the end, whatever the goal is.
+
+    What is cut off is replaced by ``…``; a value that is not shown can still be chosen.
+    """
+    return replace(page, blocks=tuple(_shorten(block, title_words, option_values) for block in page.blocks))
+
+
+def _shorten(block: Block, title_words: int | None, option_values: int | None) -> Block:
+    elements = block.elements
+    if title_words is not None:
+        elements = tuple(
+            e._replace(text=_first_words(e.text, title_words)) if e.role == "title" else e for e in elements
+        )
+    if option_values is not None and block.role == "option" and len(elements) - 1 > option_values:
+        shown = [e for number, e in enumerate(elements[1:]) if number < option_values or e.pressed]
+        elements = (elements[0], *shown, _text("…", "cut"))
+    return block._replace(elements=elements)
+
+
+def _first_words(piece: str, count: int) -> str:
+    words = piece.split()
+    return piece if len(words) <= count else f"{' '.join(words[:count])} …"
 
 
 def _kept(piece: str) -> bool:

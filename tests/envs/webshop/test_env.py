@@ -1,5 +1,7 @@
 """WebShop as an environment."""
 
+import itertools
+import re
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -174,6 +176,35 @@ def test_the_task_set_is_named_by_everything_that_changes_it(shop_folder: str) -
     assert WebShopEnv(shop_folder, splits="original").tasks.name != name
 
 
+def test_titles_and_lists_of_values_can_be_cut_whatever_the_goal_is() -> None:
+    whole = WebShopEnv("synthetic", rules="original")
+    short = WebShopEnv("synthetic", rules="original", title_words=4, option_values=2)
+    for env in (whole, short):
+        env.reset(seed=0, options={"task": 3})
+    pages = [env.step("search[case]")[0].split(" [SEP] ") for env in (whole, short)]
+    titles = [
+        [piece for before, piece in itertools.pairwise(page) if re.fullmatch("B[0-9A-Z]{9}", before)]
+        for page in pages
+    ]
+    assert len(titles[0]) == len(titles[1]) == 10
+    for title, cut in zip(*titles, strict=True):
+        assert cut == (title if len(title.split()) <= 4 else " ".join(title.split()[:4]) + " …")
+    assert sum(map(len, pages[1])) < sum(map(len, pages[0]))
+    for asin in whole.page.clickables:
+        if len(asin) != 10:
+            continue
+        item, _, _, _, info = short.step(f"click[{asin}]")
+        values = next((list(each) for each in info["options"].values() if len(each) > 2), None)
+        if values is not None:
+            break
+        short.step("click[< prev]")
+    assert values is not None, "no product on the page has an option with many values"
+    pieces = item.split(" [SEP] ")
+    assert [value in pieces for value in values] == [True, True] + [False] * (len(values) - 2)
+    hidden = short.step(f"click[{values[2].lower()}]")
+    assert hidden[4]["valid"], "a value that is not shown can still be chosen"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -185,6 +216,9 @@ def test_the_task_set_is_named_by_everything_that_changes_it(shop_folder: str) -
         {"search": "google"},
         {"max_turns": 0},
         {"max_turns": 2.5},
+        {"title_words": 0},
+        {"option_values": -1},
+        {"title_words": 3, "observation": "compact"},
     ],
 )
 def test_wrong_arguments_are_said(shop_folder: str, wrong: dict[str, Any]) -> None:
