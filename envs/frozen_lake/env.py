@@ -8,7 +8,7 @@ from typing import Any
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
-from rollgym.envs.arguments import check_range
+from rollgym.envs.arguments import check_choice, check_range
 from rollgym.envs.frozen_lake.lake import GYM_RATE, RATE_IS_SETTABLE, make_lake, random_map
 
 MOVES = ("Left", "Down", "Right", "Up")
@@ -17,12 +17,17 @@ _BY_NAME = {name.lower(): number for number, name in enumerate(MOVES)} | {str(n)
 _SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
 _PLAYER = {"S": "P", "F": "P", "H": "X", "G": "√"}
 
+VIEWS = ("map", "local")
+_CELLS = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
+
 _INSTRUCTIONS = """\
 You walk over a frozen lake. Reach the goal and do not fall into a hole.
-Symbols: P you, _ ice, O hole, G goal, X you in a hole, √ you at the goal.
+{view}
 Each turn, answer with one move: Left, Down, Right or Up. Example: Right
 {ice}
 You get a reward of 1 for reaching the goal, else 0."""
+_MAP = "Symbols: P you, _ ice, O hole, G goal, X you in a hole, √ you at the goal."
+_LOCAL = "You see how far away the goal is, what is next to you, and your last move."
 _FIRM = "A move takes you one cell; the edge of the lake stops you."
 _SLIPPERY = (
     "The ice is slippery: a move goes where you want with probability {rate:.2f}, else to one of the two "
@@ -33,7 +38,8 @@ _SLIPPERY = (
 class FrozenLakeEnv(TextEnv):
     """Walk from the top left of a frozen lake to the goal at the bottom right.
 
-    Observation: the map, one row a line, after a line about anything special that happened.
+    Observation: the map, one row a line, after a line about anything special that happened; or words about
+    what is near (``view="local"``).
 
     Actions: ``Left``, ``Down``, ``Right``, ``Up`` in any case, or Gymnasium's numbers 0 to 3.
 
@@ -60,16 +66,21 @@ class FrozenLakeEnv(TextEnv):
         slippery: bool = False,
         success_rate: float | None = None,
         spaced: bool = False,
+        view: str = "map",
         render_mode: str | None = None,
     ) -> None:
         """See docs/environments/frozen_lake.md for the options."""
         check_range("size", size, 3, 32)
+        check_choice("view", view, VIEWS)
+        if spaced and view != "map":
+            raise UsageError("spaced=true requires view=map: the local view has no cells.")
         check_range("frozen_probability", frozen_probability, 0.3, 0.95)
         self._size, self._frozen = size, frozen_probability
         self._rate = _rate(slippery, success_rate)
         self._gap = " " if spaced else ""
+        self._local = view == "local"
         ice = _SLIPPERY.format(rate=self._rate) if slippery else _FIRM
-        self.instructions = _INSTRUCTIONS.format(ice=ice)
+        self.instructions = _INSTRUCTIONS.format(view=_LOCAL if self._local else _MAP, ice=ice)
         self.tasks = TaskSet(f"FrozenLake-{size}-{frozen_probability}")
         super().__init__(render_mode=render_mode)
 
@@ -81,20 +92,21 @@ class FrozenLakeEnv(TextEnv):
         self._lake = make_lake(self._rows, self._rate)
         self._lake.np_random = self.np_random
         self._cell = self._where(self._lake.reset()[0])
-        return self.render_text()
+        self._last: int | None = None
+        return self._shown()
 
     def respond(self, action: str) -> StepResult:
         """Move one cell, or slip."""
         move = _BY_NAME.get(bare(action).lower())
         if move is None:
             note = "That is not a move. Answer Left, Down, Right or Up."
-            return StepResult(f"{note}\n{self.render_text()}", valid=False)
+            return StepResult(f"{note}\n{self._shown()}", valid=False)
         previous, intended = self._cell, self._ahead(move)
         state, reward, over, _, _ = self._lake.step(move)
-        self._cell = self._where(state)
+        self._cell, self._last = self._where(state), move
         note = self._note(previous, intended)
         won = self._letter() == "G"
-        return StepResult(f"{note}{self.render_text()}", float(reward), terminated=bool(over), success=won)
+        return StepResult(f"{note}{self._shown()}", float(reward), terminated=bool(over), success=won)
 
     def facts(self) -> Mapping[str, Any]:
         """The map, the player's (row, column), the success rate of moves, and the moves."""
@@ -111,6 +123,20 @@ class FrozenLakeEnv(TextEnv):
         row, column = self._cell
         cells[row][column] = _PLAYER[self._letter()]
         return "\n".join(self._gap.join(line) for line in cells)
+
+    def _shown(self) -> str:
+        """The observation: the map, or words about the cells around the player."""
+        if not self._local:
+            return self.render_text()
+        row, column = self._cell
+        edge = self._size - 1
+        cells = []
+        for move, name in enumerate(MOVES):
+            ahead = self._ahead(move)
+            cell = "edge" if ahead == self._cell else _CELLS[self._rows[ahead[0]][ahead[1]]]
+            cells.append(f"{name}: {cell}")
+        last = "" if self._last is None else f" Last move: {MOVES[self._last]}."
+        return f"The goal is {edge - row} down, {edge - column} right. {', '.join(cells)}.{last}"
 
     def _note(self, previous: tuple[int, int], intended: tuple[int, int]) -> str:
         slipped = "You slipped. " if self._cell != intended else ""

@@ -65,6 +65,29 @@ def test_the_first_observation_is_the_map_with_the_player_in_its_corner(
     assert info["actions"] == ["Left", "Down", "Right", "Up"]
 
 
+def test_the_local_view_says_what_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = on(ROWS, monkeypatch, view="local")
+    assert env.reset()[0] == ("The goal is 2 down, 2 right. Left: edge, Down: ice, Right: ice, Up: edge.")
+    assert "Symbols" not in env.instructions
+    assert env.step("Right")[0] == (
+        "The goal is 2 down, 1 right. Left: ice, Down: hole, Right: ice, Up: edge. Last move: Right."
+    )
+    assert env.step("Up")[0] == (
+        "The edge stopped you.\n"
+        "The goal is 2 down, 1 right. Left: ice, Down: hole, Right: ice, Up: edge. Last move: Up."
+    )
+    for move in ("Right", "Down"):
+        observation = env.step(move)[0]
+    assert "Left: hole, Down: goal, Right: edge, Up: ice." in observation
+    assert env.reset()[0].endswith("Up: edge."), "the last move is of this episode"
+    assert "\n" in env.render_text()
+
+
+def test_the_local_view_has_no_cells_to_space() -> None:
+    with pytest.raises(UsageError, match="spaced=true requires view=map"):
+        FrozenLakeEnv(view="local", spaced=True)
+
+
 def test_spaced_rows_have_a_space_between_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on(ROWS, monkeypatch, spaced=True).reset()[0] == "P _ _\n_ O _\n_ _ G"
 
