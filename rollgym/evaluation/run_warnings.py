@@ -78,8 +78,11 @@ def _warnings(episodes: Sequence[Episode]) -> Iterator[tuple[str, float, str]]:
 
 
 def long_demonstrations(lengths: Sequence[int], max_tokens: int) -> list[RunWarning]:
-    """Warn if demonstrated replies are longer than the policy's ``max_tokens``."""
-    longer = sum(length > max_tokens for length in lengths)
+    """Warn if demonstrated replies are longer than the policy's ``max_tokens``.
+
+    Each ends with the token that ends a turn, which does not count: a reply that is cut before it is whole.
+    """
+    longer = sum(length - 1 > max_tokens for length in lengths)
     if not longer:
         return []
     return [

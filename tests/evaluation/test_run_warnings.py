@@ -37,8 +37,8 @@ def test_sound_episodes_have_no_warning() -> None:
 
 
 def test_demonstrations_longer_than_a_reply_are_named() -> None:
-    assert long_demonstrations([3, 8], 8) == []
-    (found,) = long_demonstrations([3, 9, 12], 8)
+    assert long_demonstrations([3, 9], 8) == []  # the ninth ends the turn
+    (found,) = long_demonstrations([3, 10, 12], 8)
     assert found.figure == pytest.approx(2 / 3)
     assert "2 of 3" in found.sentence
     assert "at least 12" in found.sentence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ from rollgym.trainer.imitation.retokenize import retokenize
 from rollgym.trainer.runtime import Components
 from rollgym.trainer.train_run import TrainRun
 
+NOTE_SECONDS = 30.0
+"""Seconds between notes on the progress of a long epoch."""
+
 
 async def warm_start(components: Components, run: TrainRun, scheduler: Scheduler) -> None:
     """Train the policy on demonstrations; the run continues with the result."""
@@ -47,7 +51,7 @@ async def warm_start(components: Components, run: TrainRun, scheduler: Scheduler
     batches = -(-len(tokens) // settings.batch)
     total = settings.epochs * batches
     schedule = epoch_batches(len(tokens), settings.batch, settings.epochs, config.seed)
-    number = 0
+    number, noted = 0, time.monotonic()
     await components.compute(components.start_imitation, settings.learning_rate, total)
     while chunk := list(itertools.islice(schedule, settings.check_every or batches)):
         losses: list[float] = []
@@ -55,6 +59,10 @@ async def warm_start(components: Components, run: TrainRun, scheduler: Scheduler
             for indices in chunk:
                 batch = supervised_batch([tokens[i] for i in indices], [weights[i] for i in indices])
                 losses.append((await components.compute(components.learner.update, batch))["policy_loss"])
+                if time.monotonic() - noted > NOTE_SECONDS:
+                    noted = time.monotonic()
+                    done = number + len(losses)
+                    run.console.note(f"imitation, batch {done} of {total}: loss {losses[-1]:.3f}")
         number += len(chunk)
         run.state.version += 1
         async with scheduler.updating(run.state.version):
