@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-sglang lint format bench docs pictures screenshots clean
+.PHONY: help install demo demo-lm test test-slow test-sglang lint format bench docs pictures screenshots clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -24,6 +24,10 @@ $(VENV)/.train: $(VENV)/.installed
 	$(PIP) torch==2.13.0 -e '.[train]'
 	@touch $@
 
+$(VENV)/.lm: $(VENV)/.train
+	$(PIP) torch==2.13.0 -e '.[train,smollm]'
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.train
 	$(PIP) torch==2.13.0 -e '.[dev,docs,webshop,browser,sandbox,docker,distributed,parquet,serve,smollm]'
 	@touch $@
@@ -37,6 +41,9 @@ install: $(VENV)/.installed ## Create .venv and install rollgym into it
 
 demo: $(VENV)/.train ## Train a small policy on FrozenLake, evaluate it and write a report page
 	@$(BIN)/python examples/demo.py
+
+demo-lm: $(VENV)/.lm ## Train SmolLM2 on FrozenLake, evaluate it and write a report page (about 15 minutes)
+	@$(BIN)/python examples/demo.py --config smollm-frozen-lake
 
 lint: $(VENV)/.dev ## Run ruff, mypy --strict and import-linter
 	$(BIN)/ruff check .
