@@ -42,7 +42,7 @@ async def blackbox_agent(
     async with RecordingServer(components.engine, tokenizer, options) as server:
         player: Any = SubprocessAgent(server, command, timeout)
         try:
-            components.pool = components.agent = player
+            components.pool = components.agent = components.eval_agent = player
             yield
         finally:
             await player.close()

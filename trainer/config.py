@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -160,6 +161,9 @@ class EvaluationConfig(Settings):
     """Task split to evaluate on; must differ from the environments' training splits."""
     seed: int = Field(default=0, ge=0)
     """Seed that selects the tasks; independent of the run's seed."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Sampling temperature of evaluations and of the exported policy; 0 takes the most likely token. Default:
+    agent.temperature."""
 
 
 class CheckpointConfig(Settings):
@@ -265,6 +269,12 @@ class TrainConfig(Settings):
     tracking: TrackingConfig = TrackingConfig()
 
     @property
+    def eval_agent(self) -> PolicyOptions:
+        """Prompts, sampling and parsing of evaluations and of the exported policy."""
+        temperature = self.evaluation.temperature
+        return self.agent if temperature is None else replace(self.agent, temperature=temperature)
+
+    @property
     def learner_temperature(self) -> float:
         """Temperature of the distribution that the learner trains: the one that tokens are sampled from."""
         return self.agent.temperature
@@ -301,6 +311,11 @@ class TrainConfig(Settings):
             raise UsageError(
                 "Training requires agent.temperature > 0 and no top_p, top_k or min_p: with them the learner "
                 "cannot compute the probability a token was sampled with."
+            )
+        if self.program is not None and self.evaluation.temperature is not None:
+            raise UsageError(
+                "program and evaluation.temperature cannot be combined: the endpoint samples with "
+                "agent.temperature for training and evaluation."
             )
         if self.program is not None and self.warm_start is not None:
             raise UsageError(

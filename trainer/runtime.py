@@ -87,6 +87,8 @@ class Components:
     folder: Path
     engine: Engine
     agent: PolicyAgent
+    eval_agent: PolicyAgent
+    """Plays evaluations: the same policy, with ``evaluation.temperature``."""
     pool: EnvPool
     learner: LearnerProtocol
     scorer: CompositeScorer | None
@@ -125,6 +127,7 @@ class Components:
             self.pool,
             self.agent,
             scheduler_config(self.config),
+            eval_agent=self.eval_agent,
             log=log,
             scorer=self.scorer,
             first_group=first_group,
@@ -152,7 +155,7 @@ class Components:
         with boundary(RunError, f"The policy could not be written to {folder}"):
             self.learner.export(folder)
             envs = [(env.id, env.kwargs) for env in self.config.envs]
-            options = self.config.agent
+            options = self.config.eval_agent
             write_model_settings(folder, model_settings(options, load_template(options.template), envs))
 
 
@@ -255,8 +258,10 @@ def make_components(
             engine=engine,
             tokenizer=tokenizer,
         )
-    agent = PolicyAgent(engine, tokenizer, config.agent)
-    return Components(config, folder, engine, agent, pool, learner, scorer, thread, **more)
+    agent = eval_agent = PolicyAgent(engine, tokenizer, config.agent)
+    if config.eval_agent != config.agent:
+        eval_agent = PolicyAgent(engine, tokenizer, config.eval_agent)
+    return Components(config, folder, engine, agent, eval_agent, pool, learner, scorer, thread, **more)
 
 
 class NoEngine(Engine):

@@ -78,9 +78,9 @@ class EvalQueue:
         self._running.add(spec.episode_id)
         return spec
 
-    def holds(self, episode: Episode) -> bool:
-        """Whether an episode belongs to the current evaluation."""
-        return episode.spec.episode_id in self._running
+    def holds(self, spec: EpisodeSpec) -> bool:
+        """Whether a started episode belongs to the current evaluation."""
+        return spec.episode_id in self._running
 
     def finish(self, episode: Episode) -> bool:
         """Take in a finished episode; returns whether it is retried instead."""

@@ -56,6 +56,7 @@ class Scheduler:
         sampler: The groups to run.
         pool: Where the environments run.
         agent: Plays all episodes.
+        eval_agent: Plays evaluations in place of ``agent``, for instance without sampling.
         config: The settings.
         scorer: Scores every episode, evaluation included, as soon as it has ended.
         log: Receives the events.
@@ -78,6 +79,7 @@ class Scheduler:
         agent: Agent,
         config: SchedulerConfig | None = None,
         *,
+        eval_agent: Agent | None = None,
         scorer: Scorer | None = None,
         log: EventLog | None = None,
         on_episode: Callable[[Episode], None] = lambda episode: None,
@@ -88,7 +90,7 @@ class Scheduler:
         self.buffer = GroupBuffer(sampler, self.config, first_group)
         self.outcomes: Counter[str] = Counter()
         self._pool = pool
-        self._agent = agent
+        self._agent, self._eval_agent = agent, eval_agent or agent
         self._scorer = scorer
         self._log = log or EventLog()
         self._on_episode = on_episode
@@ -253,7 +255,10 @@ class Scheduler:
 
     def _next_runner(self) -> EpisodeRunner | None:
         spec = self._next_spec() if self._failure is None else None
-        return None if spec is None else EpisodeRunner(spec, self._pool, self._agent, scorer=self._scorer)
+        if spec is None:
+            return None
+        agent = self._eval_agent if self._eval_queue.holds(spec) else self._agent
+        return EpisodeRunner(spec, self._pool, agent, scorer=self._scorer)
 
     def _next_spec(self) -> EpisodeSpec | None:
         """The next episode: of the evaluation, of a started group, or of a new group.
@@ -277,7 +282,7 @@ class Scheduler:
         if episode.error is not None:
             self.last_error = episode.error.message
             self.last_infra_error = self.last_error if lost else self.last_infra_error
-        if self._eval_queue.holds(episode):
+        if self._eval_queue.holds(episode.spec):
             if self._eval_queue.finish(episode):
                 self.buffer.counts["infra_retries"] += 1
                 self._log.add("eval_retried", episode=episode.spec.episode_id)

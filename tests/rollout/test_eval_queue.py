@@ -7,10 +7,26 @@ import pytest
 from scenes import Scene, Timed, evaluation, now
 from virtual import run
 
+from rollgym.core.agent import Briefing, Player
 from rollgym.core.errors import RunError, UsageError, WorkerLost
-from rollgym.core.types import EpisodeSpec
+from rollgym.core.types import Episode, EpisodeSpec
+from rollgym.rollout.config import SchedulerConfig
 from rollgym.rollout.group_state import GroupPolicy
+from rollgym.rollout.scheduler import Scheduler
+from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 from rollgym.rollout.watchdog import Stalled
+
+
+class Played(Timed):
+    """Keeps the ids of the episodes that it plays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.played: list[str] = []
+
+    def player(self, briefing: Briefing) -> Player:
+        self.played.append(briefing.spec.episode_id)
+        return super().player(briefing)
 
 
 def test_evaluation_is_excluded_from_training() -> None:
@@ -27,6 +43,26 @@ def test_evaluation_is_excluded_from_training() -> None:
             assert await scheduler.evaluate([]) == []
             with pytest.raises(UsageError, match="same episode_id twice"):
                 await scheduler.evaluate(evaluation("a", "a"))
+
+    run(main)
+
+
+def test_another_agent_can_play_evaluations_and_nothing_else() -> None:
+    async def main() -> None:
+        training, evaluating, emitted = Played(), Played(), list[Episode]()
+        async with Scheduler(
+            TaskSampler([EnvSource(env_id="env")]),
+            training,
+            training,
+            SchedulerConfig(max_in_flight=2, stall_seconds=1e6),
+            eval_agent=evaluating,
+            on_episode=emitted.append,
+        ) as scheduler:
+            await scheduler.evaluate(evaluation("a", "b"))
+            await scheduler.take(1)
+        assert sorted(evaluating.played) == ["eval-a", "eval-b"]
+        assert training.played
+        assert {episode.spec.episode_id for episode in emitted} >= set(training.played)
 
     run(main)
 

@@ -10,6 +10,9 @@ from training import SMALL, Story, lines, merged
 
 from rollgym.chat import load_tokenizer
 from rollgym.config.loader import load
+from rollgym.engines.base import GenerateRequest, Generation
+from rollgym.engines.embedded.engine import EmbeddedEngine
+from rollgym.models.policy_settings import read_model_settings
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.learner.config import LearnerOptions
 from rollgym.trainer.learner.objective import GAP_LIMIT
@@ -30,6 +33,31 @@ def test_the_learner_scores_at_the_sampling_temperature(train_here: Run) -> None
     folder = train_here("run", agent={"temperature": 0.5}, stop={"steps": 2})
     assert max(metrics(folder, "train_rollout_logprob_diff_max")) < 1e-4
     assert min(metrics(folder, "entropy")) > 0.1, "at any temperature the tokens would have these log-probs"
+
+
+def test_evaluations_and_the_exported_policy_have_their_own_temperature(
+    train_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temperatures: dict[bool, set[float]] = {True: set(), False: set()}
+    generate = EmbeddedEngine.generate
+
+    async def spied(self: EmbeddedEngine, request: GenerateRequest) -> Generation:
+        temperatures[request.request_id.startswith("eval-")].add(request.sampling.temperature)
+        return await generate(self, request)
+
+    monkeypatch.setattr(EmbeddedEngine, "generate", spied)
+    folder = train_here(
+        "run",
+        agent={"temperature": 0.5},
+        evaluation={"temperature": 0.0},
+        stop={"steps": 2},
+        warm_start=TAUGHT,
+    )
+    assert temperatures == {True: {0.0}, False: {0.5}}
+    settings = read_model_settings(folder / "final")
+    assert settings is not None
+    assert settings.options["temperature"] == 0.0
+    assert max(metrics(folder, "train_rollout_logprob_diff_max")) < 1e-4
 
 
 @pytest.mark.parametrize(

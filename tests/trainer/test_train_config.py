@@ -53,6 +53,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "top_p": ({"agent": {"top_p": 0.9}}, "no top_p, top_k or min_p"),
     "top_k": ({"agent": {"top_k": 5}}, "no top_p, top_k or min_p"),
     "min_p": ({"agent": {"min_p": 0.1}}, "no top_p, top_k or min_p"),
+    "a program and an evaluation temperature": (
+        {"program": "true", "evaluation": {"temperature": 0.0}},
+        "program and evaluation.temperature cannot be combined",
+    ),
     "no temperature": ({"agent": {"temperature": 0.0}}, "temperature > 0"),
     "constant aggregation without a constant": (
         {"loss": {"aggregation": "constant"}},

@@ -85,7 +85,7 @@ def test_what_a_run_exports_from_a_sharded_model_can_be_loaded(tmp_path: Path) -
     for name in ("pytorch_model.bin", "pytorch_model.bin.index.json", "tokenizer.json"):
         (base / name).write_text("{}")
     config = load(TrainConfig, SMALL)
-    parts = Components(config, tmp_path, None, None, None, learner, None, None)  # type: ignore[arg-type]
+    parts = Components(config, tmp_path, None, None, None, None, learner, None, None)  # type: ignore[arg-type]
     for _ in range(2):
         learner.update(mixed_batch())
         parts.export(tmp_path / "final")
