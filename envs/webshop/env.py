@@ -72,6 +72,7 @@ class WebShopEnv(TextEnv):
         max_turns: int = 15,
         title_words: int | None = None,
         option_values: int | None = None,
+        separator: str | None = None,
         reveal: bool = False,
         render_mode: str | None = None,
     ) -> None:
@@ -85,18 +86,22 @@ class WebShopEnv(TextEnv):
             check_whole(name, count)
             if observation not in ("text", "text_rich"):
                 raise UsageError(f"{name} requires observation=text or text_rich, not {observation}.")
+        if separator is not None and (observation != "text" or not separator):
+            raise UsageError("separator requires observation=text, and at least one character.")
         if observation == "html":
             template_called("page.html")  # fails now if a package is missing
         self.shop = open_shop(shop, rules=rules, search=search, goals=goals)
         self.tasks, self._numbers = _tasks(self.shop, goals, splits)
         super().__init__(render_mode=render_mode)
         self._show = OBSERVATIONS.get(observation) or functools.partial(compact, shop=self.shop)
+        if separator is not None:
+            self._show = functools.partial(text, separator=separator)
         self._title_words, self._option_values = title_words, option_values
-        self._separator = "\n" if observation == "text_rich" else SEPARATOR
+        self._separator = "\n" if observation == "text_rich" else separator or SEPARATOR
         self._max_turns = max_turns
         self._spoken = observation in ("text", "text_rich", "compact")
         self._compact, self._reveal = observation == "compact", reveal
-        self.instructions = prompt(self.shop.rules, observation, max_turns)
+        self.instructions = prompt(self.shop.rules, observation, max_turns, separator or SEPARATOR)
         self._goal = self.shop.catalog.goal(0)
         self._move(Session("0"))
         self._turns = 0

@@ -94,9 +94,9 @@ def view(shop: Shop, goal: Goal, session: Session) -> Page:
     return Page(session.kind, url, tuple(blocks), targets, named)
 
 
-def text(page: Page) -> str:
+def text(page: Page, separator: str = SEPARATOR) -> str:
     """The ``text`` observation: every piece of text, joined."""
-    return SEPARATOR.join(e.text.strip() for e in page.elements if _kept(e.text))
+    return separator.join(e.text.strip() for e in page.elements if _kept(e.text))
 
 
 def text_rich(page: Page) -> str:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from rollgym.envs.webshop.pages import SEPARATOR
 from rollgym.envs.webshop.rules import Rules
 
 _FORMS = {
-    "text": "Pieces of a page are separated by [SEP].",
+    "text": "Pieces of a page are separated by {separator}.",
     "text_rich": "What can be clicked stands between [button] and [button_].",
     "url": "You see the address of the page only.",
     "html": "You see the page as HTML.",
 }
 
 
-def prompt(rules: Rules, observation: str, max_turns: int) -> str:
+def prompt(rules: Rules, observation: str, max_turns: int, separator: str = SEPARATOR) -> str:
     """The task, the actions by their grammar, and the limits, for a kind of observation."""
+    # A separator of white space cannot be quoted in a sentence.
+    name = separator.strip() or ("line breaks" if "\n" in separator else "spaces")
     ending = (
         f"You have {max_turns} turns. Only a purchase earns a reward: 1 when everything fits, less when "
         "something does not."
     )
-    return (_COMPACT if observation == "compact" else _clicks(rules, _FORMS[observation])) + ending
+    return (
+        _COMPACT if observation == "compact" else _clicks(rules, _FORMS[observation].format(separator=name))
+    ) + ending
 
 
 def _clicks(rules: Rules, form: str) -> str:

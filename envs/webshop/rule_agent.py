@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,6 +76,66 @@ class BrowsingAgent(RuleAgent):
         """Open a random product."""
         products = found_products(info)
         return f"click[{products[int(self._rng.integers(len(products)))]}]" if products else BACK
+
+
+class PatientAgent(RuleAgent):
+    """The rule, but it buys the first product whose page offers every option that the instruction names.
+
+    Products are opened in the order of the first page of results. If none of the first ``products`` offers
+    everything, the one that offers most is bought.
+
+    Args:
+        setup: The environment to play.
+        products: How many products are opened at most.
+    """
+
+    def __init__(self, setup: AgentSetup, *, products: int = 4) -> None:
+        super().__init__(setup)
+        self._products = products
+
+    def start(self, briefing: Briefing) -> None:
+        """Forget the last episode."""
+        super().start(briefing)
+        self._seen: dict[str, int] = {}
+        """Number of named options that each opened product offers, in order."""
+        self._opened = ""
+
+    def open(self, info: Mapping[str, Any]) -> str:
+        """Open the next product, or the best one if there is no other to look at."""
+        products = found_products(info)
+        new = [product for product in products if product not in self._seen]
+        if not new or len(self._seen) >= self._products:
+            if not self._seen:
+                return BACK
+            self._opened = max(self._seen, key=lambda product: self._seen[product])
+        else:
+            self._opened = new[0]
+        return f"click[{self._opened}]"
+
+    def clicks(self, info: Mapping[str, Any]) -> list[str]:
+        """Choose the named options and buy; leave a product that lacks one of them."""
+        final = self._opened in self._seen
+        found = super().clicks(info)
+        self._seen[self._opened] = len(found)
+        if final or len(found) >= count_named(info["instruction"]):
+            return found
+        return [PREV]
+
+    def choose(self, observation: str, info: Mapping[str, Any]) -> str:
+        """Choose the next action by the current page."""
+        if info["page"] == "results":
+            self._clicks = None
+        return super().choose(observation, info)
+
+
+def count_named(instruction: str) -> int:
+    """Return how many options an instruction names, as ``size: large``.
+
+    Example:
+        >>> count_named("Find me a shirt with color: grey, and size: small, and price below 40 dollars")
+        2
+    """
+    return len(re.findall(r"\b(?:with|and) [^,:]+: ", instruction))
 
 
 def found_products(info: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,10 @@ from rollgym.chat.tokenizer import MIDDLE, Codec, Tokenizer
 from rollgym.core.errors import UsageError, one_line
 from rollgym.core.serialization import clean_text
 
+NO_TEMPLATE = (
+    "The tokenizer has no chat template, which says how a conversation becomes tokens. Use an "
+    "instruction-tuned model, or put its family's template into the model folder as chat_template.jinja."
+)
 _LETTERS = "eaAbBcdfHIjmMpSuUwWxXyYzZ"
 _DIRECTIVES = ["%-d", "%-m", "%-H", "%-I", *(f"%{letter}" for letter in _LETTERS)]
 
@@ -107,7 +111,7 @@ class ChatTemplate:
             )
         except Exception as error:
             if getattr(self._tokenizer, "chat_template", "") is None:
-                raise UsageError("The tokenizer has no chat template.") from None
+                raise UsageError(NO_TEMPLATE) from None
             roles = ", ".join(message["role"] for message in messages)
             raise UsageError(f"The chat template refuses the messages {roles}: {one_line(error)}.") from error
         return str(text)

@@ -19,7 +19,7 @@ from rollgym.envs.webshop.env import WebShopEnv
 from rollgym.envs.webshop.matching import matching_values
 from rollgym.envs.webshop.oracle import Oracle
 from rollgym.envs.webshop.reward import score
-from rollgym.envs.webshop.rule_agent import RuleAgent
+from rollgym.envs.webshop.rule_agent import BUY, PREV, PatientAgent, RuleAgent, count_named
 from rollgym.envs.webshop.session import Session, act
 from rollgym.evaluation.stats import wilson
 
@@ -44,16 +44,17 @@ PLAYERS: dict[str, Callable[[WebShopEnv, int], Choose]] = {
     "random": random,
     "first": lambda env, task: by(RuleAgent(SETUP, options=False), task),
     "rule": lambda env, task: by(RuleAgent(SETUP), task),
+    "patient": lambda env, task: by(PatientAgent(SETUP), task),
     "oracle": lambda env, task: by(Oracle(SETUP), task),
 }
 
 
-def earned(env: WebShopEnv, player: str, count: int = EPISODES) -> list[float]:
-    """The reward of each of the first test tasks."""
+def earned(env: WebShopEnv, player: str, count: int = EPISODES, split: str = "test") -> list[float]:
+    """The reward of each of the first tasks of a split."""
     rewards = []
     for task in range(count):
         choose = PLAYERS[player](env, task)
-        seen, info = env.reset(seed=task, options={"task": task, "split": "test"})
+        seen, info = env.reset(seed=task, options={"task": task, "split": split})
         over = False
         while not over:
             seen, reward, terminated, truncated, info = env.step(choose(seen, info))
@@ -155,6 +156,37 @@ def test_agents_earn_on_the_original_s_test_goals_what_they_earn_there(
     low, high = wilson(sum(reward == 1 for reward in rewards), 500)
     assert low <= reference[1] / 100 <= high
     assert abs(ours[0] - reference[0]) < 0.5
+
+
+def test_the_patient_rule_buys_the_first_product_that_offers_every_named_option(imported: str) -> None:
+    env = WebShopEnv(imported, rules="original", splits="original")
+    counts = set()
+    for task in range(40):
+        choose = by(PatientAgent(SETUP, products=3), task)
+        seen, info = env.reset(seed=task, options={"task": task, "split": "dev"})
+        offers: list[int] = []
+        over = False
+        while not over:
+            action = choose(seen, info)
+            if info["page"] == "item" and action in (PREV, BUY):
+                offers.append(len(matching_values(info["options"], info["instruction"])))
+            seen, _, terminated, truncated, info = env.step(action)
+            over = terminated or truncated
+        wanted = count_named(env.goal.instruction)
+        assert terminated
+        assert wanted == len(env.goal.options)
+        assert all(offered < wanted for offered in offers[:-1])
+        if offers[-1] < wanted:
+            assert len(offers) == 4, "three products are looked at, and one of them again"
+            assert offers[-1] == max(offers)
+        counts.add(len(offers))
+    assert counts == {1, 2, 3, 4}
+
+
+def test_the_patient_rule_finds_more_than_the_rule(imported: str) -> None:
+    env = WebShopEnv(imported, rules="original", splits="original")
+    rule, patient = (figures(earned(env, player, 100, "dev"))[1] for player in ("rule", "patient"))
+    assert patient > rule + 10
 
 
 def test_clean_rules_let_the_oracle_fulfil_every_goal_and_chance_none(imported: str) -> None:

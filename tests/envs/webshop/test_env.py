@@ -205,6 +205,19 @@ def test_titles_and_lists_of_values_can_be_cut_whatever_the_goal_is() -> None:
     assert hidden[4]["valid"], "a value that is not shown can still be chosen"
 
 
+@pytest.mark.parametrize(("separator", "name"), [("\n", "line breaks"), (" | ", "|"), ("  ", "spaces")])
+def test_the_pieces_of_a_page_can_be_joined_by_something_else(separator: str, name: str) -> None:
+    usual = WebShopEnv("synthetic", rules="clean")
+    other = WebShopEnv("synthetic", rules="clean", separator=separator)
+    assert f"Pieces of a page are separated by {name}." in other.instructions
+    for action in ("search[case]", "click[no such thing]", "click[next >]"):
+        for env in (usual, other):
+            if action.startswith("search"):
+                env.reset(seed=0, options={"task": 3})
+        assert other.step(action)[0] == usual.step(action)[0].replace(" [SEP] ", separator)
+    assert other.tasks.name == usual.tasks.name
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -219,6 +232,8 @@ def test_titles_and_lists_of_values_can_be_cut_whatever_the_goal_is() -> None:
         {"title_words": 0},
         {"option_values": -1},
         {"title_words": 3, "observation": "compact"},
+        {"separator": ""},
+        {"separator": "|", "observation": "text_rich"},
     ],
 )
 def test_wrong_arguments_are_said(shop_folder: str, wrong: dict[str, Any]) -> None:
