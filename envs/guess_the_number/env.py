@@ -10,8 +10,9 @@ import numpy as np
 
 from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.tasks import Task, TaskSet
-from rollgym.envs.arguments import check_range
+from rollgym.envs.arguments import check_choice, check_range
 
+ANSWERS = ("last", "all")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,12}")
 
 _INSTRUCTIONS = """\
@@ -25,7 +26,8 @@ You get a reward of 1 for finding the number, else 0."""
 class GuessTheNumberEnv(TextEnv):
     """Find a hidden number from 1 to ``highest`` with few guesses.
 
-    Observation: one line; whether the hidden number is higher or lower than the guess, and guesses left.
+    Observation: one line; whether the hidden number is higher or lower than the guess (``answers="all"``:
+    than each guess so far), and guesses left.
 
     Actions: a whole number in digits.
 
@@ -43,11 +45,20 @@ class GuessTheNumberEnv(TextEnv):
     reward_range = (0.0, 1.0)
     tasks: TaskSet
 
-    def __init__(self, *, highest: int = 100, guesses: int = 10, render_mode: str | None = None) -> None:
-        """Hide a number from 1 to ``highest``; allow this many guesses."""
+    def __init__(
+        self,
+        *,
+        highest: int = 100,
+        guesses: int = 10,
+        answers: str = "last",
+        render_mode: str | None = None,
+    ) -> None:
+        """Hide a number from 1 to ``highest``; allow this many guesses; show the last answer or all."""
         check_range("highest", highest, 2, 1_000_000)
         check_range("guesses", guesses, 1, 1_000)
+        check_choice("answers", answers, ANSWERS)
         self._highest, self._guesses = highest, guesses
+        self._repeats = answers == "all"
         self.instructions = _INSTRUCTIONS.format(
             highest=highest, guesses=guesses, example=max(1, highest // 3)
         )
@@ -59,6 +70,7 @@ class GuessTheNumberEnv(TextEnv):
         self._hidden = int(task.rng().integers(1, self._highest + 1))
         self._left = self._guesses
         self._possible = (1, self._highest)
+        self._answers: list[str] = []
         return f"Guess a number from 1 to {self._highest}. Guesses left: {self._left}."
 
     def respond(self, action: str) -> StepResult:
@@ -68,13 +80,15 @@ class GuessTheNumberEnv(TextEnv):
         guess = int(text) if _NUMBER.fullmatch(text) else 0
         if not 1 <= guess <= self._highest:
             note = f"That is not a whole number from 1 to {self._highest}."
+            if self._repeats and self._answers:
+                note = f"{note} {self._answer()}"
             return StepResult(self._with_ending(note), terminated=self._left == 0, valid=False)
         if guess == self._hidden:
             self._possible = (guess, guess)
             return StepResult(f"Correct! The number is {guess}.", 1.0, terminated=True, success=True)
-        note = f"The number is {'higher' if self._hidden > guess else 'lower'} than {guess}."
+        self._answers.append(f"{'higher' if self._hidden > guess else 'lower'} than {guess}")
         self._narrow(guess)
-        return StepResult(self._with_ending(note), terminated=self._left == 0)
+        return StepResult(self._with_ending(self._answer()), terminated=self._left == 0)
 
     def facts(self) -> Mapping[str, Any]:
         """The least and greatest number the answers leave possible, and guesses left."""
@@ -83,6 +97,9 @@ class GuessTheNumberEnv(TextEnv):
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         """Any number of the whole range, ignoring earlier answers."""
         return str(int(rng.integers(1, self._highest + 1)))
+
+    def _answer(self) -> str:
+        return f"The number is {', '.join(self._answers if self._repeats else self._answers[-1:])}."
 
     def _with_ending(self, note: str) -> str:
         if self._left:

@@ -27,6 +27,22 @@ def test_gymnasium_accepts_it() -> None:
     check_env(make(ENV_ID).unwrapped)
 
 
+def test_an_observation_can_repeat_all_answers() -> None:
+    env = hiding(42, answers="all")
+    seen = [env.step(guess)[0] for guess in ("many", "10", "60", "none", "30")]
+    assert seen == [
+        "That is not a whole number from 1 to 100. Guesses left: 9.",
+        "The number is higher than 10. Guesses left: 8.",
+        "The number is higher than 10, lower than 60. Guesses left: 7.",
+        "That is not a whole number from 1 to 100. The number is higher than 10, lower than 60. "
+        "Guesses left: 6.",
+        "The number is higher than 10, lower than 60, higher than 30. Guesses left: 5.",
+    ]
+    assert env.reset(seed=1)[0] == "Guess a number from 1 to 100. Guesses left: 10."
+    env._hidden = 3
+    assert env.step("2")[0] == "The number is higher than 2. Guesses left: 9."
+
+
 def test_answers_say_higher_lower_and_correct() -> None:
     env = hiding(42)
     assert env.step("10")[0] == "The number is higher than 10. Guesses left: 9."
@@ -135,7 +151,7 @@ def test_random_actions_depend_on_their_arguments_alone() -> None:
     assert actions[0] == actions[1]
 
 
-@pytest.mark.parametrize("kwargs", [{"highest": 1}, {"highest": 10**7}, {"guesses": 0}])
+@pytest.mark.parametrize("kwargs", [{"highest": 1}, {"highest": 10**7}, {"guesses": 0}, {"answers": "some"}])
 def test_bad_options_are_refused(kwargs: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         GuessTheNumberEnv(**kwargs)
