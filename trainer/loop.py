@@ -125,7 +125,7 @@ class TrainLoop:
                 tokens: Sequence[dict[str, list[float]]] = ()
                 if run.tokens_due:
                     tokens = await components.compute(token_diagnostics, learner, rollout.batch)
-            state.kl_coef = learner.adapt_kl(metrics)
+            state.coefficients = learner.adapt_coefficients(metrics)
             stopwatch.lap("train")
 
             run.console.phase("sync")

@@ -86,7 +86,7 @@ class TrainRun:
         self.stop = stop or GracefulStop()
         self.stop.notify = console.note
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoints.keep)
-        self.state = TrainState(kl_coef=config.loss.kl_coef)
+        self.state = TrainState(kl_coef=config.loss.kl_coef, entropy_coef=config.loss.entropy_coef)
         self.fresh = True
         """Whether the run has no checkpoint yet."""
         self.warnings: list[RunWarning] = []
@@ -144,7 +144,7 @@ class TrainRun:
         if self._resume_from is not None:
             components, learner = self.components, self.components.learner
             await components.compute(learner.load, self._resume_from)
-            learner.set_kl(self.state.kl_coef)
+            learner.set_coefficients(self.state.coefficients)
             if (self.folder / REFERENCE).is_dir():
                 await components.compute(learner.set_reference, self.folder / REFERENCE)
             await components.sync_weights(self.state.version)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.losses.adaptive import Coefficients
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,10 +39,20 @@ class TrainState:
     evaluated: int = 0
     """Last step with a complete evaluation."""
     kl_coef: float = 0.0
+    entropy_coef: float = 0.0
     seconds: float = 0.0
     """Training time in seconds, summed over all resumptions."""
     marks: dict[str, int] = field(default_factory=dict)
     """Size of each log file in bytes."""
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """The current coefficients of the KL penalty and the entropy bonus."""
+        return Coefficients(self.kl_coef, self.entropy_coef)
+
+    @coefficients.setter
+    def coefficients(self, coefficients: Coefficients) -> None:
+        self.kl_coef, self.entropy_coef = coefficients
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""

@@ -173,11 +173,12 @@ def test_the_curriculum_resumes_at_its_stage(forge: Forge, tmp_path: Path) -> No
     [
         {"estimator": "gae", "learner": {"critic": "separate"}},
         {"loss": {"name": "grpo", "kl_coef": 0.1, "kl_target": 0.01}},
+        {"loss": {"name": "grpo", "entropy_coef": 0.1, "entropy_target": 9.0}},
         {"rollout": {"filter_zero_variance": True, "max_skipped": 2, "max_retries_per_group": 0}},
         {"learner": {"schedule": "cosine", "warmup_steps": 3, "epochs": 2}},
         {"learner": {"lora": {"rank": 2}}},
     ],
-    ids=["critic", "adaptive KL", "skipping", "schedule", "lora"],
+    ids=["critic", "adaptive KL", "adaptive entropy", "skipping", "schedule", "lora"],
 )
 def test_all_training_state_is_in_the_checkpoint(
     forge: Forge, tmp_path: Path, changes: dict[str, Any]

@@ -136,5 +136,6 @@ def _reference(config: TrainConfig, model: Path, placed: PlacedPlan) -> RayLearn
 
 
 def _critic(config: TrainConfig, model: Path, placed: PlacedPlan) -> RayLearner:
-    options, loss = replace(learner_options(config), value_only=True), replace(config.loss, kl_target=None)
+    options = replace(learner_options(config), value_only=True)
+    loss = replace(config.loss, kl_target=None, entropy_target=None)
     return _open_role("critic", model, config.learner, loss, options, config, placed)

@@ -50,7 +50,7 @@ from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
 from rollgym.trainer.learner.strategies import find_strategy
 from rollgym.trainer.learner.weight_export import Bucket, Piece, in_buckets, pieces_of, write_model
-from rollgym.trainer.losses.kl import AdaptiveKL
+from rollgym.trainer.losses.adaptive import AdaptiveEntropy, AdaptiveKL, Coefficients
 from rollgym.trainer.losses.metrics import Metric, merge, summary
 from rollgym.trainer.losses.settings import LossConfig
 
@@ -95,6 +95,9 @@ class Learner:
         self._options = options
         self._offloaded: list[str] = []
         self._adaptive_kl = None if loss.kl_target is None else AdaptiveKL(loss.kl_coef, loss.kl_target)
+        self._adaptive_entropy = (
+            None if loss.entropy_target is None else AdaptiveEntropy(loss.entropy_coef, loss.entropy_target)
+        )
         self._rank, self._world = rank, world
         self._group: ProcessGroup | None = None
         name = config.device
@@ -222,17 +225,22 @@ class Learner:
         metrics["learning_rate"] = self.strategy.param_groups[0]["lr"]
         return metrics
 
-    def adapt_kl(self, metrics: Metrics) -> float:
-        """Move the KL coefficient towards its target, if it has one; returns the coefficient."""
+    def adapt_coefficients(self, metrics: Metrics) -> Coefficients:
+        """Move the KL and entropy coefficients towards their targets, if they have one; returns both."""
         if self._adaptive_kl is not None:
             self.loss = replace(self.loss, kl_coef=self._adaptive_kl.update(metrics["reference_kl"]))
-        return self.loss.kl_coef
+        if self._adaptive_entropy is not None:
+            self.loss = replace(self.loss, entropy_coef=self._adaptive_entropy.update(metrics["entropy"]))
+        return Coefficients(self.loss.kl_coef, self.loss.entropy_coef)
 
-    def set_kl(self, coef: float) -> None:
-        """Restore an adapted KL coefficient."""
-        if self._adaptive_kl is not None and coef:
-            self._adaptive_kl.coef = coef
-            self.loss = replace(self.loss, kl_coef=coef)
+    def set_coefficients(self, coefficients: Coefficients) -> None:
+        """Restore adapted coefficients."""
+        if self._adaptive_kl is not None and coefficients.kl:
+            self._adaptive_kl.coef = coefficients.kl
+            self.loss = replace(self.loss, kl_coef=coefficients.kl)
+        if self._adaptive_entropy is not None and coefficients.entropy:
+            self._adaptive_entropy.coef = coefficients.entropy
+            self.loss = replace(self.loss, entropy_coef=coefficients.entropy)
 
     def start_imitation(self, rate: float, steps: int) -> None:
         """Switch to imitation learning at a learning rate, for a number of optimizer steps.

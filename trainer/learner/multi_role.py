@@ -69,8 +69,8 @@ class MultiRoleLearner:
 
     describe_layout = _of_policy(RayLearner.describe_layout)
     logprobs = _of_policy(RayLearner.logprobs)
-    adapt_kl = _of_policy(RayLearner.adapt_kl)
-    set_kl = _of_policy(RayLearner.set_kl)
+    adapt_coefficients = _of_policy(RayLearner.adapt_coefficients)
+    set_coefficients = _of_policy(RayLearner.set_coefficients)
     start_imitation = _of_policy(RayLearner.start_imitation)
     weights = _of_policy(RayLearner.weights)
     export = _of_policy(RayLearner.export)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from rollgym.engines.base import WeightSource
 from rollgym.trainer.data.batch import Batch
 from rollgym.trainer.data.sequences import FloatArray
+from rollgym.trainer.losses.adaptive import Coefficients
 
 if TYPE_CHECKING:  # imports torch
     from rollgym.trainer.learner.layout import LayoutChoice
@@ -37,11 +38,11 @@ class LearnerProtocol(Protocol):
     def set_reference(self, model: Path) -> None:
         """Use the weights in a model folder as the reference policy."""
 
-    def adapt_kl(self, metrics: Metrics) -> float:
-        """Adapt the KL coefficient to an update's metrics; returns the coefficient."""
+    def adapt_coefficients(self, metrics: Metrics) -> Coefficients:
+        """Adapt the KL and entropy coefficients to an update's metrics; returns them."""
 
-    def set_kl(self, coef: float) -> None:
-        """Restore an adapted KL coefficient."""
+    def set_coefficients(self, coefficients: Coefficients) -> None:
+        """Restore adapted coefficients."""
 
     def values(self, batch: Batch) -> tuple[FloatArray, list[float]]:
         """Return the critic's value before each action token and after the last turn of each episode."""

@@ -27,6 +27,7 @@ from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.process_group import free_port, join_group
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
 from rollgym.trainer.learner.strategies import find_strategy
+from rollgym.trainer.losses.adaptive import Coefficients
 from rollgym.trainer.losses.settings import LossConfig
 
 P = ParamSpec("P")
@@ -129,7 +130,7 @@ class RayLearner:
         self._model, self._strategy = model.absolute(), strategy
         self._options = options or LearnerOptions()
         self._reference: Path | None = None
-        self._kl_coef: float | None = None
+        self._coefficients: Coefficients | None = None
         self._check(len(actor_options))
         self.workers = WorkerGroup(
             role,
@@ -167,15 +168,15 @@ class RayLearner:
         self._reference = model.absolute()
         self._run(Learner.set_reference, self._reference)
 
-    def adapt_kl(self, metrics: Metrics) -> float:
-        """Adapt the KL coefficient to an update's metrics; returns the coefficient."""
-        self._kl_coef = self._run(Learner.adapt_kl, metrics)
-        return self._kl_coef
+    def adapt_coefficients(self, metrics: Metrics) -> Coefficients:
+        """Adapt the KL and entropy coefficients to an update's metrics; returns them."""
+        self._coefficients = self._run(Learner.adapt_coefficients, metrics)
+        return self._coefficients
 
-    def set_kl(self, coef: float) -> None:
-        """Restore an adapted KL coefficient."""
-        self._kl_coef = coef
-        self._run(Learner.set_kl, coef)
+    def set_coefficients(self, coefficients: Coefficients) -> None:
+        """Restore adapted coefficients."""
+        self._coefficients = coefficients
+        self._run(Learner.set_coefficients, coefficients)
 
     def weights(self) -> WeightSource:
         """Return the policy's current weights, stored in the cluster; they are lost with rank 0."""
@@ -217,8 +218,8 @@ class RayLearner:
         self._start()
         if self._reference is not None:
             self.set_reference(self._reference)
-        if self._kl_coef is not None:
-            self.set_kl(self._kl_coef)
+        if self._coefficients is not None:
+            self.set_coefficients(self._coefficients)
         if path is not None:
             self.load(path)
 

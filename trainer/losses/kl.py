@@ -18,12 +18,11 @@ So k2 belongs in the loss and k1 in the reward; both have the same expected grad
 
 from __future__ import annotations
 
-import math
 from typing import Literal, get_args
 
 from torch import Tensor
 
-from rollgym.core.errors import RunError, UnknownName, UsageError
+from rollgym.core.errors import UnknownName
 
 Estimator = Literal["k1", "k2", "k3"]
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
@@ -54,31 +53,3 @@ def kl_per_token(logprobs: Tensor, reference: Tensor, estimator: Estimator) -> T
 def kl_rewards(logprobs: Tensor, reference: Tensor, coef: float, *, estimator: Estimator = "k1") -> Tensor:
     """The KL reward of each token: ``-coef * KL`` without gradient."""
     return -coef * kl_per_token(logprobs.detach(), reference.detach(), estimator)
-
-
-class AdaptiveKL:
-    """A KL coefficient that approaches a target KL (Ziegler et al. 2019, section 2.2).
-
-    Each update multiplies it by ``1 + rate * error``, where the error is the relative deviation of the KL
-    from the target, clamped to +-0.2.
-    """
-
-    def __init__(self, coef: float, target: float, rate: float = 0.1) -> None:
-        for name, value in (("coef", coef), ("target", target), ("rate", rate)):
-            if not 0 < value < math.inf:
-                raise UsageError(f"Adaptive KL: {name} must be positive and finite, not {value}.")
-        if rate >= 5:
-            raise UsageError(
-                f"Adaptive KL: rate must be below 5 (the coefficient would reach 0), not {rate}."
-            )
-        self.coef, self.target, self.rate = coef, target, rate
-
-    def update(self, kl: float) -> float:
-        """Update with the mean KL of a step; returns the coefficient for the next step."""
-        if not math.isfinite(kl):
-            raise RunError(
-                f"The KL to the reference policy is {kl}: training has diverged, or a log-prob is not finite."
-            )
-        error = min(max(kl / self.target - 1, -0.2), 0.2)
-        self.coef *= 1 + self.rate * error
-        return self.coef

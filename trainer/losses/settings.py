@@ -15,7 +15,7 @@ from rollgym.trainer.deferred_names import deferred_names_allowed
 from rollgym.trainer.losses.aggregation import Mode, check_aggregation
 
 _COMMON = frozenset(
-    {"name", "entropy_coef", "kl_coef", "kl_estimator", "kl_in", "kl_target"}
+    {"name", "entropy_coef", "entropy_target", "kl_coef", "kl_estimator", "kl_in", "kl_target"}
     | {"aggregation", "aggregation_constant"}
 )
 _CLIP = frozenset({"clip_low", "clip_high", "decoupled", "tis_cap"})
@@ -72,6 +72,9 @@ class LossConfig:
     importance weight."""
     entropy_coef: float = 0.0
     """Coefficient of the entropy bonus. Default: no bonus."""
+    entropy_target: float | None = None
+    """Adapt ``entropy_coef`` after each step so that the entropy per token approaches this, in nats. Default:
+    ``entropy_coef`` stays constant."""
     kl_coef: float = 0.0
     """Coefficient of the KL penalty to the initial policy. Default: no penalty, and no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
@@ -144,6 +147,13 @@ class LossConfig:
         for name in ("entropy_coef", "kl_coef"):
             value = getattr(self, name)
             _require(0 <= value < math.inf, f"{name} must be 0 or more and finite", value)
+
+        target = self.entropy_target
+        _require(target is None or 0 < target < math.inf, "entropy_target must be above 0", target)
+        if target is not None and not self.entropy_coef:
+            raise UsageError(
+                "entropy_target is only read with entropy_coef > 0, the coefficient it starts with."
+            )
 
     def _check_kl(self) -> None:
         _require(self.kl_in in ("loss", "reward"), "kl_in must be 'loss' or 'reward'", self.kl_in)

@@ -15,6 +15,7 @@ from rollgym.core.errors import RunError  # noqa: E402
 from rollgym.trainer.data.batch import Batch  # noqa: E402
 from rollgym.trainer.learner.config import LoraSettings  # noqa: E402
 from rollgym.trainer.learner.learner import Learner  # noqa: E402
+from rollgym.trainer.losses.adaptive import Coefficients  # noqa: E402
 from rollgym.trainer.losses.settings import LossConfig  # noqa: E402
 
 LOSS = LossConfig("reinforce", tis_cap=None)
@@ -105,7 +106,7 @@ def test_with_lora_a_separate_critic_starts_from_the_merged_policy(tmp_path: Pat
 def test_imitation_leaves_the_usual_loss_and_schedule(tmp_path: Path) -> None:
     learner = make_learner(loss=LossConfig("ppo", kl_coef=0.1, kl_target=0.1), options={"gap_limit": 0.01})
     config, loss = learner.config, learner.loss
-    learner.set_kl(0.3)
+    learner.set_coefficients(Coefficients(kl=0.3))
     taught(learner, tmp_path / "taught")
     assert learner.config == config
     assert learner.loss == LossConfig("ppo", kl_coef=0.3, kl_target=0.1)

@@ -27,6 +27,7 @@ from rollgym.core.errors import RunError, UsageError  # noqa: E402
 from rollgym.trainer.data.batch import Batch, make_batch  # noqa: E402
 from rollgym.trainer.learner.config import LearnerConfig  # noqa: E402
 from rollgym.trainer.learner.optim import lr_scale  # noqa: E402
+from rollgym.trainer.losses.adaptive import Coefficients  # noqa: E402
 from rollgym.trainer.losses.settings import LossConfig  # noqa: E402
 
 WITH_KL = LossConfig("grpo", kl_coef=0.2)
@@ -198,16 +199,33 @@ def test_without_a_kl_term_there_is_no_reference() -> None:
 
 def test_an_adaptive_kl_moves_the_coefficient_and_can_be_restored() -> None:
     learner = make_learner(loss=replace(WITH_KL, kl_target=0.01))
-    assert learner.adapt_kl({"reference_kl": 1.0}) == pytest.approx(0.2 * 1.02)
+    assert learner.adapt_coefficients({"reference_kl": 1.0}).kl == pytest.approx(0.2 * 1.02)
     assert learner.loss.kl_coef == pytest.approx(0.2 * 1.02)
-    assert learner.adapt_kl({"reference_kl": 0.0}) == pytest.approx(0.2 * 1.02 * 0.98)
+    assert learner.adapt_coefficients({"reference_kl": 0.0}).kl == pytest.approx(0.2 * 1.02 * 0.98)
     again = make_learner(loss=replace(WITH_KL, kl_target=0.01))
-    again.set_kl(learner.loss.kl_coef)
+    again.set_coefficients(Coefficients(kl=learner.loss.kl_coef))
     assert again.loss.kl_coef == learner.loss.kl_coef
-    assert again.adapt_kl({"reference_kl": 1.0}) == learner.adapt_kl({"reference_kl": 1.0})
+    metrics = {"reference_kl": 1.0}
+    assert again.adapt_coefficients(metrics) == learner.adapt_coefficients(metrics)
     fixed = make_learner(loss=WITH_KL)
-    fixed.set_kl(0.7)
-    assert fixed.adapt_kl({}) == fixed.loss.kl_coef == 0.2
+    fixed.set_coefficients(Coefficients(kl=0.7))
+    assert fixed.adapt_coefficients({}).kl == fixed.loss.kl_coef == 0.2
+
+
+def test_an_adaptive_entropy_moves_the_coefficient_and_can_be_restored() -> None:
+    loss = LossConfig("grpo", entropy_coef=0.1, entropy_target=0.4)
+    learner = make_learner(loss=loss)
+    metrics = learner.update(mixed_batch())
+    coefficients = learner.adapt_coefficients(metrics)
+    assert coefficients.entropy == learner.loss.entropy_coef < 0.1, "an untrained policy has more entropy"
+    assert coefficients.kl == 0
+    again = make_learner(loss=loss)
+    again.set_coefficients(coefficients)
+    assert again.loss.entropy_coef == learner.loss.entropy_coef
+    assert again.adapt_coefficients({"entropy": 0.1}) == learner.adapt_coefficients({"entropy": 0.1})
+    fixed = make_learner(loss=replace(loss, entropy_target=None))
+    fixed.set_coefficients(coefficients)
+    assert fixed.adapt_coefficients(metrics).entropy == fixed.loss.entropy_coef == 0.1
 
 
 def test_the_model_that_was_given_is_not_touched_unless_it_is_to_be_shared() -> None:

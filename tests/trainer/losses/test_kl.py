@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rollgym.core.errors import RunError, UnknownName, UsageError  # noqa: E402
-from rollgym.trainer.losses.kl import ESTIMATORS, AdaptiveKL, Estimator, kl_per_token, kl_rewards  # noqa: E402
+from rollgym.core.errors import UnknownName, UsageError  # noqa: E402
+from rollgym.trainer.losses.kl import ESTIMATORS, Estimator, kl_per_token, kl_rewards  # noqa: E402
 from rollgym.trainer.losses.policy import LossConfig, Tokens, policy_loss  # noqa: E402
 
 LOGITS = (0.7, -0.2, 0.1, -1.0)
@@ -108,21 +108,3 @@ def test_k3_does_not_overflow_and_its_gradient_keeps_its_sign() -> None:
 def test_unknown_estimators_are_named() -> None:
     with pytest.raises(UnknownName, match="k4"):
         kl_per_token(torch.zeros(1), torch.zeros(1), "k4")  # type: ignore[arg-type]
-
-
-def test_the_adaptive_coefficient_follows_the_paper() -> None:
-    control = AdaptiveKL(0.2, target=6.0)
-    assert control.update(6.0) == pytest.approx(0.2)
-    assert control.update(6.6) == pytest.approx(0.2 * 1.01)  # 10 % above: up by 1 %
-    assert control.update(600.0) == pytest.approx(0.2 * 1.01 * 1.02)  # never more than 2 %
-    assert control.update(0.0) == pytest.approx(0.2 * 1.01 * 1.02 * 0.98)
-
-
-def test_the_adaptive_coefficient_refuses_invalid_values() -> None:
-    for arguments in ({"coef": 0.0}, {"target": -1.0}, {"rate": math.nan}, {"rate": 5.0}):
-        with pytest.raises(UsageError, match=next(iter(arguments))):
-            AdaptiveKL(**({"coef": 0.1, "target": 1.0} | arguments))
-    control = AdaptiveKL(0.1, target=1.0)
-    with pytest.raises(RunError, match="nan"):
-        control.update(math.nan)
-    assert control.coef == 0.1

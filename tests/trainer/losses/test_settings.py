@@ -23,7 +23,7 @@ OTHER: dict[str, Any] = {
     "tis_cap": 5.0,
 }
 COMMON = {"entropy_coef", "kl_coef", "kl_estimator", "kl_in"}
-BY_THE_LEARNER = {"ratio_level", "kl_target", "aggregation", "aggregation_constant"}
+BY_THE_LEARNER = {"ratio_level", "entropy_target", "kl_target", "aggregation", "aggregation_constant"}
 """Read by the learner: tested in learner/test_invariance.py and learner/test_learner.py."""
 
 
@@ -95,6 +95,8 @@ def test_clip_bounds_default_to_those_of_the_loss() -> None:
         ({"kl_coef": 0.1, "kl_estimator": "k4"}, "k1, k2 or k3"),
         ({"kl_in": "reward"}, "kl_in is only read with kl_coef > 0"),
         ({"kl_estimator": "k3"}, "kl_estimator is only read with kl_coef > 0"),
+        ({"entropy_target": 0.4}, "entropy_target is only read with entropy_coef > 0"),
+        ({"entropy_coef": 0.1, "entropy_target": 0.0}, "entropy_target must be above 0"),
         ({"kl_target": 0.1}, "kl_target is only read with kl_coef > 0"),
         ({"kl_coef": 0.1, "kl_target": 0.0}, "kl_target must be above 0"),
         ({"aggregation": "constant"}, "needs a positive, finite aggregation_constant"),
