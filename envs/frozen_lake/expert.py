@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.core.agent import SoloAgent
+from rollgym.core.agent import AgentSetup, Briefing, SoloAgent
+from rollgym.core.errors import UsageError
+from rollgym.core.seeding import derive_rng
 from rollgym.envs.frozen_lake.env import MOVES
 from rollgym.envs.frozen_lake.lake import make_lake
 
@@ -26,6 +28,39 @@ class FrozenLakeExpert(SoloAgent):
         row, column = info["position"]
         plan = best_moves(tuple(info["map"]), float(info["success_rate"]))
         return MOVES[plan[row * len(info["map"][0]) + column]]
+
+
+class WanderingExpert(FrozenLakeExpert):
+    """The expert, but some of its moves are random ones that lead into no hole.
+
+    Shortest paths go down and right almost always. Demonstrations of this agent also show the way out of a
+    dead end, which a policy needs that has only its surroundings to go by.
+
+    Args:
+        setup: The environment to play.
+        wander: Fraction of random moves.
+    """
+
+    def __init__(self, setup: AgentSetup, *, wander: float = 0.4) -> None:
+        super().__init__(setup)
+        if not 0 <= wander < 1:
+            raise UsageError(f"wander must be at least 0 and below 1, not {wander}.")
+        self._wander = wander
+
+    def start(self, briefing: Briefing) -> None:
+        """Start the random moves of an episode."""
+        self._rng = derive_rng("wandering expert", briefing.spec.sampling_seed)
+
+    def choose(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The best move, or a random safe one."""
+        if self._rng.random() >= self._wander:
+            return super().choose(observation, info)
+        row, column = info["position"]
+        lake = make_lake(tuple(info["map"]), float(info["success_rate"]))
+        cells = "".join(info["map"])
+        outcomes = lake.P[row * len(info["map"][0]) + column]
+        safe = [move for move in range(4) if all(cells[state] != "H" for _, state, *_ in outcomes[move])]
+        return MOVES[int(self._rng.choice(safe or range(4)))]
 
 
 @lru_cache(maxsize=256)

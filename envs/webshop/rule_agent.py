@@ -15,6 +15,10 @@ _BUTTONS = ("back to search", "< prev", "next >")
 BACK, PREV, NEXT, BUY = (f"click[{name}]" for name in (*_BUTTONS, "buy now"))
 
 
+_NOT_SEARCHED = re.compile(r"^find me |,? and price lower than .*", re.IGNORECASE)
+"""Parts of an instruction that no product has."""
+
+
 class RuleAgent(SoloAgent):
     """Searches for the instruction, opens the first product, chooses the values the instruction has, buys.
 
@@ -82,7 +86,8 @@ class PatientAgent(RuleAgent):
     """The rule, but it buys the first product whose page offers every option that the instruction names.
 
     Products are opened in the order of the first page of results. If none of the first ``products`` offers
-    everything, the one that offers most is bought.
+    everything, the one that offers most is bought. To make it easy to imitate, it searches for a part of the
+    instruction, without the price, and clicks on products by their ids as the page shows them.
 
     Args:
         setup: The environment to play.
@@ -100,6 +105,12 @@ class PatientAgent(RuleAgent):
         """Number of named options that each opened product offers, in order."""
         self._opened = ""
 
+    def search(self, info: Mapping[str, Any]) -> str:
+        """Search for the instruction without its price."""
+        if "means" in info:
+            return super().search(info)
+        return f"search[{_NOT_SEARCHED.sub('', search_words(info['instruction']))}]"
+
     def open(self, info: Mapping[str, Any]) -> str:
         """Open the next product, or the best one if there is no other to look at."""
         products = found_products(info)
@@ -110,7 +121,7 @@ class PatientAgent(RuleAgent):
             self._opened = max(self._seen, key=lambda product: self._seen[product])
         else:
             self._opened = new[0]
-        return f"click[{self._opened}]"
+        return f"click[{self._opened if 'means' in info else self._opened.upper()}]"
 
     def clicks(self, info: Mapping[str, Any]) -> list[str]:
         """Choose the named options and buy; leave a product that lacks one of them."""
