@@ -98,6 +98,8 @@ class WarmStartConfig(Settings):
     """Leave out episodes that did not succeed. With false, a random agent teaches the reply format."""
     mistakes: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of turns played at random, so that demonstrations show how to recover from mistakes."""
+    mistakes_agent: str = "random"
+    """Agent that plays these turns."""
     imitate_mistakes: bool = False
     """Also imitate the random turns; the policy then starts with more exploration."""
     epochs: int = Field(default=10, ge=1)
@@ -112,6 +114,11 @@ class WarmStartConfig(Settings):
     """Batches between validations for ``until_success``. Default: one epoch."""
     validation_episodes: int = Field(default=100, ge=1)
     """Episodes per validation, on training tasks that were not demonstrated."""
+
+    def check_mistakes(self, section: str) -> None:
+        """Check that settings of random turns are read."""
+        if self.mistakes_agent != "random" and not self.mistakes:
+            raise UsageError(f"{section}.mistakes_agent requires {section}.mistakes > 0.")
 
 
 class RolloutConfig(Settings):
@@ -312,6 +319,8 @@ class TrainConfig(Settings):
                 "Training requires agent.temperature > 0 and no top_p, top_k or min_p: with them the learner "
                 "cannot compute the probability a token was sampled with."
             )
+        if self.warm_start is not None:
+            self.warm_start.check_mistakes("warm_start")
         if self.program is not None and self.evaluation.temperature is not None:
             raise UsageError(
                 "program and evaluation.temperature cannot be combined: the endpoint samples with "

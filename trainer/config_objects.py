@@ -75,6 +75,7 @@ _NAMED: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("envs", "id", env_id_of),
     ("rewards", "target", reward_target),
     ("warm_start", "agent", agent_name),
+    ("warm_start", "mistakes_agent", agent_name),
     ("loss", "name", _loss_name),
 )
 """Settings that contain names: section, key, and the function that names an object."""

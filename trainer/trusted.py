@@ -29,8 +29,9 @@ def code_of(config: TrainConfig) -> list[str]:
     for number, reward in enumerate(config.rewards):
         named += [f"rewards.{number}.target {reward.target}"] * (reward.target is not None)
         named += [f"rewards.{number}.url {reward.url}"] * (reward.url is not None)
-    if config.warm_start is not None and ":" in config.warm_start.agent:
-        named.append(f"warm_start.agent {config.warm_start.agent}")
+    if config.warm_start is not None:
+        agents = {name: getattr(config.warm_start, name) for name in ("agent", "mistakes_agent")}
+        named += [f"warm_start.{name} {agent}" for name, agent in agents.items() if ":" in agent]
     values = {
         "program": config.program,
         "engine.python": config.engine.python,

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.core.agent import AgentSetup, Briefing, SoloAgent
-from rollgym.core.errors import UsageError
+from rollgym.core.agent import Briefing, SoloAgent
 from rollgym.core.seeding import derive_rng
 from rollgym.envs.frozen_lake.env import MOVES
 from rollgym.envs.frozen_lake.lake import make_lake
@@ -30,31 +29,19 @@ class FrozenLakeExpert(SoloAgent):
         return MOVES[plan[row * len(info["map"][0]) + column]]
 
 
-class WanderingExpert(FrozenLakeExpert):
-    """The expert, but some of its moves are random ones that lead into no hole.
+class SafeRandomAgent(SoloAgent):
+    """Takes random moves that lead into no hole, if there are any.
 
-    Shortest paths go down and right almost always. Demonstrations of this agent also show the way out of a
-    dead end, which a policy needs that has only its surroundings to go by.
-
-    Args:
-        setup: The environment to play.
-        wander: Fraction of random moves.
+    As ``warm_start.mistakes_agent`` it takes an expert's demonstrations to all parts of a lake. Shortest
+    paths alone go down and right, and show no way out of a dead end.
     """
-
-    def __init__(self, setup: AgentSetup, *, wander: float = 0.4) -> None:
-        super().__init__(setup)
-        if not 0 <= wander < 1:
-            raise UsageError(f"wander must be at least 0 and below 1, not {wander}.")
-        self._wander = wander
 
     def start(self, briefing: Briefing) -> None:
         """Start the random moves of an episode."""
-        self._rng = derive_rng("wandering expert", briefing.spec.sampling_seed)
+        self._rng = derive_rng("safe random agent", briefing.spec.sampling_seed)
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
-        """The best move, or a random safe one."""
-        if self._rng.random() >= self._wander:
-            return super().choose(observation, info)
+        """A random safe move."""
         row, column = info["position"]
         lake = make_lake(tuple(info["map"]), float(info["success_rate"]))
         cells = "".join(info["map"])

@@ -142,6 +142,7 @@ def test_a_resumed_run_says_what_its_config_names_and_how_to_trust_it(
     [
         ("program", "{program}"),
         ("warm_start", {"agent": "{module}:agent"}),
+        ("warm_start", {"mistakes": 0.5, "mistakes_agent": "{module}:agent"}),
         ("rewards", [{"kind": "function", "target": "{module}:score"}]),
         ("rewards", [{"kind": "http", "url": "http://127.0.0.1:9/", "header_env": {"K": "HOME"}}]),
         ("engine", {"kind": "sglang", "python": "{program}"}),

@@ -57,6 +57,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"program": "true", "evaluation": {"temperature": 0.0}},
         "program and evaluation.temperature cannot be combined",
     ),
+    "an agent for no mistakes": (
+        {"warm_start": {"mistakes_agent": "expert"}},
+        "warm_start.mistakes_agent requires warm_start.mistakes > 0",
+    ),
     "no temperature": ({"agent": {"temperature": 0.0}}, "temperature > 0"),
     "constant aggregation without a constant": (
         {"loss": {"aggregation": "constant"}},

@@ -151,7 +151,7 @@ async def play(
         agent = make_agent(settings.agent, setup) if make is None else make(env)
         noisy = None
         if settings.mistakes:
-            noisy = NoisyAgent(agent, make_agent("random", setup), settings.mistakes)
+            noisy = NoisyAgent(agent, make_agent(settings.mistakes_agent, setup), settings.mistakes)
         count = -(-shares[number] // per_task) * per_task
         specs = _specs(config, env, "imitation", number, count, per_task)
         try:

@@ -53,6 +53,8 @@ class DataConfig(Settings):
     """Demonstrations of each task, from which ``keep`` selects."""
     mistakes: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of demonstrated turns played at random, so that demonstrations show how to recover."""
+    mistakes_agent: str = "random"
+    """Agent that plays these turns."""
     imitate_mistakes: bool = False
     """Also learn the random turns."""
     keep: Literal["all", "successful", "best"] = "all"
@@ -160,6 +162,7 @@ class SFTConfig(Settings):
             raise UsageError("data.agent requires envs: the agent plays demonstrations in them.")
         if self.data.agent is None and (self.data.agent_options or self.data.mistakes):
             raise UsageError("data.agent_options and data.mistakes require data.agent.")
+        self.demonstrations().check_mistakes("data")
         if self.data.imitate_mistakes and not self.data.mistakes:
             raise UsageError("data.imitate_mistakes requires data.mistakes > 0.")
         if self.model.path is None and not self.envs:
@@ -231,6 +234,7 @@ class SFTConfig(Settings):
             agent=data.agent or "",
             episodes=data.episodes,
             mistakes=data.mistakes,
+            mistakes_agent=data.mistakes_agent,
             imitate_mistakes=data.imitate_mistakes,
         )
 
@@ -249,5 +253,6 @@ class RunConfig(TrainConfig):
 
 def code_in(config: SFTConfig) -> list[str]:
     """All settings that run external code or send data to other hosts, as ``key value``."""
-    agent = config.data.agent
-    return code_of(config.run_config(0)) + ([f"data.agent {agent}"] if agent and ":" in agent else [])
+    agents = {"agent": config.data.agent or "", "mistakes_agent": config.data.mistakes_agent}
+    named = [f"data.{name} {agent}" for name, agent in agents.items() if ":" in agent]
+    return code_of(config.run_config(0)) + named

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from rollgym.config.loader import load
 from rollgym.core.agent import Briefing, FunctionAgent
 from rollgym.core.errors import UsageError
 from rollgym.core.types import Episode, EpisodeSpec
+from rollgym.pool.inline import InlinePool
 from rollgym.rollout.scheduler import Scheduler
 from rollgym.trainer.config import EnvConfig, TrainConfig
 from rollgym.trainer.imitation import warm_start
@@ -203,6 +205,20 @@ def test_mistakes_are_imitated_on_demand(train_here: Run) -> None:
     asked = {**ERRING, "imitate_mistakes": True}
     folder = train_here("run", imitate=True, warm_start=asked, evaluation={"episodes": 40})
     assert 0.5 < lines(folder / "evaluations.jsonl")[-1]["success_rate"] < 0.95
+
+
+def test_another_agent_can_make_the_mistakes() -> None:
+    values = {"envs": [{"id": "lessons:Yes"}], "warm_start": {**ERRING, "mistakes_agent": "lessons:Wrong"}}
+    config = load(TrainConfig, values)
+    assert config.warm_start is not None
+    demos = asyncio.run(warm_start.play(config.warm_start, config, InlinePool()))
+    said = Counter(
+        (turn.action, erred)
+        for demo in demos
+        for turn, erred in zip(demo.episode.turns, demo.erred, strict=True)
+    )
+    assert set(said) == {("yes", False), ("no", True)}
+    assert min(said.values()) > 20
 
 
 def test_which_turns_are_mistakes_depends_on_the_episode_alone() -> None:

@@ -302,6 +302,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"validation": {"fraction": 0.1, "files": ["a"]}}, "cannot be combined"),
     ({"data": {"keep": "good"}}, "all"),
     ({"data": {"imitate_mistakes": True}}, r"requires data\.mistakes"),
+    ({"data": {"mistakes_agent": "expert"}}, r"data\.mistakes_agent requires data\.mistakes"),
     ({"learner": {"strategy": "ddp"}}, "require runtime=ray"),
     ({"imports": ["a b"]}, "not a valid module name"),
 ]
