@@ -135,6 +135,8 @@ class EngineStats:
     """Tokens computed by the model: prompt tokens that were not cached, and sampled tokens."""
     prefix_hit_tokens: int = 0
     """Tokens found in the KV cache when a reply started, so that they were not computed."""
+    reused_tokens: int = 0
+    """Tokens sampled from a cached state, without a pass of the model."""
     evicted_tokens: int = 0
     """Tokens dropped from the KV cache to make room."""
     evicted_sessions: int = 0

@@ -272,6 +272,7 @@ def _stats(scheduler: BatchScheduler) -> EngineStats:
         passes=counts.passes,
         computed_tokens=counts.computed,
         prefix_hit_tokens=counts.prefix_hits,
+        reused_tokens=counts.reused,
         evicted_tokens=scheduler.prefixes.evicted_tokens,
         evicted_sessions=scheduler.prefixes.evicted_sessions,
         preempted=counts.preempted,

@@ -138,6 +138,10 @@ class FusedDecoder:
 
     def __call__(self, batch: ForwardBatch, wanted: Tensor | None) -> Tensor:
         """Return the logits of the wanted rows (None: all); writes the rows' keys and values to the cache."""
+        return self.head(self.states(batch, wanted))
+
+    def states(self, batch: ForwardBatch, wanted: Tensor | None) -> Tensor:
+        """Return what the output layer reads of the wanted rows, instead of their logits."""
         x = F.embedding(batch.ids, self.embed)
         turn = self.cos[batch.positions], self.sin[batch.positions]
         for number, layer in enumerate(self.layers):
@@ -145,7 +149,7 @@ class FusedDecoder:
             x = x + _mlp(layer, layer.norm_mid(x))
         if wanted is not None:
             x = x[wanted]
-        return self.head(self.norm(x))
+        return self.norm(x)
 
     @torch.no_grad()
     def pack(self) -> Mapping[int, _Linear]:

@@ -113,9 +113,21 @@ class Model:
         if isinstance(self._decoder, FusedDecoder):
             self._decoder.release_packed()
 
-    @torch.inference_mode()
     def forward(self, spans: Sequence[Span], kv_cache: KVCache, wanted: Sequence[int]) -> Tensor:
         """Compute spans of consecutive slots; returns the logits after the wanted spans."""
+        return self.logits(self.states(spans, kv_cache, wanted))[: len(wanted)]
+
+    @property
+    def has_states(self) -> bool:
+        """Whether `states` are small and can be kept to compute `logits` from them again later."""
+        return isinstance(self._decoder, FusedDecoder) and not self.one_token_at_a_time
+
+    @torch.inference_mode()
+    def states(self, spans: Sequence[Span], kv_cache: KVCache, wanted: Sequence[int]) -> Tensor:
+        """Compute spans of consecutive slots; returns what `logits` reads, a row for each wanted span.
+
+        Rows of padding may follow.
+        """
         if self.one_token_at_a_time:
             return self._one_by_one(spans, kv_cache, set(wanted))
         batch = make_forward_batch(spans, kv_cache, self.rule)
@@ -123,7 +135,17 @@ class Model:
         index = None
         if len(wanted) != len(spans) or len(batch.ids) != size:
             index = torch.tensor([*wanted, *[0] * (size - len(wanted))], dtype=torch.long, device=self.device)
-        return self._decoder(batch, index)[: len(wanted)]
+        compute = self._decoder.states if isinstance(self._decoder, FusedDecoder) else self._decoder
+        return compute(batch, index)
+
+    @torch.inference_mode()
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits of `states`; of other decoders than `FusedDecoder`, states are logits."""
+        if not isinstance(self._decoder, FusedDecoder) or self.one_token_at_a_time:
+            return states
+        if more := -len(states) % self.rule.rows:
+            states = torch.cat([states, states[:1].expand(more, -1)])
+        return self._decoder.head(states)
 
     def _one_by_one(self, spans: Sequence[Span], kv_cache: KVCache, wanted: set[int]) -> Tensor:
         results = []

@@ -13,7 +13,7 @@ leaves only: first those without references, then those of idle sessions, then t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 class Node:
     """A block of keys and values, ``kv[layer, key or value, head, token]``, and the ids it belongs to."""
 
-    __slots__ = ("children", "ids", "kv", "parent", "running", "sessions", "used")
+    __slots__ = ("children", "ids", "kv", "parent", "running", "sessions", "states", "used")
 
     def __init__(self, ids: list[int], kv: Tensor, parent: Node | None) -> None:
         self.ids = ids
@@ -49,6 +49,9 @@ class Node:
         """Number of running sequences whose prefix ends here."""
         self.sessions: set[str] = set()
         """Idle or running sessions whose prefix ends here."""
+        self.states: dict[int, Tensor] = {}
+        """What the output layer reads after some of the ids, by index: the next token can be sampled again
+        without a pass of the model. Small beside keys and values, and not counted."""
         self.used = 0
         """Time of the last use, on the cache's own clock."""
 
@@ -71,6 +74,8 @@ class PrefixCache:
         self._clock = 0
         self.tokens = 0
         """Tokens of all blocks."""
+        self.insertions = 0
+        """Times that something new was stored."""
         self.evicted_tokens = 0
         self.evicted_sessions = 0
         """Sessions that lost a part of their prefix to eviction."""
@@ -108,6 +113,26 @@ class PrefixCache:
                 break
             node = child
         return hit
+
+    def state(self, ids: Sequence[int]) -> Tensor | None:
+        """Return what the output layer reads after all of these ids, if it is cached."""
+        hit = self.match(ids, len(ids))
+        if sum(count for _, count in hit) != len(ids):
+            return None
+        node, count = hit[-1]
+        return node.states.get(count - 1)
+
+    def add_states(self, ids: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        """Store what the output layer reads after some positions of ids whose prefix is cached."""
+        if not states:
+            return
+        self.insertions += 1
+        at = 0
+        for node, count in self.match(ids, max(states) + 1):
+            for position in range(at, at + count):
+                if position in states:
+                    node.states.setdefault(position - at, states[position])
+            at += count
 
     def insert(
         self,
@@ -201,6 +226,10 @@ class PrefixCache:
         assert node.parent is not None
         first = Node(node.ids[:count], node.kv[:, :, :, :count].clone(), node.parent)
         first.used = node.used
+        for at, state in node.states.items():
+            if at < count:
+                first.states[at] = state
+        node.states = {at - count: state for at, state in node.states.items() if at >= count}
         node.parent.children[first.ids[0]] = first
         node.ids, node.kv, node.parent = node.ids[count:], node.kv[:, :, :, count:].clone(), first
         first.children[node.ids[0]] = node

@@ -7,6 +7,8 @@ budget prefills prompts.
 Prefixes are shared: what a sequence has computed is copied into the `PrefixCache` after each part of its
 prompt and at its end, and a sequence starts from the longest prefix found there. A sequence waits while a
 running one is about to compute a longer prefix of it, so siblings that arrive together compute it once.
+Where even the state after the last token is cached, the next token is sampled without a pass: siblings with
+the same prompt, and replies that begin with the same tokens, compute nothing until they differ.
 
 If memory is short, prefixes are evicted (unreferenced ones first), then the newest running sequence is
 preempted and recomputed later.
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rollgym.core.errors import AgentError, one_line
@@ -40,6 +43,8 @@ __all__ = ["LENGTH_STEP", "BatchScheduler", "Counts"]
 
 LENGTH_STEP = 32
 """The length of the KV cache is a multiple of this. A longer cache costs time: slots are further apart."""
+_REUSED_PER_PASS = 16
+"""Tokens that a sequence samples from cached states before the running sequences continue."""
 _WORTH_WAITING = 100_000_000
 """Parameters times tokens for which a sequence waits until another has computed them; 8 to 32 tokens."""
 
@@ -53,6 +58,8 @@ class Counts:
     """Tokens computed by the model."""
     prefix_hits: int = 0
     """Tokens that were found in the prefix cache instead of being computed."""
+    reused: int = 0
+    """Tokens that were sampled from a cached state, without a pass of the model."""
     preempted: int = 0
     """Running sequences that were moved back to the queue to make room."""
 
@@ -117,8 +124,11 @@ class BatchScheduler:
         """Drop all keys and values; the allocated size stays. Running sequences start again."""
         self.prefixes.clear()
         self._trim_at = self.cache_tokens // 4
+        for seq in self.waiting:
+            seq.reuses = False
         for seq in reversed(self.running):
             seq.cached, seq.node = 0, None
+            seq.states.clear()
             self.waiting.appendleft(seq)
         self.running = []
         self.kv_cache = KVCache(self.model.shape, self.kv_cache.slots, self.kv_cache.length)
@@ -136,15 +146,17 @@ class BatchScheduler:
 
     def step(self) -> None:
         """One pass: admit, compute, sample, finish. A model error fails the running batch."""
+        if self.model.has_states:
+            self._sample_from_cache()
         self._admit()
         try:
             spans = self._schedule()
             if not spans:
                 return
             ready = [span.slot for seq, span in self._pairs(spans) if seq.pending == len(span.ids)]
-            drawn = self._draw(
-                [self.running[slot] for slot in ready], self.model.forward(spans, self.kv_cache, ready)
-            )
+            drawing = [self.running[slot] for slot in ready]
+            states = self.model.states(spans, self.kv_cache, ready)
+            drawn = self._draw(drawing, states)
         except Exception as error:
             self._fail_batch(error)
             return
@@ -152,6 +164,9 @@ class BatchScheduler:
         self.counts.computed += sum(len(span.ids) for span in spans)
         for seq, span in self._pairs(spans):
             seq.cached += len(span.ids)
+        if self.model.has_states:
+            for seq, state in zip(drawing, states, strict=False):
+                seq.states[len(seq.ids) - 1] = state
         prefilled = [seq for seq, span in self._pairs(spans) if len(span.ids) > 1]
         self._append_tokens(drawn)
         for seq in prefilled:
@@ -161,19 +176,55 @@ class BatchScheduler:
     def _pairs(self, spans: list[Span]) -> Iterable[tuple[SequenceState, Span]]:
         return zip(self.running, spans, strict=True)
 
-    def _draw(self, sequences: list[SequenceState], logits: Tensor) -> list[tuple[SequenceState, int, float]]:
+    def _sample_from_cache(self) -> None:
+        """Sample for waiting sequences while the states that their next tokens depend on are cached."""
+        waiting = list(islice(self.waiting, self.max_batch))
+        for _ in range(_REUSED_PER_PASS):
+            found = [(seq, state) for seq in waiting if (state := self._cached_state(seq)) is not None]
+            if not found:
+                return
+            waiting = [seq for seq, _ in found]
+            try:
+                drawn = self._draw(waiting, torch.stack([state for _, state in found]))
+            except Exception as error:
+                self.fail(AgentError(f"The model failed: {one_line(error)}"), waiting)
+                return
+            for seq in waiting:
+                seq.started = seq.started or time.perf_counter()
+            self.counts.reused += len(drawn)
+            ended = self._append_tokens(drawn)
+            self.counts.prefix_hits += sum(len(seq.ids) - 1 for seq in ended)
+            waiting = [seq for seq in waiting if seq not in ended]
+
+    def _cached_state(self, seq: SequenceState) -> Tensor | None:
+        """Return the state after a waiting sequence's last token; looked up again only after an insertion."""
+        if seq.looked_up == (len(seq.ids), self.prefixes.insertions):
+            return None
+        state = self.prefixes.state(seq.ids)
+        seq.reuses = state is not None
+        if state is None:
+            seq.looked_up = len(seq.ids), self.prefixes.insertions
+        return state
+
+    def _draw(self, sequences: list[SequenceState], states: Tensor) -> list[tuple[SequenceState, int, float]]:
+        """Sample the next token of sequences, whose states come first."""
         if not sequences:
             return []
+        logits = self.model.logits(states)[: len(sequences)]
         numbers = uniforms([seq.stream for seq in sequences], [len(seq.ids) for seq in sequences])
         tokens, logprobs = draw(logits, [seq.sampling for seq in sequences], numbers)
         return list(zip(sequences, tokens, logprobs, strict=True))
 
-    def _append_tokens(self, drawn: list[tuple[SequenceState, int, float]]) -> None:
+    def _append_tokens(self, drawn: list[tuple[SequenceState, int, float]]) -> set[SequenceState]:
+        """Add sampled tokens to their sequences; returns those that ended."""
+        failed: list[SequenceState] = []
         finished: list[tuple[SequenceState, FinishReason]] = []
         for seq, token, logprob in drawn:
             if math.isnan(logprob):
-                self.kv_cache.wipe(self.running.index(seq))
+                if seq in self.running:
+                    self.kv_cache.wipe(self.running.index(seq))
                 self.fail(AgentError("The model produced NaN logits: check its weights."), [seq])
+                failed.append(seq)
                 continue
             reason = seq.add(token, logprob, self.version)
             if reason is not None:
@@ -181,6 +232,7 @@ class BatchScheduler:
         self._remove([seq for seq, _ in finished])
         for seq, reason in finished:
             seq.finish(reason)
+        return {seq for seq, _ in finished}.union(failed)
 
     def _fail_batch(self, error: Exception) -> None:
         """Fail all running sequences after a failed pass, and drop the KV cache."""
@@ -193,6 +245,8 @@ class BatchScheduler:
     def _admit(self) -> None:
         """Start waiting sequences while there is room, except those that wait for a prefix."""
         for seq in list(islice(self.waiting, self.max_batch - len(self.running))):
+            if seq.reuses:
+                continue
             hit = self.prefixes.match(seq.ids, len(seq.ids) - 1)
             if self._waits(seq, sum(count for _, count in hit)):
                 continue
@@ -263,6 +317,7 @@ class BatchScheduler:
         self._vacate(seq)
         self._refer(seq, None)
         seq.cached = 0
+        seq.states.clear()
         self.waiting.appendleft(seq)
         self.counts.preempted += 1
 
@@ -304,6 +359,8 @@ class BatchScheduler:
         for seq in sequences:
             if seq in self.waiting:
                 self.waiting.remove(seq)
+                if keep and seq.keep and (hit := self.prefixes.match(seq.ids, len(seq.ids))):
+                    self.prefixes.hold(seq.session, hit[-1][0])
             elif seq in self.running:
                 if keep and seq.cached:
                     start = seq.cached - self.prefixes.missing(seq.ids, seq.cached)
@@ -336,7 +393,10 @@ class BatchScheduler:
             self._trim()
 
     def _insert(self, seq: SequenceState, read: Callable[[int], Tensor]) -> Node:
-        return self.prefixes.insert(seq.ids, seq.cached, read, session=seq.session, held=seq.node)
+        node = self.prefixes.insert(seq.ids, seq.cached, read, session=seq.session, held=seq.node)
+        self.prefixes.add_states(seq.ids, seq.states)
+        seq.states.clear()
+        return node
 
     def _missing(self, seq: SequenceState) -> int:
         return self.prefixes.missing(seq.ids, seq.cached)

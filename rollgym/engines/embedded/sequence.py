@@ -7,6 +7,8 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
 from rollgym.engines.base import FinishReason, GenerateRequest, Generation
 from rollgym.engines.embedded.prefix_cache import Node
 from rollgym.engines.embedded.sampling import stream
@@ -30,6 +32,12 @@ class SequenceState:
         self._prefixes: list[bytes] = []
         self.cached = 0
         """Number of ids whose keys and values are in the KV cache."""
+        self.states: dict[int, Tensor] = {}
+        """What the output layer read at some positions, until it is in the prefix cache."""
+        self.looked_up = (0, -1)
+        """Number of ids and of the cache's insertions when no cached state was found."""
+        self.reuses = False
+        """Whether it samples from cached states, so that it needs no slot yet."""
         self.node: Node | None = None
         """End of its prefix in the prefix cache, while it runs."""
         self.keep = bool(request.session)

@@ -112,10 +112,11 @@ def test_a_turn_costs_only_its_new_tokens(engine: EmbeddedEngine) -> None:
         # The last token sampled had not been computed yet.
         assert (await engine.stats()).computed_tokens == 50 + 9 + 1 + 5
         await engine.forget("one")
-        # What an ended session has computed is there for others; the last token is always computed.
+        # What an ended session has computed is there for others, down to the state that a reply starts from.
         await engine.generate(request("3", history, "one", max_tokens=1))
-        assert (await engine.stats()).computed_tokens == 65 + 1
-        assert (await engine.stats()).prefix_hit_tokens == 59 + len(history) - 1
+        stats = await engine.stats()
+        assert (stats.computed_tokens, stats.reused_tokens) == (65, 1)
+        assert stats.prefix_hit_tokens == 59 + len(history)
 
     run(main())
 
@@ -152,11 +153,11 @@ def test_a_session_can_have_two_requests_at_once(engine: EmbeddedEngine) -> None
 
 def test_an_aborted_reply_returns_what_it_has(engine: EmbeddedEngine) -> None:
     async def main() -> None:
-        whole = await engine.generate(request("whole", prompt(0, 9), max_tokens=400))
         reply = asyncio.ensure_future(engine.generate(request("x", prompt(0, 9), max_tokens=400)))
-        await until(engine, passes=405)
+        await until(engine, passes=5)
         await engine.abort(["x", "nobody"])
         partial = await reply
+        whole = await engine.generate(request("whole", prompt(0, 9), max_tokens=400))
         assert partial.finish_reason == "aborted"
         assert 0 < len(partial.token_ids) < 400
         assert partial.token_ids == whole.token_ids[: len(partial.token_ids)]
@@ -233,7 +234,7 @@ def test_the_event_loop_runs_while_the_model_computes(engine: EmbeddedEngine) ->
 def test_a_failing_model_fails_the_replies_of_that_pass_only(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works, broken = engine._model.forward, threading.Event()
+    works, broken = engine._model.states, threading.Event()
 
     def breaks(*args: Any) -> torch.Tensor:
         if broken.is_set():
@@ -252,7 +253,7 @@ def test_a_failing_model_fails_the_replies_of_that_pass_only(
         assert "out of memory" in str(failed[0])
         assert len((await engine.generate(request("after", prompt(0, 12), "kept"))).token_ids) == 12
 
-    monkeypatch.setattr(engine._model, "forward", breaks)
+    monkeypatch.setattr(engine._model, "states", breaks)
     run(main())
 
 

@@ -33,6 +33,7 @@ def put(cache: PrefixCache, ids: Sequence[int], session: str = "") -> Node:
     """Store a prefix as a session would."""
     whole = block(ids)
     node = cache.insert(ids, len(ids), lambda at: whole[:, :, :, at:], session=session)
+    cache.add_states(ids, {at: torch.tensor([ids[at], at]) for at in range(len(ids)) if (at + len(ids)) % 3})
     if session:
         cache.hold(session, node)
     return node
@@ -47,6 +48,8 @@ def check(cache: PrefixCache) -> None:
         before = paths.get(id(node.parent), [])
         paths[id(node)] = [*before, *node.ids]
         assert torch.equal(node.kv, block(paths[id(node)])[:, :, :, len(before) :])
+        for at, state in node.states.items():
+            assert state.tolist() == [node.ids[at], len(before) + at]
         assert all(child.ids[0] == first and child.parent is node for first, child in node.children.items())
         assert all(cache._sessions[session] is node for session in node.sessions)
     assert cache.tokens == sum(len(node.ids) for node in cache.nodes())
@@ -76,6 +79,24 @@ def test_a_common_prefix_is_stored_once() -> None:
     assert cached(cache, [1, 2, 5, 6, 7]) == 4
     assert cached(cache, [2]) == 0
     assert cache.sessions == 2
+
+
+def test_a_state_is_found_after_exactly_its_ids() -> None:
+    cache = PrefixCache()
+    put(cache, [1, 2, 3, 4, 5])
+    put(cache, [1, 2, 7, 8])
+    check(cache)
+    found = [cache.state(ids) for ids in ([1], [1, 2], [1, 2, 3], [1, 2, 7], [1, 2, 7, 8])]
+    assert [None if state is None else state.tolist() for state in found] == [
+        [1, 0],
+        [2, 1],
+        [3, 2],
+        None,
+        [8, 3],
+    ]
+    assert [cache.state(ids) for ids in ([2], [1, 2, 9], [1, 2, 7, 8, 8])] == [None] * 3
+    cache.evict(10)
+    assert cache.state([1, 2]) is None
 
 
 def test_unreferenced_leaves_are_evicted_before_those_of_sessions() -> None:
@@ -178,10 +199,17 @@ def test_siblings_that_arrive_together_compute_their_prompts_once(chunk: int) ->
         return replies, stats
 
     replies, stats = asyncio.run(main())
-    # The last token of a prompt is computed by each sibling: a reply is sampled from its logits.
-    unique = 100 + 3 * 60 + 3 * 4 + 15 * 3
-    assert stats.computed_tokens == unique
-    assert stats.prefix_hit_tokens == sum(map(len, prompts)) + 15 * 3 - unique
+    # A group's prompt is computed by one sibling. The others sample from its state, and compute what they
+    # sampled unless somebody else has computed the same before.
+    sampled = {
+        (*ids, *reply.token_ids[:count])
+        for ids, reply in zip(prompts, replies, strict=True)
+        for count in (1, 2, 3)
+    }
+    at_most = 100 + 3 * 60 + 15 * 3
+    assert 100 + 3 * 60 + len(sampled) <= stats.computed_tokens <= at_most
+    assert stats.reused_tokens >= 3 * 4
+    assert stats.prefix_hit_tokens == sum(map(len, prompts)) + 15 * 3 - stats.computed_tokens
     assert [reply.token_ids for reply in replies] == [
         alone(0, tuple(ids), n, 4)[0] for n, ids in enumerate(prompts)
     ]
@@ -195,17 +223,38 @@ def test_siblings_share_what_is_running_and_what_has_ended() -> None:
         while (await engine.stats()).passes < 5:
             await asyncio.sleep(0)
         await engine.generate(request("second", ids, "second", seed=1, max_tokens=1))
-        assert (await engine.stats()).prefix_hit_tokens == 79
+        assert (await engine.stats()).prefix_hit_tokens == 80
         await first
         await engine.forget("first")
         await engine.forget("second")
         await engine.generate(request("third", [*ids, 1, 2], max_tokens=1))
         stats = await engine.stats()
-        assert stats.prefix_hit_tokens == 79 + 80
+        assert stats.prefix_hit_tokens == 80 + 80
         assert stats.sessions == 0
         await engine.update_weights(1, WeightSource(tensors=make_model(seed=1).state_dict()))
         await engine.generate(request("fourth", ids, max_tokens=1))
-        assert (await engine.stats()).prefix_hit_tokens == 79 + 80
+        assert (await engine.stats()).prefix_hit_tokens == 80 + 80
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_repeated_reply_is_sampled_without_a_pass() -> None:
+    async def main() -> None:
+        engine = make_engine(make_model())
+        ids = prompt(0, 40)
+        first = await engine.generate(request("1", ids, "one", seed=5, max_tokens=6))
+        before = await engine.stats()
+        again = await engine.generate(request("2", ids, "two", seed=5, max_tokens=6))
+        after = await engine.stats()
+        assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
+        assert (after.passes, after.computed_tokens) == (before.passes, before.computed_tokens)
+        assert after.reused_tokens - before.reused_tokens == 6
+        assert (after.sessions, after.running, after.waiting) == (2, 0, 0)
+        await engine.update_weights(1, WeightSource(tensors=make_model(seed=1).state_dict()))
+        renewed = await engine.generate(request("3", ids, "two", seed=5, max_tokens=6))
+        assert renewed.logprobs != first.logprobs
+        assert (await engine.stats()).reused_tokens == after.reused_tokens
         await engine.close()
 
     asyncio.run(main())
@@ -284,6 +333,7 @@ def check_references(scheduler: BatchScheduler) -> None:
     assert scheduler.tokens <= scheduler.cache_tokens
     assert scheduler.prefixes.tokens == sum(len(node.ids) for node in nodes)
     assert all(node.kv.shape[3] == len(node.ids) for node in nodes)
+    assert all(0 <= at < len(node.ids) for node in nodes for at in node.states)
     for node in nodes:
         assert node.running == sum(seq.node is node for seq in scheduler.running)
     assert all(seq.node is None and not seq.cached for seq in scheduler.waiting)
