@@ -41,7 +41,7 @@ _known_tools: dict[str, tuple[ToolSpec, ...]] = {}
 
 
 class MCPEnv(ToolEnv):
-    """Answer a question with the tools of an MCP server; each episode has a session of its own.
+    """Answer a question with the tools of an MCP server; each episode has its own session.
 
     Observation: the question, then the results of the tools.
 

@@ -1,7 +1,7 @@
 """One session with an MCP server, for callers that are not asynchronous.
 
-The official client is asynchronous, and a session must be opened and closed by the same task. All sessions of a
-process run in one event loop in a thread of its own; a `Session` posts its requests there and waits, with a
+The official client is asynchronous, and a session must be opened and closed by the same task. All sessions of
+a process run in one event loop in a separate thread; a `Session` posts its requests there and waits, with a
 deadline.
 """
 
@@ -175,7 +175,7 @@ class Session:
 
 
 def _is_answer(error: Exception) -> bool:
-    """Return whether an error is the server's own answer to a request, so that the session goes on."""
+    """Return whether an error is the server's own answer to a request, so that the session continues."""
     from mcp import MCPError
     from mcp.types import CONNECTION_CLOSED
 

@@ -1,4 +1,4 @@
-"""Runs any command in new namespaces, with stdin and stdout of its own: servers that speak over pipes.
+"""Runs any command in new namespaces, with its stdin and stdout: servers that speak over pipes.
 
 `open_sandbox` runs Python programs and keeps hold of each of them. A server that another library starts and
 talks to needs less: a command line that confines it. There is no watchdog here: memory and processes are
@@ -57,7 +57,7 @@ class SandboxedCommand:
                 but for ``files``, and which is gone with it.
             mounts: Folders of this machine that are shown inside, read-only, under their own names.
             files: Files in ``/work``, by relative path.
-            environment: Variables beside ``PATH`` and the locale. Variables of this process are not passed on.
+            environment: Variables beside ``PATH`` and the locale. Those of this process are not passed on.
             limits: ``disk_mb``, ``processes``, ``open_files``, ``file_mb``, and with a cgroup ``memory_mb``.
 
         Raises:

@@ -1,7 +1,7 @@
 """Confines itself as its argument says and becomes bubblewrap: what `SandboxedCommand.argv` starts.
 
-A script of its own, with the standard library only: it runs outside of the package, before anything that is
-not trusted.
+A script that uses the standard library only: it runs outside of the package, before anything that is not
+trusted.
 """
 
 from __future__ import annotations

@@ -80,9 +80,6 @@ def confinement(
         words += ["--setenv", name, value]
     words += ["--uid", INSIDE_ID, "--gid", INSIDE_ID, "--hostname", "sandbox", "--cap-drop", "ALL"]
     words += _system()
-    for folder in mounts:
-        words += ["--ro-bind", folder, folder]
-    words += _masks(masks)
     # Some kernel settings belong to the namespace and are writable inside.
     words += ["--proc", "/proc", "--size", "4096", "--tmpfs", "/proc/sys", "--remount-ro", "/proc/sys"]
     words += ["--dev", "/dev"]
@@ -90,6 +87,9 @@ def confinement(
         # Shared mappings of /dev/zero are memory that is not measured.
         words += ["--dev-bind", "/dev/null", "/dev/zero"]
     words += [*_tmpfs("/dev/shm", 16), *_tmpfs("/tmp", limits.disk_mb), *_tmpfs("/work", limits.disk_mb)]
+    for folder in mounts:  # after /tmp, which may contain one
+        words += ["--ro-bind", folder, folder]
+    words += _masks(masks)
     # Both are unlimited tmpfs and writable by default.
     return [*words, "--remount-ro", "/dev", "--remount-ro", "/"]
 
