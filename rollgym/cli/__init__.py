@@ -12,7 +12,20 @@ from typing import Annotated, Any
 
 import typer
 
-from rollgym.cli import bench, check, envs, evaluate, new, play, replay, sandbox, serve, trace, view
+from rollgym.cli import (
+    bench,
+    check,
+    envs,
+    evaluate,
+    new,
+    play,
+    replay,
+    sandbox,
+    serve,
+    serve_env,
+    trace,
+    view,
+)
 from rollgym.core.errors import RollgymError, one_line, os_reason
 from rollgym.core.registry import call_plugins
 from rollgym.utils.cli_output import only_json
@@ -44,6 +57,7 @@ app.command("doctor", epilog=sandbox.DOCTOR_EPILOG)(sandbox.doctor)
 app.command("new", epilog=new.EPILOG)(new.new)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.command("serve", epilog=serve.EPILOG)(serve.serve)
+app.command("serve-env", epilog=serve_env.EPILOG)(serve_env.serve_env)
 app.command("view", epilog=view.EPILOG)(view.view)
 app.add_typer(bench.app, name="bench")
 app.add_typer(sandbox.app, name="sandbox")

