@@ -15,6 +15,7 @@ from rollgym.core.types import SCHEMA_VERSION, Episode, EpisodeSpec, Outcome
 from rollgym.core.version import __version__
 from rollgym.engines.base import Engine
 from rollgym.io.run_dir import RunFolder
+from rollgym.serve.keys import session_key
 from rollgym.serve.options import ServeOptions
 from rollgym.serve.session import ServeContext, Session
 from rollgym.serve.sessions import Sessions
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RecordingServer:
-    """An OpenAI-compatible endpoint whose conversations become episodes.
+    """An endpoint for OpenAI's and Anthropic's clients whose conversations become episodes.
 
     In a program::
 
@@ -103,6 +104,10 @@ class RecordingServer:
         ]
         while not self._web.started and not self._tasks[0].done():
             await asyncio.sleep(0.005)
+
+    def session_key(self, session: Session) -> str:
+        """Return the API key that names a session."""
+        return session_key(session.name, self.options.api_key)
 
     def begin(self, spec: EpisodeSpec, metadata: Mapping[str, Any] | None = None) -> Session:
         """Open a session for an episode."""

@@ -7,11 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rollgym.core.messages import Message
 from rollgym.core.seeding import derive_seed
 from rollgym.core.serialization import jsonable
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Limits, Outcome
-from rollgym.serve.requests import ApiError, ChatRequest, OpenBody, check_name
-from rollgym.serve.session import ServeContext, Session
+from rollgym.serve.requests import ApiError, ChatRequest, OpenBody, check_name, shown
+from rollgym.serve.session import ServeContext, Session, continued
+
+AUXILIARY = "auxiliary"
+"""Session name in the engine of auxiliary calls that belong to no session."""
 
 
 class Sessions:
@@ -76,16 +80,45 @@ class Sessions:
         if name in self.ended:
             raise ApiError(410, f"Session {name} has ended: open another one.", code="session_ended")
 
-    def find_or_begin(self, request: ChatRequest) -> Session:
-        """Return the session that a request without a session name continues, or a new one."""
+    def of_request(self, name: str | None, request: ChatRequest, record: bool) -> Session:
+        """Return the session of a request: by name, or the one that it continues, or a new one.
+
+        An auxiliary call (``record`` is false) without a name opens no session.
+        """
+        if name is not None:
+            return self.get_or_begin(name)
         for key in reversed(request.keys):
             sessions = self._nameless.get(key)
             if sessions:
                 fresh = [session for session in sessions if session.last == key and not session.running]
                 return (fresh or sessions[-1:])[0]
+        if not record:
+            return Session(self._context, AUXILIARY, self._spec(AUXILIARY, OpenBody()), {})
         session = self.begin(None)
         self._keys[session.name] = []
         return session
+
+    def history(self, answer_id: str, name: str | None) -> tuple[Session, tuple[Message, ...]]:
+        """Return the session and the messages of an earlier answer.
+
+        Args:
+            answer_id: The id of the answer.
+            name: The session that the request names, if any.
+        """
+        session = self.open.get(answer_id.partition("_")[2])
+        if session is None or answer_id not in session.histories or name not in (None, session.name):
+            raise ApiError(
+                404,
+                f"No response with the id {shown(answer_id)} in an open session: send all items instead.",
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        return session, session.histories[answer_id]
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return the number of tokens of a request as a prompt."""
+        conversation = await self._context.in_thread(continued, self._context.template, None, request)
+        return len(conversation.prompt_ids)
 
     def remember(self, session: Session) -> None:
         """Index a session without a client-given name by its conversation, so that requests find it."""

@@ -130,9 +130,10 @@ _Event = Literal["turn", "limit", "ended", "exit"]
 class SubprocessAgent(Agent):
     """Runs a program for each episode.
 
-    The program gets the endpoint in ``OPENAI_BASE_URL`` (and a key in ``OPENAI_API_KEY``), and its task as
-    one JSON object on standard input. It reports the reward with ``POST
-    $ROLLGYM_SESSION/reward`` or in its last line of output, such as ``{"reward": 1.0, "success": true}``.
+    The program gets the endpoint in ``OPENAI_BASE_URL`` and ``ANTHROPIC_BASE_URL``, the key of its session in
+    ``OPENAI_API_KEY`` and ``ANTHROPIC_API_KEY``, and its task as one JSON object on standard input. It
+    reports the reward with ``POST $ROLLGYM_SESSION/reward`` or in its last line of output, such as
+    ``{"reward": 1.0, "success": true}``.
 
     Args:
         server: The endpoint, already started.
@@ -202,11 +203,14 @@ class SubprocessAgent(Agent):
 
     def environment(self, session: Session) -> dict[str, str]:
         """Return the environment variables of a program."""
-        url = self.server.session_url(session)
+        url, key = self.server.session_url(session), self.server.session_key(session)
         variables = {
             "OPENAI_BASE_URL": f"{url}/v1",
-            "OPENAI_API_KEY": self.server.options.api_key or "none",
+            "OPENAI_API_KEY": key,
             "OPENAI_MODEL": self.server.options.model,
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": key,
+            "ANTHROPIC_MODEL": self.server.options.model,
             "ROLLGYM_SESSION": url,
         }
         return {**os.environ, **self._env, **variables}

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollgym.serve.requests import ApiError, read_chat
+from rollgym.serve.dialects import AnthropicMessages, OpenAIChat, OpenAIResponses
+from rollgym.serve.requests import ApiError
 
 Serving = Callable[..., Any]
 TEXT = "@ F F F\nF H F H"
@@ -57,16 +58,15 @@ def test_whatever_is_sent_is_read_or_refused_with_a_sentence(
     changes: dict[str, Any], messages: Any, body: bytes | None
 ) -> None:
     told = GOOD | ({"messages": messages} if messages is not None else {}) | changes
-    answer: Any
-    try:
-        answer = read_chat(json.dumps(told).encode() if body is None else body)
-    except ApiError as refused:
-        answer = refused
-    if isinstance(answer, ApiError):
-        assert answer.status == 400
-        assert str(answer).endswith(".")
-    else:
-        assert answer.messages[-1]["role"] == "user"
+    data = json.dumps(told).encode() if body is None else body
+    for dialect in (OpenAIChat(), OpenAIResponses(), AnthropicMessages()):
+        try:
+            answer = dialect.read(data, lambda response_id: ())
+        except ApiError as refused:
+            assert refused.status == 400
+            assert str(refused).endswith(".")
+        else:
+            assert answer.chat.messages[-1].role in ("user", "tool")
 
 
 def test_fuzzed_requests_over_http_are_never_a_500(serving: Serving) -> None:
