@@ -40,11 +40,17 @@ _ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 class SessionLog(Protocol):
     """Keeps what open sessions have recorded, so that it survives the process."""
 
+    def begin(self, session: Session, by_content: bool) -> None:
+        """Record the start of a session."""
+
     def add_turn(self, session: Session, turn: Turn) -> None:
         """Record a turn."""
 
     def add_reward(self, session: Session, reward: float, success: bool | None) -> None:
         """Record a reward for the latest turn."""
+
+    def end(self, session: Session) -> None:
+        """Remove a session whose episode is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +140,7 @@ class Session:
         """Messages up to each of the latest answers, by its id, for clients that continue an answer by id."""
         self._numbers = itertools.count()
         self._auxiliary = itertools.count()
-        self._started = time.time()
+        self.started = time.time()
         self._clock = time.perf_counter()
         self._replied = 0.0
 
@@ -316,8 +322,6 @@ class Session:
         if not self.turns:
             self.instructions = system
         self.turns.append(turn)
-        if self._context.log is not None and not self.recorded_elsewhere:
-            self._context.log.add_turn(self, turn)
         self.context_full, self.last_error = False, None
         self.conversations[key] = conversation
         self.conversations.move_to_end(key)
@@ -329,6 +333,8 @@ class Session:
             del self._sizes[oldest]
         self.last = key
         self._replied = time.perf_counter()
+        if self._context.log is not None and not self.recorded_elsewhere:
+            self._context.log.add_turn(self, turn)
 
     def keep_history(self, answer_id: str, messages: tuple[Message, ...]) -> None:
         """Remember the messages up to an answer."""
@@ -336,10 +342,9 @@ class Session:
         while len(self.histories) > MAX_CONVERSATIONS:
             self.histories.popitem(last=False)
 
-    def restore(self, turns: Sequence[Turn], success: bool | None, rewarded: bool, instructions: str) -> None:
+    def restore(self, turns: Sequence[Turn], last: bytes | None, started: float) -> None:
         """Continue with the turns of an earlier process; the next turn starts a new row."""
-        self.turns = list(turns)
-        self.success, self.rewarded, self.instructions = success, rewarded, instructions
+        self.turns, self.last, self.started = list(turns), last, started
         self._numbers = itertools.count(len(self.turns))
         self._replied = time.perf_counter()
 
@@ -416,7 +421,7 @@ class Session:
             reset_info=self.metadata,
             success=None if outcome.failed else self.success,
             error=error,
-            started=self._started,
+            started=self.started,
             seconds=time.perf_counter() - self._clock,
         )
 

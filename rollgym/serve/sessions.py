@@ -13,6 +13,7 @@ from rollgym.core.serialization import jsonable
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Limits, Outcome
 from rollgym.serve.requests import ApiError, ChatRequest, OpenBody, check_name, shown
 from rollgym.serve.session import ServeContext, Session, continued
+from rollgym.serve.session_log import LoggedSession
 
 AUXILIARY = "auxiliary"
 """Session name in the engine of auxiliary calls that belong to no session."""
@@ -35,17 +36,48 @@ class Sessions:
         self._keys: dict[str, list[bytes]] = {}
 
     def begin(
-        self, name: str | None, spec: EpisodeSpec | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        name: str | None,
+        spec: EpisodeSpec | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        recorded_elsewhere: bool = False,
+        by_content: bool = False,
     ) -> Session:
-        """Open a session."""
+        """Open a session.
+
+        Args:
+            name: Its name; ``None`` makes one up.
+            spec: The episode; by default one of the server's environment.
+            metadata: Recorded with the episode.
+            recorded_elsewhere: Whether the caller writes the episode.
+            by_content: Whether requests find the session by their content.
+        """
         name = check_name(name) if name is not None else f"s-{secrets.token_hex(8)}"
         if name in self.ended or name in self.open:
             raise ApiError(409, f"A session {name} exists already: choose another name.")
         if len(self.open) >= self._context.options.max_sessions:
             raise ApiError(429, f"{len(self.open)} sessions are open, which is the limit: end some first.")
         session = Session(self._context, name, spec or self._spec(name, OpenBody()), metadata or {})
+        session.recorded_elsewhere = recorded_elsewhere
+        if self._context.log is not None and not recorded_elsewhere:
+            self._context.log.begin(session, by_content)
         self.open[name] = session
+        if by_content:
+            self._keys[name] = []
         return session
+
+    def restore(self, logged: LoggedSession) -> None:
+        """Continue a session of an earlier process."""
+        session = Session(self._context, logged.name, logged.spec, logged.metadata)
+        session.restore(logged.turns, logged.keys[-1] if logged.keys else None, logged.started)
+        session.success, session.rewarded = logged.success, logged.rewarded
+        session.instructions = logged.instructions
+        self.open[session.name] = session
+        if logged.by_content:
+            self._keys[session.name] = list(dict.fromkeys(logged.keys))
+            for key in self._keys[session.name]:
+                self._nameless.setdefault(key, []).append(session)
 
     def begin_from_request(self, body: OpenBody) -> Session:
         """Open the session that a client asks for."""
@@ -94,9 +126,7 @@ class Sessions:
                 return (fresh or sessions[-1:])[0]
         if not record:
             return Session(self._context, AUXILIARY, self._spec(AUXILIARY, OpenBody()), {})
-        session = self.begin(None)
-        self._keys[session.name] = []
-        return session
+        return self.begin(None, by_content=True)
 
     def history(self, answer_id: str, name: str | None) -> tuple[Session, tuple[Message, ...]]:
         """Return the session and the messages of an earlier answer.
@@ -138,6 +168,8 @@ class Sessions:
         self.release(session)
         self.outcomes[outcome] += 1
         self._on_end(session, episode)
+        if self._context.log is not None:
+            self._context.log.end(session)
         return episode
 
     def release(self, session: Session) -> None:

@@ -246,10 +246,9 @@ class SubprocessEpisode(Player, EnvSession):
         """Start the program and wait for the model's first reply to it."""
         self.started = True
         try:
-            self._session = self._agent.server.begin(self.spec, self._metadata)
+            self._session = self._agent.server.begin(self.spec, self._metadata, recorded_elsewhere=True)
         except ApiError as error:
             raise EnvError(f"No session could be opened for the program: {error}") from None
-        self.session.recorded_elsewhere = True
         environment = self._agent.environment(self.session)
         task = json.dumps(self._task(environment)).encode() + b"\n"
         self._process = await Process.start(self._agent.command, task, environment, self._agent.cwd)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from rollgym.serve.dialects import AnthropicMessages, OpenAIChat, OpenAIResponses
 from rollgym.serve.requests import ApiError
+from rollgym.testing import ScriptedEngine
 
 Serving = Callable[..., Any]
 TEXT = "@ F F F\nF H F H"
@@ -60,11 +62,14 @@ def test_whatever_is_sent_is_read_or_refused_with_a_sentence(
     told = GOOD | ({"messages": messages} if messages is not None else {}) | changes
     data = json.dumps(told).encode() if body is None else body
     for dialect in (OpenAIChat(), OpenAIResponses(), AnthropicMessages()):
+        answer: Any
         try:
             answer = dialect.read(data, lambda response_id: ())
         except ApiError as refused:
-            assert refused.status == 400
-            assert str(refused).endswith(".")
+            answer = refused
+        if isinstance(answer, ApiError):
+            assert answer.status == 400
+            assert str(answer).endswith(".")
         else:
             assert answer.chat.messages[-1].role in ("user", "tool")
 
@@ -173,6 +178,28 @@ def test_a_reply_may_take_longer_than_its_request(serving: Serving) -> None:
 
             place.spy.before = slowly
             assert (await place.ask([TEXT])).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_its_response_is_dropped(serving: Serving, tokenizer: Any) -> None:
+    """A long stream does not fit the buffers of the kernel; without a deadline it would wait for ever."""
+    word = tokenizer.encode(" F", add_special_tokens=False)
+    long = ScriptedEngine(lambda request: (word * 60_000)[:60_000], context_length=200_000)
+
+    async def run() -> None:
+        async with serving(request_seconds=0.5, inner=long) as place:
+            body = json.dumps(GOOD | {"max_tokens": 60_000, "stream": True, "logprobs": True})
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
+            url = httpx.URL(place.server.url)
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect((url.host, url.port))
+                client.sendall(f"{head}content-type: application/json\r\n\r\n{body}".encode())
+                connections = place.server._web.server_state.connections
+                await until(lambda: any(one.flow.write_paused for one in connections))
+                await until(lambda: not connections)
+            assert (await place.http.get("/health")).status_code == 200
 
     asyncio.run(run())
 
