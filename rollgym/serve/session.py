@@ -17,13 +17,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from rollgym.chat import ChatTemplate
+from rollgym.chat import BranchingConversation, ChatTemplate
 from rollgym.core.errors import AgentError
 from rollgym.core.messages import Message
 from rollgym.core.seeding import derive_seed
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn, Usage
 from rollgym.engines.base import Engine, GenerateRequest, Generation, Sampling
-from rollgym.serve.conversations import BranchingConversation
 from rollgym.serve.dialects.base import Reply
 from rollgym.serve.generation import find_stop, generate_until_stop
 from rollgym.serve.options import ServeOptions
@@ -91,6 +90,16 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A conversation after a reply, which a later request may continue."""
+
+    conversation: BranchingConversation
+    num_tokens: int
+    call_ids: Mapping[str, str]
+    """Ids of the reply's tool calls: those that the client knows, and those of the conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Prompt:
     """A request as token ids, ready to be sampled from."""
 
@@ -130,10 +139,8 @@ class Session:
         self.running: set[asyncio.Task[Any]] = set()
         """The requests in flight."""
         self.last_active = time.monotonic()
-        self.conversations: OrderedDict[bytes, BranchingConversation] = OrderedDict()
+        self.conversations: OrderedDict[bytes, Kept] = OrderedDict()
         self._context = context
-        self._sizes: dict[bytes, int] = {}
-        """Tokens of each conversation."""
         self.last: bytes | None = None
         """Digest of the conversation after the latest reply."""
         self.histories: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
@@ -192,10 +199,16 @@ class Session:
                 prompt.conversation if index == len(generations) - 1 else prompt.conversation.fork()
             )
             whole = conversation.reply(generation.token_ids)
-            reply = self._reply(request, conversation, whole, generation, f"{name}/{index}", prompt)
+            reply = self._reply(request, conversation.last_message, whole, generation, f"{name}/{index}")
+            reply = replace(reply, usage=replace(reply.usage, prompt_tokens=len(prompt.ids)))
             if record:
-                turn = self._turn(request, prompt, generation, reply, whole)
-                self._keep(request.key_after(reply.message), conversation, turn, request.system)
+                known = zip(reply.message.tool_calls, conversation.last_message.tool_calls, strict=False)
+                kept = Kept(
+                    conversation=conversation,
+                    num_tokens=len(prompt.ids) + len(generation.token_ids),
+                    call_ids={shown.id: call.id for shown, call in known},
+                )
+                self._keep(request, kept, self._turn(request, prompt, generation, reply, whole), reply)
             replies.append(reply)
         return Answer(id=name, replies=tuple(replies), ignored=(*request.ignored, *overruled))
 
@@ -239,19 +252,17 @@ class Session:
     def _reply(
         self,
         request: ChatRequest,
-        conversation: BranchingConversation,
+        message: Message,
         whole: str,
         generation: Generation,
         name: str,
-        prompt: _Prompt,
     ) -> Reply:
         """Return what the client sees of a reply."""
-        message = (
-            conversation.last_message if request.max_calls != 0 else Message(role="assistant", content=whole)
-        )
+        if request.max_calls == 0 or not (message.tool_calls or message.reasoning):
+            message = Message(role="assistant", content=whole)
         text = message.text[: find_stop(message.text, request.stops)]
         calls = tuple(
-            call if call.id else replace(call, id=_call_id(f"{name}/{index}"))
+            replace(call, id=_call_id(f"{name}/{index}"))
             for index, call in enumerate(message.tool_calls[: request.max_calls])
         )
         reason = generation.finish_reason
@@ -261,7 +272,7 @@ class Session:
             finish_reason="tool_calls" if calls and reason == "stop" else reason,
             stop=min((stop for stop in request.stops if stop in whole), key=whole.index, default=None),
             tokens=tuple(zip(texts, generation.logprobs, strict=True)) if request.logprobs else (),
-            usage=Usage(prompt_tokens=len(prompt.ids), completion_tokens=len(generation.token_ids)),
+            usage=Usage(completion_tokens=len(generation.token_ids)),
         )
 
     def _turn(
@@ -318,19 +329,18 @@ class Session:
         )
         return sampling, ignored
 
-    def _keep(self, key: bytes, conversation: BranchingConversation, turn: Turn, system: str) -> None:
+    def _keep(self, request: ChatRequest, kept: Kept, turn: Turn, reply: Reply) -> None:
         if not self.turns:
-            self.instructions = system
+            self.instructions = request.system
         self.turns.append(turn)
         self.context_full, self.last_error = False, None
-        self.conversations[key] = conversation
+        key = request.key_after(reply.message)
+        self.conversations[key] = kept
         self.conversations.move_to_end(key)
-        self._sizes[key] = size = turn.usage.prompt_tokens if turn.usage is not None else 0
-        while len(self.conversations) > MAX_CONVERSATIONS or (
-            sum(self._sizes.values()) > max(MAX_KEPT_TOKENS, 2 * size)
-        ):
-            oldest, _ = self.conversations.popitem(last=False)
-            del self._sizes[oldest]
+        total = sum(other.num_tokens for other in self.conversations.values())
+        most = max(MAX_KEPT_TOKENS, 2 * kept.num_tokens)
+        while len(self.conversations) > MAX_CONVERSATIONS or total > most:
+            total -= self.conversations.popitem(last=False)[1].num_tokens
         self.last = key
         self._replied = time.perf_counter()
         if self._context.log is not None and not self.recorded_elsewhere:
@@ -439,12 +449,15 @@ def _call_id(name: str) -> str:
     return "".join(_ID_LETTERS[number // 36**place % 36] for place in range(9))
 
 
-def continued(
-    template: ChatTemplate, past: BranchingConversation | None, request: ChatRequest
-) -> BranchingConversation:
+def continued(template: ChatTemplate, past: Kept | None, request: ChatRequest) -> BranchingConversation:
     """Return the conversation of a request: the one that it continues, or one rendered from its messages."""
     if past is None:
         return BranchingConversation.begin(template, request.system, request.messages, request.tools)
-    conversation = past.fork()
-    conversation.observe(request.new_messages)
+    conversation = past.conversation.fork()
+    conversation.observe(
+        [
+            replace(message, tool_call_id=past.call_ids.get(message.tool_call_id, message.tool_call_id))
+            for message in request.new_messages
+        ]
+    )
     return conversation
