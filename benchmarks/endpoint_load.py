@@ -24,8 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rollgym.core.messages import ToolCall
+
 PLAIN = "Right"
-CALL = '<tool_call>\n{"name": "move", "arguments": {"direction": "right"}}\n</tool_call>'
+CALL = ToolCall(name="move", arguments={"direction": "right"})
 MAP = "@ F F F\nF H F H\nF F F H\nH F F G"
 TOOL = {
     "type": "function",
@@ -37,20 +39,22 @@ TOOL = {
 }
 
 
-async def serve(folder: Path, out: Path | None, reply: str) -> None:
+async def serve(folder: Path, out: Path | None, tools: bool) -> None:
     """Serve with a scripted engine until standard input is closed; print the address."""
-    from rollgym.chat import load_tokenizer
+    from rollgym.chat import ChatTemplate, load_tokenizer
     from rollgym.io.run_dir import RunFolder
     from rollgym.serve import RecordingServer, ServeOptions
     from rollgym.testing import ScriptedEngine
 
     tokenizer: Any = load_tokenizer(folder)
-    ids = tokenizer.encode(reply, add_special_tokens=False)
+    template = ChatTemplate(tokenizer)
+    text = template.tools.format.write([CALL]) if tools else PLAIN
+    ids = tokenizer.encode(text, add_special_tokens=False)
     engine = ScriptedEngine(lambda request: [*ids, request.sampling.stop_ids[0]], context_length=100_000)
     engine.requests = _Nothing()  # the double keeps all requests, which a real engine does not
     run = None if out is None else RunFolder.create(out, {"schema": 1, "kind": "serve"})
     options = ServeOptions(max_requests=4096, max_sessions=4096, max_connections=4096)
-    async with RecordingServer(engine, tokenizer, options, folder=run) as server:
+    async with RecordingServer(engine, template, options, folder=run) as server:
         print(server.url, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
@@ -156,7 +160,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.serve:
         out = Path(args.serve[1]) if args.serve[1] else None
-        asyncio.run(serve(Path(args.serve[0]), out, CALL if args.tools else PLAIN))
+        asyncio.run(serve(Path(args.serve[0]), out, args.tools))
         return
     if args.quick:
         args.sessions, args.turns = 32, 3

@@ -258,7 +258,8 @@ class Session:
         name: str,
     ) -> Reply:
         """Return what the client sees of a reply."""
-        if request.max_calls == 0 or not (message.tool_calls or message.reasoning):
+        in_parts = message.tool_calls or message.reasoning or self._context.template.tools.format.channels
+        if not in_parts or (request.max_calls == 0 and message.tool_calls):
             message = Message(role="assistant", content=whole)
         text = message.text[: find_stop(message.text, request.stops)]
         calls = tuple(
@@ -279,8 +280,7 @@ class Session:
         self, request: ChatRequest, prompt: _Prompt, generation: Generation, reply: Reply, whole: str
     ) -> Turn:
         continues = prompt.continues is not None and prompt.continues == self.last
-        calls = "\n".join(call.to_json() for call in reply.message.tool_calls)
-        action = calls or reply.message.text
+        action = _action(reply.message)
         return Turn(
             observation=request.text,
             action=action,
@@ -441,6 +441,12 @@ def _overruled(request: ChatRequest, options: ServeOptions) -> tuple[str, ...]:
     fixed = {"temperature": options.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     ignored = [name for name, value in request.sampling.items() if value != fixed[name]]
     return tuple(ignored if request.seed is None else [*ignored, "seed"])
+
+
+def _action(message: Message) -> str:
+    """Return the plain-text form of a reply: its text, or its tool calls as JSON, as a `ToolEnv` reads it."""
+    calls = [call.to_json() for call in message.tool_calls]
+    return message.text if not calls else calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]"
 
 
 def _call_id(name: str) -> str:
