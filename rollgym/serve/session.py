@@ -141,8 +141,8 @@ class Session:
         self.last_active = time.monotonic()
         self.conversations: OrderedDict[bytes, Kept] = OrderedDict()
         self._context = context
-        self.last: bytes | None = None
-        """Digest of the conversation after the latest reply."""
+        self.last_keys: tuple[bytes, ...] = ()
+        """Digests of the conversation after the latest reply, one for each form in which it may return."""
         self.histories: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
         """Messages up to each of the latest answers, by its id, for clients that continue an answer by id."""
         self._numbers = itertools.count()
@@ -279,7 +279,7 @@ class Session:
     def _turn(
         self, request: ChatRequest, prompt: _Prompt, generation: Generation, reply: Reply, whole: str
     ) -> Turn:
-        continues = prompt.continues is not None and prompt.continues == self.last
+        continues = prompt.continues is not None and prompt.continues in self.last_keys
         action = _action(reply.message)
         return Turn(
             observation=request.text,
@@ -334,14 +334,19 @@ class Session:
             self.instructions = request.system
         self.turns.append(turn)
         self.context_full, self.last_error = False, None
-        key = request.key_after(reply.message)
-        self.conversations[key] = kept
-        self.conversations.move_to_end(key)
+        keys = [request.key_after(reply.message)]
+        if reply.stop is not None and not reply.message.tool_calls:
+            # Many clients append the stop string that ended a reply: these are the sampled tokens as well.
+            whole = replace(reply.message, content=reply.message.text + reply.stop)
+            keys.append(request.key_after(whole))
+        for key in keys:
+            self.conversations[key] = kept
+            self.conversations.move_to_end(key)
         total = sum(other.num_tokens for other in self.conversations.values())
         most = max(MAX_KEPT_TOKENS, 2 * kept.num_tokens)
         while len(self.conversations) > MAX_CONVERSATIONS or total > most:
             total -= self.conversations.popitem(last=False)[1].num_tokens
-        self.last = key
+        self.last_keys = tuple(keys)
         self._replied = time.perf_counter()
         if self._context.log is not None and not self.recorded_elsewhere:
             self._context.log.add_turn(self, turn)
@@ -352,9 +357,9 @@ class Session:
         while len(self.histories) > MAX_CONVERSATIONS:
             self.histories.popitem(last=False)
 
-    def restore(self, turns: Sequence[Turn], last: bytes | None, started: float) -> None:
+    def restore(self, turns: Sequence[Turn], last_keys: Sequence[bytes], started: float) -> None:
         """Continue with the turns of an earlier process; the next turn starts a new row."""
-        self.turns, self.last, self.started = list(turns), last, started
+        self.turns, self.last_keys, self.started = list(turns), tuple(last_keys), started
         self._numbers = itertools.count(len(self.turns))
         self._replied = time.perf_counter()
 

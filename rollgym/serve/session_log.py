@@ -33,7 +33,7 @@ class _Begin(msgspec.Struct, tag="begin", kw_only=True):
 
 class _Turn(msgspec.Struct, tag="turn", kw_only=True):
     turn: Turn
-    key: str
+    keys: list[str]
     instructions: str
 
 
@@ -56,8 +56,8 @@ class LoggedSession:
     """True where requests find the session by their content, not by its name."""
     started: float
     turns: list[Turn] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    """Digest of the conversation after each turn."""
+    keys: list[list[bytes]] = field(default_factory=list)
+    """Digests of the conversation after each turn."""
     success: bool | None = None
     rewarded: bool = False
     instructions: str = ""
@@ -85,8 +85,8 @@ class FileSessionLog:
 
     def add_turn(self, session: Session, turn: Turn) -> None:
         """Record a turn."""
-        key = session.last.hex() if session.last is not None else ""
-        self._append(session.name, _Turn(turn=turn, key=key, instructions=session.instructions))
+        keys = [key.hex() for key in session.last_keys]
+        self._append(session.name, _Turn(turn=turn, keys=keys, instructions=session.instructions))
 
     def add_reward(self, session: Session, reward: float, success: bool | None) -> None:
         """Record a reward for the latest turn."""
@@ -141,7 +141,7 @@ class FileSessionLog:
                     )
                 case _Turn() if session is not None:
                     session.turns.append(line.turn)
-                    session.keys.append(bytes.fromhex(line.key))
+                    session.keys.append([bytes.fromhex(key) for key in line.keys])
                     session.instructions = line.instructions
                 case _Reward() if session is not None and session.turns:
                     last = session.turns[-1]

@@ -70,12 +70,12 @@ class Sessions:
     def restore(self, logged: LoggedSession) -> None:
         """Continue a session of an earlier process."""
         session = Session(self._context, logged.name, logged.spec, logged.metadata)
-        session.restore(logged.turns, logged.keys[-1] if logged.keys else None, logged.started)
+        session.restore(logged.turns, logged.keys[-1] if logged.keys else (), logged.started)
         session.success, session.rewarded = logged.success, logged.rewarded
         session.instructions = logged.instructions
         self.open[session.name] = session
         if logged.by_content:
-            self._keys[session.name] = list(dict.fromkeys(logged.keys))
+            self._keys[session.name] = list(dict.fromkeys(key for keys in logged.keys for key in keys))
             for key in self._keys[session.name]:
                 self._nameless.setdefault(key, []).append(session)
 
@@ -122,7 +122,7 @@ class Sessions:
         for key in reversed(request.keys):
             sessions = self._nameless.get(key)
             if sessions:
-                fresh = [session for session in sessions if session.last == key and not session.running]
+                fresh = [session for session in sessions if key in session.last_keys and not session.running]
                 return (fresh or sessions[-1:])[0]
         if not record:
             return Session(self._context, AUXILIARY, self._spec(AUXILIARY, OpenBody()), {})
@@ -152,12 +152,14 @@ class Sessions:
 
     def remember(self, session: Session) -> None:
         """Index a session without a client-given name by its conversation, so that requests find it."""
-        keys, last = self._keys.get(session.name), session.last
-        if keys is not None and last is not None and not session.ended:
-            sessions = self._nameless.setdefault(last, [])
+        keys = self._keys.get(session.name)
+        if keys is None or session.ended:
+            return
+        for key in session.last_keys:
+            sessions = self._nameless.setdefault(key, [])
             if session not in sessions:
                 sessions.append(session)
-                keys.append(last)
+                keys.append(key)
 
     def finish(self, session: Session, outcome: Outcome, error: Failure | None = None) -> Episode:
         """End a session and hand out its episode."""

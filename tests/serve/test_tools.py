@@ -2,23 +2,22 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from talkers import TOOL_FAMILIES, family
+from talkers import TOOL_FAMILIES
 
-from rollgym.chat import ChatTemplate, Conversation
+from rollgym.chat import Conversation
 from rollgym.core.messages import Message, ToolCall, ToolSpec
 from rollgym.core.tools import read_calls
 from rollgym.core.types import Episode
-from rollgym.engines.base import GenerateRequest
-from rollgym.testing import ScriptedEngine
 from rollgym.trainer.data.sequences import token_episode
 
 sys.path.insert(0, str(Path(__file__).parent))
+from scripted import Scripted
 from wire import DIALECTS, ask
 
 Serving = Callable[..., Any]
@@ -36,31 +35,6 @@ SYSTEM, ASK = (
     Message(role="system", content="Reach the door."),
     Message(role="user", content="You see a door."),
 )
-
-
-class Scripted:
-    """An engine that replies with these texts, as the ids that a model would sample."""
-
-    def __init__(self, name: str, texts: Sequence[str | Sequence[ToolCall]]) -> None:
-        self.template = ChatTemplate(family(name))
-        self.sampled: list[tuple[int, ...]] = []
-        self.engine = ScriptedEngine(self._reply, context_length=100_000)
-        self._texts = list(texts)
-        self._pieces: dict[str, tuple[int, tuple[int, ...]]] = {}
-
-    def _reply(self, request: GenerateRequest) -> Sequence[int]:
-        # A request with stop strings comes in pieces.
-        if request.request_id not in self._pieces:
-            said = self._texts.pop(0)
-            tools = self.template.tools
-            text = said if isinstance(said, str) else tools.format.write(said)
-            ids = [*self.template.codec.encode([text], "\n")]
-            harmony = tools.format.name == "harmony" and "to=functions." in text
-            ids.append(self.template.codec.added["<|call|>"] if harmony else request.sampling.stop_ids[0])
-            self.sampled.append(tuple(ids))
-            self._pieces[request.request_id] = len(request.prompt_ids), tuple(ids)
-        start, whole = self._pieces[request.request_id]
-        return whole[len(request.prompt_ids) - start :]
 
 
 def play(serving: Serving, scripted: Scripted, talk: Callable[[Any], Any], **options: Any) -> list[Episode]:
@@ -365,3 +339,21 @@ def test_a_stop_string_after_a_call_ends_the_reply(serving: Serving) -> None:
     (turn,) = episode.turns
     assert turn.action_ids == scripted.sampled[0][: len(turn.action_ids)]
     assert len(turn.action_ids) < len(scripted.sampled[0])
+
+
+@pytest.mark.parametrize("repeat", ["", "</code>"])
+def test_a_client_may_append_the_stop_string_that_ended_a_reply(serving: Serving, repeat: str) -> None:
+    scripted = Scripted("qwen2.5 tools", ["<code>x</code>", "Yes."])
+
+    async def talk(place: Any) -> None:
+        for number in range(2):
+            scripted._texts[:] = ["<code>x</code>", "Yes."]
+            body = {"model": "policy", "stop": ["</code>"], "messages": [ASK.to_openai()]}
+            path = "/session/one/v1" if number else "/v1"
+            text = (await place.http.post(f"{path}/chat/completions", json=body)).json()["choices"][0]
+            assert text["message"]["content"] == "<code>x"
+            body["messages"] += [{"role": "assistant", "content": f"<code>x{repeat}"}, ASK.to_openai()]
+            assert (await place.http.post(f"{path}/chat/completions", json=body)).status_code == 200
+
+    for episode in play(serving, scripted, talk):
+        assert [turn.new_row for turn in episode.turns] == [False, False]
