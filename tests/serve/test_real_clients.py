@@ -88,7 +88,11 @@ def test_a_tool_using_episode_of_a_real_client_is_recorded_exactly(
         True,
     )
     assert [turn.new_row for turn in episode.turns] == new_rows
-    assert [turn.action_ids for turn in episode.turns] == scripted.sampled
+    recorded = [turn.action_ids for turn in episode.turns]
+    if client == "smolagents_code":  # its stop string ends a reply before the end of the turn
+        assert all(len(ids) < len(said) for ids, said in zip(recorded, scripted.sampled, strict=True))
+        scripted.sampled = [said[: len(ids)] for ids, said in zip(recorded, scripted.sampled, strict=True)]
+    assert recorded == scripted.sampled
     # What the engine was sent is what the template writes for the messages and tools of the request ...
     prompts = [list(request.prompt_ids) for request in scripted.starts]
     tokenizer = family(NAME)
