@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rollgym.core.errors import AgentError, RollgymError, UnknownName, UsageError, one_line
 from rollgym.core.local_objects import get_local, importable_name, is_local, register_local
-from rollgym.core.messages import ToolSpec
+from rollgym.core.messages import Message, ToolSpec
 from rollgym.core.registry import call_plugins_once, load_object
 from rollgym.core.types import EpisodeSpec, Usage
 
@@ -39,6 +39,8 @@ class AgentAction:
     action: str
     response: str | None = None
     """The whole reply, where the action was parsed out of a longer one."""
+    message: Message | None = None
+    """The reply by its parts, from an agent that calls tools."""
     prompt_ids: tuple[int, ...] = ()
     action_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()

@@ -100,7 +100,9 @@ class ToolEnv(TextEnv):
                     f"A turn may have {self.max_calls_per_turn} tool calls at most, not {len(calls)}."
                 )
         except BadCall as error:
-            message = Message(role="user", content=str(error))
+            names = ", ".join(spec.name for spec in self.tools)
+            # Without the JSON form, which is for text: such an agent has a form of its own.
+            message = Message(role="user", content=f"No valid tool call. The tools are: {names}.")
             return StepResult(str(error), valid=False, info={"messages": [message.to_openai()]})
         problems = [self._problem(call) for call in calls]
         if any(problems):
