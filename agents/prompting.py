@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rollgym.agents.parsing import form_names
 from rollgym.core.errors import UnknownName, UsageError
-from rollgym.core.messages import Message, ToolCall
+from rollgym.core.messages import Message
 
 TEMPLATES = {
     "plain": "{instructions}\n\n{format}",
@@ -98,12 +98,6 @@ def fill_template(template: str, instructions: str, parser: str, *, tools: bool 
 def ask(parser: str) -> str:
     """Return the format instruction of the first form that a parser tries."""
     return ASKS.get(form_names(parser)[0], "")
-
-
-def calls_as_text(calls: Sequence[ToolCall]) -> str:
-    """Return the calls of a turn as the environment takes them: JSON, a list where they are several."""
-    texts = [call.to_json() for call in calls]
-    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
 
 def listed_actions(info: Mapping[str, Any]) -> list[str]:

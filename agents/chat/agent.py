@@ -14,7 +14,6 @@ from rollgym.agents.parsing import make_parser, read_action, strip_thinking
 from rollgym.agents.prompting import (
     TOOL_CALL,
     ChatMessage,
-    calls_as_text,
     fill_template,
     history_limit,
     listed_actions,
@@ -28,6 +27,7 @@ from rollgym.core.errors import AgentError, UsageError
 from rollgym.core.messages import Message, ToolCall
 from rollgym.core.seeding import derive_rng
 from rollgym.core.serialization import clean_text
+from rollgym.core.tools import write_calls
 from rollgym.core.types import Usage
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class ChatPlayer(Player):
         self._rng = derive_rng("chat waits", briefing.spec.sampling_seed)
         self._turns: list[_ChatTurn] = []
         self._call_error = ""
-        """What was malformed about the calls of the last reply."""
+        """The problem with the calls of the last reply, as a sentence."""
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> AgentAction:
         """Request a reply and parse the action out of it."""
@@ -127,7 +127,7 @@ class ChatPlayer(Player):
         if self._tools:
             action, form = parsed.content, None
             if parsed.calls:
-                action, form = calls_as_text(parsed.calls), TOOL_CALL
+                action, form = write_calls(parsed.calls), TOOL_CALL
         else:
             action, form = read_action(self._agent.parser, reply.text, listed_actions(info))
         self._agent.format_misses += form is None

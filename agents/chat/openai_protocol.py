@@ -54,7 +54,7 @@ class ChatReply:
     calls: tuple[ToolCall, ...] = ()
     """Tool calls, each with an id."""
     call_error: str = ""
-    """What was malformed about the tool calls; then there are none."""
+    """The problem with malformed tool calls, as a sentence; then there are none."""
 
 
 def check_status(status: int, headers: Mapping[str, str], body: Any) -> None:

@@ -13,13 +13,14 @@ from rollgym.agents.parsing import Reading, make_parser, read_action
 from rollgym.agents.policy.options import EngineOptions, PolicyOptions, read_options
 from rollgym.agents.policy.saved_options import saved_options
 from rollgym.agents.prompt_builder import PromptBuilder
-from rollgym.agents.prompting import TOOL_CALL, calls_as_text, listed_actions, load_template
+from rollgym.agents.prompting import TOOL_CALL, listed_actions, load_template
 from rollgym.chat import ChatTemplate, Tokenizer, load_tokenizer
 from rollgym.core.agent import Agent, AgentAction, AgentSetup, Briefing, Player
 from rollgym.core.env import MAX_ACTION_CHARS
 from rollgym.core.errors import AgentError, ContextFull, MissingExtra, RollgymError, UsageError, one_line
 from rollgym.core.messages import Message, ToolSpec
 from rollgym.core.seeding import derive_seed
+from rollgym.core.tools import write_calls
 from rollgym.core.types import Usage
 from rollgym.engines.base import BorrowedEngine, Engine, GenerateRequest, Generation
 from rollgym.models.zoo import NAMED, describe_model, model_folder
@@ -215,7 +216,7 @@ class PolicyPlayer(Player):
         """Return the action in a reply: its tool calls as JSON, or what the parser finds."""
         if self._has_tools:
             if message.tool_calls:
-                return Reading(calls_as_text(message.tool_calls), TOOL_CALL)
+                return Reading(write_calls(message.tool_calls), TOOL_CALL)
             return Reading(message.text, None)
         if self._agent.chat.tools.format.channels:
             reply = message.text

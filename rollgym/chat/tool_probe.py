@@ -34,7 +34,7 @@ _FIRST, _RESULT, _SECOND = "qzfirst", "qzresult", "qzsecond"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFacts:
-    """How tools, calls and results reach a model, and how its calls are read."""
+    """The form in which a model reads tools and results, and writes calls."""
 
     format: ToolFormat
     native: bool

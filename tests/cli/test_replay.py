@@ -251,7 +251,7 @@ def test_half_written_empty_corrupt_and_newer_runs(rollgym_command: Command, run
     assert (ran.code, "contains no episodes yet" in ran.err) == (1, True)
     path.unlink()
     assert "Cannot read" in rollgym_command("replay", run).err
-    (run / "manifest.json").write_text('{"schema": 2}')
+    (run / "manifest.json").write_text('{"schema": 3}')
     assert "upgrade rollgym" in rollgym_command("replay", run).err
     (run / "manifest.json").unlink()
     assert rollgym_command("replay", run).code == 2
