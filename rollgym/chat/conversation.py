@@ -101,7 +101,7 @@ class Conversation:
 
     @property
     def call_error(self) -> str:
-        """What was malformed about the tool calls of the last reply; empty where nothing was."""
+        """The problem with malformed tool calls in the last reply, as a sentence; empty without one."""
         return self._parsed.error
 
     @property

@@ -12,14 +12,14 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollgym.chat.template_probe import TemplateFacts, TemplateMessage, probe_template
 from rollgym.chat.tokenizer import MIDDLE, Codec, Tokenizer
-from rollgym.chat.tool_probe import AUTO, ToolFacts, probe_tools
+from rollgym.chat.tool_probe import AUTO, ToolFacts, probe_tools, template_call
 from rollgym.core.errors import UsageError, one_line
-from rollgym.core.messages import ToolSpec
+from rollgym.core.messages import ToolCall, ToolSpec
 from rollgym.core.serialization import clean_text
 
 NO_TEMPLATE = (
@@ -224,6 +224,25 @@ class ChatTemplate:
             "An observation or a tool becomes control tokens that the chat template did not write: expected "
             f"{[names[i] for i in expected]}, found {[names[i] for i in controls]}."
         )
+
+    def call_text(self, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
+        """Return tool calls as the text of a reply, in the template's own words where it has any."""
+        user: TemplateMessage = {"role": "user", "content": _HARMLESS}
+        plain = self.facts.lead + self.tools.format.write(calls)
+        if not self.tools.native:
+            return plain
+        variables = self.tool_variables(tools)
+        named = [replace(call, id=call.id or f"call{n:05d}") for n, call in enumerate(calls)]
+        reply = {"role": "assistant", "content": "", "tool_calls": [template_call(call) for call in named]}
+        try:
+            opening = self.apply([user], tools=variables)
+            closed = self.apply([user, reply], tools=variables, generation=False).rstrip()
+        except UsageError:
+            return plain  # such as several calls, where the template knows one
+        ends = [token for token in self.codec.added if token.strip() and closed.endswith(token)]
+        if not closed.startswith(opening):
+            return plain
+        return closed[len(opening) :].removesuffix(max(ends, key=len, default=""))
 
     def encode_reply(self, text: str) -> tuple[int, ...]:
         """Return a reply as the ids that a model would have to sample, including the end of its turn.

@@ -42,7 +42,7 @@ class ParsedReply:
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     error: str = ""
-    """What was malformed, as a sentence; empty where nothing was. Then there are no calls."""
+    """The problem with a malformed call, as a sentence; then there are no calls. Empty without one."""
 
 
 class _Malformed(ValueError):
@@ -324,7 +324,7 @@ def _write_harmony(calls: Sequence[ToolCall]) -> str:
     )
 
 
-# A JSON code block, for models without a form of their own.
+# A JSON code block, for models that have no form of a call.
 
 _FENCE = re.compile(r"```(\w*)[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL)
 _LANGUAGES = ("", "json", "tool", "tool_call", "tool_calls", "tool_code")

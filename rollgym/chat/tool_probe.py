@@ -34,7 +34,7 @@ _FIRST, _RESULT, _SECOND = "qzfirst", "qzresult", "qzsecond"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFacts:
-    """How tools, calls and results reach a model, and how its calls are read."""
+    """The form in which a model reads tools and results, and writes calls."""
 
     format: ToolFormat
     native: bool
@@ -50,6 +50,8 @@ class ToolFacts:
     """True where a message may have several calls."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a call, besides those that end any reply."""
+    end_id: int | None = None
+    """The token with which the template ends a call."""
     written: str = ""
     """All text that the template itself wrote in the trials."""
 
@@ -132,6 +134,7 @@ def _native(apply: Apply, codec: Codec, facts: TemplateFacts) -> tuple[ToolFacts
         variable=variable,
         verbatim=_is_verbatim(apply, given, written, whole, facts),
         parallel=_is_parallel(apply, given),
+        end_id=codec.added.get(end),
         stop_ids=tuple(number for number in dict.fromkeys(stops) if number not in facts.stop_ids),
         written="\0".join(_without_words(text) for text in shown),
     ), ""
