@@ -170,8 +170,8 @@ def main() -> None:
         model = make_policy(
             ["rollgym/FrozenLake-v0"], Path(temporary) / "lake", size="tiny", context=256
         ).path
-        out = str(Path(temporary) / "run") if args.out else ""
-        words = [sys.executable, __file__, "--serve", str(model), out, *(["--tools"] if args.tools else [])]
+        run = str(Path(temporary) / "run") if args.out else ""
+        words = [sys.executable, __file__, "--serve", str(model), run, *(["--tools"] if args.tools else [])]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             assert server.stdin is not None

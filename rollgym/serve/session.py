@@ -19,8 +19,9 @@ from typing import Any, Protocol
 
 from rollgym.chat import BranchingConversation, ChatTemplate
 from rollgym.core.errors import AgentError
-from rollgym.core.messages import Message
+from rollgym.core.messages import Message, ToolSpec
 from rollgym.core.seeding import derive_seed
+from rollgym.core.tools import write_calls
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn, Usage
 from rollgym.engines.base import Engine, GenerateRequest, Generation, Sampling
 from rollgym.serve.dialects.base import Reply
@@ -122,6 +123,8 @@ class Session:
         self.metadata = dict(metadata)
         self.turns: list[Turn] = []
         self.instructions = ""
+        self.tools: tuple[ToolSpec, ...] = ()
+        """Tools of the first request."""
         self.success: bool | None = None
         self.rewarded = False
         self.ended = False
@@ -280,11 +283,13 @@ class Session:
         self, request: ChatRequest, prompt: _Prompt, generation: Generation, reply: Reply, whole: str
     ) -> Turn:
         continues = prompt.continues is not None and prompt.continues in self.last_keys
-        action = _action(reply.message)
+        message = reply.message
+        action = write_calls(message.tool_calls) if message.tool_calls else message.text
         return Turn(
             observation=request.text,
             action=action,
             response=whole if whole != action else None,
+            message=message.to_openai() if request.tools else None,
             prompt_ids=prompt.added if continues else prompt.ids,
             action_ids=generation.token_ids,
             logprobs=generation.logprobs,
@@ -331,7 +336,11 @@ class Session:
 
     def _keep(self, request: ChatRequest, kept: Kept, turn: Turn, reply: Reply) -> None:
         if not self.turns:
-            self.instructions = request.system
+            self.instructions, self.tools = request.system, request.tools
+        elif not turn.new_row and any(message.role == "tool" for message in request.new_messages):
+            # As an environment with tools reports the results of the calls.
+            results = [message.to_openai() for message in request.new_messages]
+            self.turns[-1] = replace(self.turns[-1], info={"messages": results})
         self.turns.append(turn)
         self.context_full, self.last_error = False, None
         keys = [request.key_after(reply.message)]
@@ -433,6 +442,7 @@ class Session:
             outcome=outcome,
             turns=tuple(turns),
             instructions=self.instructions,
+            tools=self.tools,
             reset_info=self.metadata,
             success=None if outcome.failed else self.success,
             error=error,
@@ -446,12 +456,6 @@ def _overruled(request: ChatRequest, options: ServeOptions) -> tuple[str, ...]:
     fixed = {"temperature": options.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     ignored = [name for name, value in request.sampling.items() if value != fixed[name]]
     return tuple(ignored if request.seed is None else [*ignored, "seed"])
-
-
-def _action(message: Message) -> str:
-    """Return the plain-text form of a reply: its text, or its tool calls as JSON, as a `ToolEnv` reads it."""
-    calls = [call.to_json() for call in message.tool_calls]
-    return message.text if not calls else calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]"
 
 
 def _call_id(name: str) -> str:

@@ -16,6 +16,7 @@ import msgspec
 
 from rollgym.core.errors import ResultsError
 from rollgym.core.files import open_append, open_inside
+from rollgym.core.messages import ToolSpec
 from rollgym.core.types import EpisodeSpec, Turn
 from rollgym.io.atomic import written
 from rollgym.serve.session import Session
@@ -34,7 +35,8 @@ class _Begin(msgspec.Struct, tag="begin", kw_only=True):
 class _Turn(msgspec.Struct, tag="turn", kw_only=True):
     turn: Turn
     keys: list[str]
-    instructions: str
+    instructions: str = ""
+    tools: tuple[ToolSpec, ...] = ()
 
 
 class _Reward(msgspec.Struct, tag="reward", kw_only=True):
@@ -61,6 +63,7 @@ class LoggedSession:
     success: bool | None = None
     rewarded: bool = False
     instructions: str = ""
+    tools: tuple[ToolSpec, ...] = ()
 
 
 class FileSessionLog:
@@ -86,7 +89,8 @@ class FileSessionLog:
     def add_turn(self, session: Session, turn: Turn) -> None:
         """Record a turn."""
         keys = [key.hex() for key in session.last_keys]
-        self._append(session.name, _Turn(turn=turn, keys=keys, instructions=session.instructions))
+        line = _Turn(turn=turn, keys=keys, instructions=session.instructions, tools=session.tools)
+        self._append(session.name, line)
 
     def add_reward(self, session: Session, reward: float, success: bool | None) -> None:
         """Record a reward for the latest turn."""
@@ -142,7 +146,7 @@ class FileSessionLog:
                 case _Turn() if session is not None:
                     session.turns.append(line.turn)
                     session.keys.append([bytes.fromhex(key) for key in line.keys])
-                    session.instructions = line.instructions
+                    session.instructions, session.tools = line.instructions, line.tools
                 case _Reward() if session is not None and session.turns:
                     last = session.turns[-1]
                     session.turns[-1] = replace(last, reward=last.reward + line.reward)

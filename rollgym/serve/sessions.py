@@ -72,7 +72,7 @@ class Sessions:
         session = Session(self._context, logged.name, logged.spec, logged.metadata)
         session.restore(logged.turns, logged.keys[-1] if logged.keys else (), logged.started)
         session.success, session.rewarded = logged.success, logged.rewarded
-        session.instructions = logged.instructions
+        session.instructions, session.tools = logged.instructions, logged.tools
         self.open[session.name] = session
         if logged.by_content:
             self._keys[session.name] = list(dict.fromkeys(key for keys in logged.keys for key in keys))

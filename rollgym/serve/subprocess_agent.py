@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from rollgym.core.agent import Agent, AgentAction, Briefing, Player
 from rollgym.core.errors import AgentError, ContextFull, EnvError, RunError, UsageError, WorkerLost, one_line
+from rollgym.core.messages import Message
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome
 from rollgym.pool.base import EnvSession, Reset, Step
 from rollgym.rewards import Scorer
@@ -220,6 +221,10 @@ class SubprocessAgent(Agent):
             raise UsageError(f"Episode {spec.episode_id} is already running.")
 
 
+def _success(session: Session) -> dict[str, Any]:
+    return {} if session.success is None else {"success": session.success}
+
+
 class SubprocessEpisode(Player, EnvSession):
     """One program in one episode."""
 
@@ -259,6 +264,7 @@ class SubprocessEpisode(Player, EnvSession):
             observation=self.session.turns[0].observation,
             info=self.session.metadata,
             instructions=self.session.instructions,
+            tools=self.session.tools,
         )
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> AgentAction:
@@ -266,7 +272,9 @@ class SubprocessEpisode(Player, EnvSession):
         if self._failed is not None:
             raise self._failed
         turn = self.session.turns[self._next]
-        return AgentAction(**{field.name: getattr(turn, field.name) for field in fields(AgentAction)})
+        values = {field.name: getattr(turn, field.name) for field in fields(AgentAction)}
+        values["message"] = Message.from_openai(turn.message) if turn.message is not None else None
+        return AgentAction(**values)
 
     async def step(self, action: str) -> Step:
         """Wait for the program's next request, or its end."""
@@ -288,7 +296,7 @@ class SubprocessEpisode(Player, EnvSession):
             reward=session.turns[self._next - 1].reward,
             terminated=event in ("ended", "exit") and not truncated and self._failed is None,
             truncated=truncated,
-            info={} if session.success is None else {"success": session.success},
+            info=session.turns[self._next - 1].info | _success(session),
             seconds=time.perf_counter() - began,
         )
 

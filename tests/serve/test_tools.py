@@ -12,8 +12,10 @@ from talkers import TOOL_FAMILIES
 
 from rollgym.chat import Conversation
 from rollgym.core.messages import Message, ToolCall, ToolSpec
+from rollgym.core.serialization import decode_episode, encode_episode
 from rollgym.core.tools import read_calls
 from rollgym.core.types import Episode
+from rollgym.io.run_dir import RunFolder, read_run
 from rollgym.trainer.data.sequences import token_episode
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -95,6 +97,11 @@ def test_a_tool_using_episode_is_recorded_exactly(
         assert len(row.action_positions) == sum(map(len, scripted.sampled))
     assert read_calls(episode.turns[0].action) == (UP,)
     assert episode.turns[1].observation == "It is dark."
+    assert episode.tools == (MOVE, LOOK)
+    assert [Message.from_openai(turn.message or {}) for turn in episode.turns] == replies
+    (told,) = episode.turns[0].info["messages"]
+    assert (told["role"], told["content"], told["name"]) == ("tool", "It is dark.", "move")
+    assert decode_episode(encode_episode(episode)) == episode
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -357,3 +364,36 @@ def test_a_client_may_append_the_stop_string_that_ended_a_reply(serving: Serving
 
     for episode in play(serving, scripted, talk):
         assert [turn.new_row for turn in episode.turns] == [False, False]
+
+
+ODD_CALLS = [
+    r'{"name": "move", "arguments": {"direction": "\ud800"}}',
+    r'{"name": "\ud800", "arguments": {}}',
+    '{"name": "move", "arguments": {"direction": NaN}}',
+    '{"name": "move", "arguments": {"n": 1e999, "m": ' + "9" * 400 + "}}",
+    '{"name": "move", "arguments": ' + '{"a": ' * 200 + "1" + "}" * 201,
+    '{"name": "move", "arguments": []}',
+    '{"name": "move", "arguments": {}, "arguments": {"direction": "up"}}',
+    '{"name": "fly", "arguments": {"direction": "up"}}',
+    "[]",
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("text", ODD_CALLS)
+def test_whatever_the_model_writes_as_a_call_is_sent_and_recorded(
+    serving: Serving, tmp_path: Path, text: str, dialect: str, stream: bool
+) -> None:
+    scripted = Scripted("qwen2.5 tools", [f"<tool_call>\n{text}\n</tool_call>", "Done."])
+    folder = RunFolder.create(tmp_path / "run", {"schema": 1, "kind": "serve"})
+
+    async def talk(place: Any) -> None:
+        reply = await ask(place.http, dialect, "one", [ASK], [MOVE], stream=stream)
+        after = [result(call, "ok") for call in reply.tool_calls] or [ASK]
+        await ask(place.http, dialect, "one", [ASK, reply, *after], [MOVE], stream=stream)
+        await place.end("one")
+
+    (episode,) = play(serving, scripted, talk, folder=folder)
+    assert [turn.action_ids for turn in episode.turns] == scripted.sampled
+    assert read_run(tmp_path / "run")[1] == [episode]

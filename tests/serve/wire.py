@@ -153,7 +153,7 @@ def messages_body(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> dic
         {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
         for tool in tools
     ]
-    body: dict[str, Any] = {"messages": bodies, "max_tokens": 1000}
+    body: dict[str, Any] = {"messages": bodies, "max_tokens": 10_000}
     return body | ({"system": system} if system else {}) | ({"tools": flat} if tools else {})
 
 
