@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.core.messages import ToolCall
+from rollgym.engines.base import GenerateRequest, Generation
+from rollgym.testing import ScriptedEngine
 
 PLAIN = "Right"
 CALL = ToolCall(name="move", arguments={"direction": "right"})
@@ -44,14 +46,12 @@ async def serve(folder: Path, out: Path | None, tools: bool) -> None:
     from rollgym.chat import ChatTemplate, load_tokenizer
     from rollgym.io.run_dir import RunFolder
     from rollgym.serve import RecordingServer, ServeOptions
-    from rollgym.testing import ScriptedEngine
 
     tokenizer: Any = load_tokenizer(folder)
     template = ChatTemplate(tokenizer)
     text = template.tools.format.write([CALL]) if tools else PLAIN
     ids = tokenizer.encode(text, add_special_tokens=False)
-    engine = ScriptedEngine(lambda request: [*ids, request.sampling.stop_ids[0]], context_length=100_000)
-    engine.requests = _Nothing()  # the double keeps all requests, which a real engine does not
+    engine = InstantEngine(ids, context_length=100_000)
     run = None if out is None else RunFolder.create(out, {"schema": 1, "kind": "serve"})
     options = ServeOptions(max_requests=4096, max_sessions=4096, max_connections=4096)
     async with RecordingServer(engine, template, options, folder=run) as server:
@@ -59,11 +59,16 @@ async def serve(folder: Path, out: Path | None, tools: bool) -> None:
         await asyncio.to_thread(sys.stdin.read)
 
 
-class _Nothing(list[Any]):
-    """A list that stays empty."""
+class InstantEngine(ScriptedEngine):
+    """Replies at once, without a turn of the event loop per token, and keeps no requests."""
 
-    def append(self, item: Any) -> None:
-        """Drop an item."""
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Return the scripted ids and the end of the turn."""
+        ids = (*self._script(request), request.sampling.stop_ids[0])
+        spans = ((0, len(ids)),)
+        return Generation(
+            token_ids=ids, logprobs=(-0.5,) * len(ids), finish_reason="stop", version_spans=spans
+        )
 
 
 class Client:
