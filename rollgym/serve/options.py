@@ -49,7 +49,7 @@ class ServeOptions:
     max_connections: int = MAX_CONNECTIONS
     """Open connections at once; further ones are closed."""
     max_turns: int = 10_000
-    """Turns of a session that was opened without a limit of its own."""
+    """Maximum number of turns of a session that was opened without `max_turns`."""
     auxiliary: re.Pattern[str] | None = None
     """Requests whose last user message or system message matches are answered and not recorded: titles,
     summaries and other calls that are not the agent's own turns."""

@@ -342,7 +342,7 @@ def _join(first: Message, second: Message) -> Message:
 def _keys(system: str, tools: Sequence[ToolSpec], messages: Sequence[Message]) -> tuple[bytes, ...]:
     """Return a digest after each assistant message.
 
-    Clients trim replies, drop reasoning, and give calls ids of their own: none of that enters the digest.
+    Clients trim replies, drop reasoning, and change the ids of calls: none of that enters the digest.
     """
     digest, keys = hashlib.sha256(_prefixed(system)), []
     digest.update(_prefixed(_canonical([tool.to_openai() for tool in tools])))

@@ -2,20 +2,16 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from dialect_wire import DIALECTS, PATHS, ask, events
 
 from rollgym.core.errors import AgentError
 from rollgym.core.messages import Message
 from rollgym.serve.dialects import AnthropicMessages, OpenAIChat, OpenAIResponses
 from rollgym.serve.requests import ApiError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from wire import DIALECTS, PATHS, ask, events
 
 Serving = Callable[..., Any]
 TEXT = "@ F F F\nF H F H"

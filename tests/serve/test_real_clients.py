@@ -6,12 +6,12 @@ Set ROLLGYM_TEST_CLIENTS to the environment that tests/serve/clients/make_venv.p
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_replies import Scripted
 from talkers import family
 
 from rollgym.core.messages import ToolCall
@@ -19,9 +19,6 @@ from rollgym.core.types import Episode, Outcome
 from rollgym.serve import session as session_module
 from rollgym.serve.requests import ChatRequest
 from rollgym.trainer.data.sequences import token_episode
-
-sys.path.insert(0, str(Path(__file__).parent))
-from scripted import Scripted
 
 FOLDER = os.environ.get("ROLLGYM_TEST_CLIENTS", "")
 pytestmark = pytest.mark.skipif(

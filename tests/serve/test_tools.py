@@ -1,13 +1,14 @@
 """Tools through the endpoint: each dialect and template family, token-exact, whole and as a stream."""
 
 import asyncio
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dialect_wire import DIALECTS, ask
+from scripted_replies import Scripted
 from talkers import TOOL_FAMILIES
 
 from rollgym.chat import Conversation
@@ -17,10 +18,6 @@ from rollgym.core.tools import read_calls
 from rollgym.core.types import Episode
 from rollgym.io.run_dir import RunFolder, read_run
 from rollgym.trainer.data.sequences import token_episode
-
-sys.path.insert(0, str(Path(__file__).parent))
-from scripted import Scripted
-from wire import DIALECTS, ask
 
 Serving = Callable[..., Any]
 MOVE = ToolSpec(
@@ -166,7 +163,7 @@ def test_a_tool_choice_that_cannot_be_forced_is_reported(serving: Serving, diale
         forced = [{"type": "any"}, {"type": "tool", "name": "move"}]
 
     async def talk(place: Any) -> None:
-        from wire import BODIES, PATHS
+        from dialect_wire import BODIES, PATHS
 
         for choice in forced:
             body = BODIES[dialect]([ASK], [MOVE]) | {"model": "policy", "tool_choice": choice}
@@ -318,7 +315,7 @@ def test_tokens_are_counted_as_they_are_sent(serving: Serving) -> None:
     scripted = Scripted("qwen2.5 tools", ["Hello."])
 
     async def talk(place: Any) -> None:
-        from wire import messages_body
+        from dialect_wire import messages_body
 
         body = messages_body([SYSTEM, ASK], [MOVE]) | {"model": "policy"}
         counted = await place.http.post("/v1/messages/count_tokens", json=body)

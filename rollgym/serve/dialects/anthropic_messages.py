@@ -142,7 +142,7 @@ def _tool_choice(
 
 
 def _messages(body: dict[str, Any], where: str) -> list[Message]:
-    """Return a message of a request; results of tools become messages of their own."""
+    """Return a message of a request; each result of a tool becomes a separate message."""
     role, content = body.get("role"), body.get("content")
     check(role in ("user", "assistant"), f"{where} has role {shown(role)}: use user or assistant.", where)
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -1,4 +1,4 @@
-"""What a dialect is: it reads requests of one API and writes replies, streams and errors in its form.
+"""The protocol of dialects: each reads requests of one API and writes its replies, streams and errors.
 
 A dialect knows nothing of sessions and tokens; the core knows nothing of dialects. A reply is sampled as a
 whole, so a stream has the content of the plain response, in pieces.
