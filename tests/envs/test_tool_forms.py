@@ -66,8 +66,9 @@ def test_text_is_an_invalid_action_that_costs_a_turn(env_id):
     observation, reward, terminated, _, after = env.step("Up")
     assert not after["valid"]
     assert "That is not a tool call" in observation
-    assert after["messages"][0]["content"].startswith("No valid tool call") or "No valid tool call" in (
-        after["messages"][0]["content"]
+    assert (
+        after["messages"][0]["content"].startswith("No valid tool call")
+        or "No valid tool call" in (after["messages"][0]["content"])
     )
     for key in ("turns_left", "steps_left"):
         if key in info:
