@@ -31,7 +31,7 @@ from rollgym.serve.keys import check_key, session_key
 from rollgym.serve.options import ServeOptions
 from rollgym.serve.requests import ApiError, EndBody, OpenBody, RewardBody, read
 from rollgym.serve.session import Answer, ServeContext, Session
-from rollgym.serve.sessions import Sessions
+from rollgym.serve.sessions import AUXILIARY, Sessions
 from rollgym.utils.http_server import cross_site
 
 T = TypeVar("T")
@@ -112,6 +112,8 @@ class Endpoint:
             self._sessions.remember(session)
         finally:
             self._busy -= 1
+            if session.name == AUXILIARY:
+                await self._context.engine.forget(AUXILIARY)
         if asked.messages:
             session.keep_history(answer.id, (*asked.messages, answer.replies[0].message))
         return self._response(dialect, asked, session, answer, record)

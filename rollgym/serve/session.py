@@ -67,16 +67,11 @@ class ServeContext:
     noticed: set[tuple[str, ...]] = field(default_factory=set)
     """Sets of ignored sampling fields that have been logged."""
 
-    def notice(self, ignored: tuple[str, ...]) -> None:
-        """Log, once per set of fields, that requests set sampling fields that are ignored."""
+    def notice(self, ignored: tuple[str, ...], reason: str) -> None:
+        """Log, once per set of fields, that requests set fields that are ignored."""
         if ignored and ignored not in self.noticed:
             self.noticed.add(ignored)
-            _log.warning(
-                "Requests set %s, which is ignored: replies are sampled with the run's settings "
-                "(temperature %g, all tokens, one seed per episode).",
-                ", ".join(ignored),
-                self.options.temperature or 0.0,
-            )
+            _log.warning("Requests set %s, which is ignored: %s.", ", ".join(ignored), reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +187,7 @@ class Session:
 
     async def _answer(self, request: ChatRequest, number: int, record: bool) -> Answer:
         name = f"{number}_{self.name}" if record else f"aux{number}_{self.name}"
+        self._context.notice(request.ignored, "neither calls nor reasoning can be forced")
         prompt = await self._prompt(request)
         sampling, overruled = self._sampling(request, prompt, number, record)
         generations = await self._generate(request, name, prompt, sampling)
@@ -321,7 +317,11 @@ class Session:
         if options.fixed_sampling:
             ignored = _overruled(request, options)
             fields, seed = {}, None
-            self._context.notice(ignored)
+            self._context.notice(
+                ignored,
+                "replies are sampled with the run's settings "
+                f"(temperature {options.temperature:g}, all tokens, one seed per episode)",
+            )
         if options.temperature is not None:
             fields["temperature"] = options.temperature
         limits = [value for value in (request.max_tokens, options.max_tokens) if value is not None]

@@ -15,8 +15,8 @@ from rollgym.serve.requests import ApiError, ChatRequest, OpenBody, check_name, 
 from rollgym.serve.session import ServeContext, Session, continued
 from rollgym.serve.session_log import LoggedSession
 
-AUXILIARY = "auxiliary"
-"""Session name in the engine of auxiliary calls that belong to no session."""
+AUXILIARY = "@auxiliary"
+"""Session name in the engine of auxiliary calls that belong to no session; no client can choose it."""
 
 
 class Sessions:

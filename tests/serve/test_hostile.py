@@ -45,12 +45,56 @@ FIELDS = [
     "stream",
     "logprobs",
     "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "input",
+    "instructions",
+    "include",
+    "text",
+    "previous_response_id",
+    "system",
+    "stop_sequences",
+    "thinking",
 ]
 ROLES = st.sampled_from(["user", "assistant", "system", "tool"])
-MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": JSON}), max_size=5)
+CALLS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "id": st.sampled_from(["a", "b"]) | JSON,
+            "type": st.just("function"),
+            "function": st.fixed_dictionaries({}, optional={"name": JSON, "arguments": JSON}) | JSON,
+        },
+    )
+    | JSON,
+    max_size=3,
+)
+BLOCKS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "input_text", "image"])},
+        optional={
+            "text": JSON,
+            "thinking": JSON,
+            "id": st.sampled_from(["a", "b"]),
+            "tool_use_id": st.sampled_from(["a", "b"]) | JSON,
+            "name": st.just("f") | JSON,
+            "input": JSON,
+            "content": JSON,
+        },
+    ),
+    max_size=4,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": ROLES, "content": JSON | BLOCKS | st.text(max_size=5)},
+        optional={"tool_calls": CALLS, "tool_call_id": st.sampled_from(["a", "b"]) | JSON, "name": JSON},
+    ),
+    max_size=5,
+)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     changes=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
     messages=MESSAGES | st.none(),
@@ -59,9 +103,14 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": JSON}), max
 def test_whatever_is_sent_is_read_or_refused_with_a_sentence(
     changes: dict[str, Any], messages: Any, body: bytes | None
 ) -> None:
-    told = GOOD | ({"messages": messages} if messages is not None else {}) | changes
-    data = json.dumps(told).encode() if body is None else body
-    for dialect in (OpenAIChat(), OpenAIResponses(), AnthropicMessages()):
+    dialects: list[tuple[Any, dict[str, Any], str]] = [
+        (OpenAIChat(), GOOD, "messages"),
+        (OpenAIResponses(), RESPONSES, "input"),
+        (AnthropicMessages(), GOOD, "messages"),
+    ]
+    for dialect, good, name in dialects:
+        told = good | ({name: messages} if messages is not None else {}) | changes
+        data = json.dumps(told).encode() if body is None else body
         answer: Any
         try:
             answer = dialect.read(data, lambda response_id: ())
@@ -74,12 +123,20 @@ def test_whatever_is_sent_is_read_or_refused_with_a_sentence(
             assert answer.chat.messages[-1].role in ("user", "tool")
 
 
+RESPONSES = {"model": "policy", "input": TEXT, "max_output_tokens": 4}
+PATHS = [
+    *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/session", "/session/x/end", "/session/x/reward", "/rl/reward"),
+]
+
+
 def test_fuzzed_requests_over_http_are_never_a_500(serving: Serving) -> None:
     async def work(place: Any) -> None:
         seen: set[int] = set()
 
         async def send(changes: dict[str, Any], path: str) -> None:
-            data = json.dumps(GOOD | changes).encode()
+            good = RESPONSES if path == "/v1/responses" else GOOD
+            data = json.dumps(good | changes).encode()
             head = {"content-type": "application/json"}
             answer = await place.http.post(path, content=data, headers=head)
             seen.add(answer.status_code)
@@ -89,16 +146,18 @@ def test_fuzzed_requests_over_http_are_never_a_500(serving: Serving) -> None:
 
         cases: list[tuple[dict[str, Any], str]] = []
 
-        @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(
-            changes=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=2),
-            messages=MESSAGES | st.none(),
-            path=st.sampled_from(["/v1/chat/completions", "/session", "/session/x/end", "/session/x/reward"]),
+            changes=st.just({}) | st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=2),
+            messages=st.none() | MESSAGES,
+            path=st.sampled_from(PATHS),
         )
         def collect(changes: dict[str, Any], messages: Any, path: str) -> None:
-            cases.append((changes | ({"messages": messages} if messages is not None else {}), path))
+            name = "input" if path == "/v1/responses" else "messages"
+            cases.append((changes | ({name: messages} if messages is not None else {}), path))
 
         collect()
+        cases += [({}, path) for path in PATHS]
         for changes, path in cases:
             await send(changes, path)
         assert {200, 400} <= seen

@@ -315,31 +315,6 @@ def test_an_engine_that_fails_is_a_503_and_a_bug_a_500_without_a_traceback(
     assert "secret detail" in caplog.text
 
 
-def test_the_openai_client_talks_to_it(serving: Serving) -> None:
-    openai = pytest.importorskip("openai")
-
-    async def work(place: Any) -> None:
-        async with openai.AsyncOpenAI(
-            base_url=place.server.base_url, api_key="none", max_retries=0
-        ) as client:
-            said: list[Any] = [{"role": "user", "content": TEXT}]
-            first = await client.chat.completions.create(model="policy", messages=said, max_tokens=5, seed=1)
-            assert first.choices[0].message.role == "assistant"
-            said += [first.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "F"}]
-            stream = await client.chat.completions.create(
-                model="policy", messages=said, max_tokens=5, stream=True
-            )
-            pieces = [piece async for piece in stream]
-            assert pieces[-1].choices[0].finish_reason in ("stop", "length")
-            assert [card.id async for card in client.models.list()] == ["policy"]
-            with pytest.raises(openai.NotFoundError, match="no model 'gpt-4'"):
-                await client.chat.completions.create(model="gpt-4", messages=said)
-        (session,) = place.server.sessions.open.values()
-        assert [turn.new_row for turn in session.turns] == [False, False]
-
-    with_server(serving, work)
-
-
 def test_a_scripted_engine_serves_too(serving: Serving, tokenizer: Any) -> None:
     ids = tokenizer.encode("Down", add_special_tokens=False)
 

@@ -238,6 +238,30 @@ def test_sub_agents_and_compacted_histories_are_rows_of_their_own(serving: Servi
     assert requests[3][: len(requests[0]) + len(scripted.sampled[0])] == (*requests[0], *scripted.sampled[0])
 
 
+def test_what_a_session_keeps_to_continue_from_is_bounded(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rollgym.serve import session as module
+
+    monkeypatch.setattr(module, "MAX_KEPT_TOKENS", 3000)
+    scripted = Scripted("qwen2.5 tools", ["Yes."] * 40)
+
+    async def talk(place: Any) -> None:
+        for number in range(30):
+            said = [Message(role="user", content=f"{number} {'x' * 300}")]
+            await ask(place.http, "responses", "one", said)
+        session = place.server.sessions.open["one"]
+        assert 1 < len(session.conversations) < 30
+        assert sum(kept.num_tokens for kept in session.conversations.values()) <= 3000
+        monkeypatch.setattr(module, "MAX_CONVERSATIONS", 3)
+        await ask(place.http, "responses", "one", [ASK])
+        assert (len(session.conversations), len(session.histories)) == (3, 3)
+        refused = await place.http.post("/session/one/v1/responses", json={"model": "policy", "input": "x"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "turn_limit")
+
+    play(serving, scripted, talk, max_turns=31)
+
+
 def test_other_tools_begin_a_row(serving: Serving) -> None:
     scripted = Scripted("qwen2.5 tools", [[UP], "Yes."])
 

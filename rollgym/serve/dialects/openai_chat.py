@@ -195,7 +195,7 @@ def read_message(body: dict[str, Any], where: str) -> Message:
         role == "assistant" or not bodies, f"{where} has tool calls: only the assistant calls tools.", where
     )
     content = read_content(body.get("content"), where)
-    check(content is not None or bool(bodies), f"{where} has no content.", where)
+    check(content is not None or role == "assistant", f"{where} has no content.", where)
     reasoning = body.get("reasoning_content") or body.get("reasoning") or ""
     return Message(
         role=role,  # type: ignore[arg-type]
