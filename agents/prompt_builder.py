@@ -194,7 +194,12 @@ class PromptBuilder:
 
     def _converse(self, history: Sequence[tuple[str | tuple[Message, ...], str]] = ()) -> Conversation:
         return Conversation(
-            self._chat, self._system, history, self._tools, show_tools=self._options.instructions
+            self._chat,
+            self._system,
+            history,
+            self._tools,
+            show_tools=self._options.instructions,
+            keep_reasoning=self._options.reasoning == "verbatim",
         )
 
     def _add(self, seen: _Seen, reminder: str) -> None:

@@ -14,7 +14,7 @@ from rollgym.engines.base import Sampling
 
 _CHOICES = {
     "history": ("full", "none", "actions"),
-    "reasoning": ("keep", "strip"),
+    "reasoning": ("keep", "strip", "verbatim"),
     "overflow": ("stop", "drop_oldest", "truncate_observation"),
 }
 
@@ -48,8 +48,9 @@ class PolicyOptions:
     """Number of made-up turns before the first, each of which plays one of the listed valid actions: a small
     model picks up the reply format from them better than from words."""
     reasoning: str = "keep"
-    """``keep`` leaves the ``<think>`` blocks of earlier replies in the history; ``strip`` removes them,
-    which starts a new row after each reply that has some."""
+    """``keep`` leaves the ``<think>`` blocks of earlier replies to the chat template; ``strip`` removes
+    them, which starts a new row after each reply that has some; ``verbatim`` keeps them in the row even where
+    the template would drop them."""
     overflow: str = "stop"
     """If the context lacks room for a whole reply. ``stop``: replies get shorter, and the episode ends as
     ``token_limit`` when the context is full. ``drop_oldest``: drop the older half of the turns, which starts

@@ -44,6 +44,8 @@ class Conversation:
         tools: Tools that the model may call.
         show_tools: Whether the prompt shows them; a policy trained on one environment may not need that.
             Results are user messages where it does not.
+        keep_reasoning: Whether reasoning stays in its row where the template drops it from earlier replies.
+            It is lost where the template rewrites anything else.
     """
 
     def __init__(
@@ -54,7 +56,11 @@ class Conversation:
         tools: Sequence[ToolSpec] = (),
         *,
         show_tools: bool = True,
+        keep_reasoning: bool = False,
     ) -> None:
+        self._keep_reasoning = keep_reasoning
+        self._as_sampled = False
+        """Whether the template's text of the last reply may differ from the sampled one."""
         self.template = template
         self.tools = tuple(tools)
         shown = self.tools if show_tools else ()
@@ -197,6 +203,11 @@ class Conversation:
                 message["content"] = plain
             elif self._parsed.calls or facts.format.channels:
                 message = _template_reply(self.last_message)
+        self._as_sampled = "tool_calls" in message
+        if self._keep_reasoning and self._parsed.reasoning:
+            self._as_sampled = True
+            if "tool_calls" not in message:
+                message = {"role": "assistant", "content": facts.format.split(message["content"])[1].strip()}
         self._messages.append(message)
 
     def _with_ids(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
@@ -257,8 +268,8 @@ class Conversation:
 
     def _continuation(self, text: str, num_new: int) -> tuple[int, str] | None:
         """Return where the new text starts and what it follows; ``None`` where earlier messages changed."""
-        if "tool_calls" in self._messages[-1 - num_new]:
-            return self._continuation_after_calls(text, num_new)
+        if self._as_sampled:
+            return self._continuation_as_sampled(text, num_new)
         past = self._prompt_text + self._reply_text
         if not text.startswith(past):
             self._check_deterministic(num_new)
@@ -271,17 +282,19 @@ class Conversation:
                 return None
         return len(past), MIDDLE
 
-    def _continuation_after_calls(self, text: str, num_new: int) -> tuple[int, str] | None:
+    def _continuation_as_sampled(self, text: str, num_new: int) -> tuple[int, str] | None:
         """Return the same after a reply whose calls the template writes itself, perhaps in other words.
 
-        Everything else must be unchanged: the text before the reply, and its reasoning and content.
+        Everything else must be unchanged: the text before the reply, and its content; and its reasoning,
+        unless that is to be kept.
         """
         closed = self.template.apply(self._messages[:-num_new], generation=False, tools=self._variables)
         if not closed.startswith(self._prompt_text) or not text.startswith(closed):
             self._check_deterministic(num_new)
             return None
         written = closed[len(self._prompt_text) :]
-        if any(part not in written for part in (self._parsed.reasoning, self._parsed.content)):
+        reasoning = "" if self._keep_reasoning else self._parsed.reasoning
+        if any(part not in written for part in (reasoning, self._parsed.content)):
             return None
         body = closed.rstrip()
         tokens = [token for token in self.template.codec.added if token.strip() and body.endswith(token)]

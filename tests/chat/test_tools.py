@@ -252,6 +252,40 @@ def test_reasoning_stays_until_the_user_asks_again():
     assert call_text(template, UP) in template.codec.decode(talk.prompt_ids)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3 tools"])
+def test_reasoning_can_be_kept(name):
+    template = ChatTemplate(family(name))
+    talk = Conversation(template, "Play.", tools=[MOVE] if "tools" in name else [], keep_reasoning=True)
+    sampled = []
+    for text in (THOUGHT + "Up", THOUGHT + "Down", "Left", THOUGHT + "Right"):
+        talk.observe("Go <think>.")
+        assert not talk.new_row
+        ids = sample(talk, text)
+        talk.reply(ids)
+        sampled += ids
+    assert talk.last_message.reasoning == "I should go up"
+    (row,) = talk.rows
+    assert [i for i, m in zip(row.ids, row.mask, strict=True) if m] == sampled
+    plain = Conversation(template, "Play.", tools=[MOVE] if "tools" in name else [])
+    for text in ("Up", "Down", "Left", "Right"):
+        plain.observe("Go <think>.")
+        plain.reply(sample(plain, text))
+    # But for the reasoning, the row is what the template writes.
+    assert template.codec.decode(talk.prompt_ids).replace(THOUGHT, "") == template.codec.decode(
+        plain.prompt_ids
+    )
+
+
+def test_kept_reasoning_that_was_cut_off_is_closed():
+    template = ChatTemplate(family("qwen3"))
+    talk = Conversation(template, keep_reasoning=True)
+    talk.observe("Go.")
+    talk.reply(sample(talk, "<think>\nI should", end=False))
+    talk.observe("On.")
+    assert not talk.new_row
+    assert "<think>\nI should<|im_end|>\n<|im_start|>user\nOn." in template.codec.decode(talk.prompt_ids)
+
+
 def test_channels():
     template = TEMPLATES["gpt-oss tools"]
     talk = Conversation(template, tools=[MOVE])
