@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-lm test test-slow test-sglang lint format bench docs pictures screenshots clean
+.PHONY: help install demo demo-lm test test-slow test-sglang test-clients lint format bench docs pictures screenshots clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -60,6 +60,10 @@ test-slow: $(VENV)/.dev ## Run the slow tests
 test-sglang: $(VENV)/.dev ## Test against a real SGLang server on the CPU, in a separate venv (3 GB, 30 min)
 	$(BIN)/python tests/engines/sglang/make_venv.py .venv-sglang
 	ROLLGYM_TEST_SGLANG=.venv-sglang $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" tests/engines/sglang
+
+test-clients: $(VENV)/.dev ## Test the endpoint with real clients and agent frameworks, in a separate venv (500 MB)
+	$(BIN)/python tests/serve/clients/make_venv.py .venv-clients
+	ROLLGYM_TEST_CLIENTS=.venv-clients $(BIN)/python -m pytest -p no:xdist tests/serve/test_real_clients.py
 
 format: $(VENV)/.dev ## Format the code with ruff
 	$(BIN)/ruff check --fix .

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from rollgym.core.agent import Agent, AgentSetup, Briefing, Player
 from rollgym.core.errors import AgentError, UsageError
+from rollgym.core.tools import list_tools, typed_call
 from rollgym.utils.terminal import printable
 
 LEAVE = "quit"
@@ -60,7 +61,9 @@ class HumanPlayer(Player):
     def __init__(self, agent: HumanAgent, briefing: Briefing) -> None:
         self._agent = agent
         title = f"Episode {briefing.spec.episode_id}: {briefing.spec.env_id} (`{LEAVE}` to leave)"
-        self._intro = f"{title}\n\n{briefing.instructions.strip()}".rstrip() + "\n"
+        rules = f"{title}\n\n{briefing.instructions.strip()}".rstrip()
+        self._tools = briefing.tools
+        self._intro = f"{rules}\n\n{list_tools(self._tools)}".rstrip() + "\n"
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> str:
         """Return the line that the human typed."""
@@ -69,7 +72,7 @@ class HumanPlayer(Player):
         choices = (
             f"Actions: {', '.join(map(str, actions))}\n" if isinstance(actions, list) and actions else ""
         )
-        return await self._agent.ask(f"{intro}\n{observation}\n{choices}")
+        return typed_call(await self._agent.ask(f"{intro}\n{observation}\n{choices}"), self._tools)
 
 
 async def _in_thread(stream: TextIO) -> str:

@@ -8,12 +8,13 @@ from typing import Any
 
 from rollgym.agents.parsing import make_parser
 from rollgym.agents.prompting import load_template
+from rollgym.chat.tool_formats import find_format
 from rollgym.core.errors import UnknownName, UsageError
 from rollgym.engines.base import Sampling
 
 _CHOICES = {
     "history": ("full", "none", "actions"),
-    "reasoning": ("keep", "strip"),
+    "reasoning": ("keep", "strip", "verbatim"),
     "overflow": ("stop", "drop_oldest", "truncate_observation"),
 }
 
@@ -34,7 +35,7 @@ class PolicyOptions:
     template: str = "plain"
     """Template of the instructions: ``plain``, ``reason`` or the path of a text file."""
     instructions: bool = True
-    """Show the environment's instructions; a policy trained on one game may not need them."""
+    """Show the environment's instructions and tools; a policy trained on one game may not need them."""
     system: bool = True
     """Show them as a system message; otherwise at the start of the first observation."""
     history: str = "full"
@@ -47,8 +48,9 @@ class PolicyOptions:
     """Number of made-up turns before the first, each of which plays one of the listed valid actions: a small
     model picks up the reply format from them better than from words."""
     reasoning: str = "keep"
-    """``keep`` leaves the ``<think>`` blocks of earlier replies in the history; ``strip`` removes them,
-    which starts a new row after each reply that has some."""
+    """``keep`` leaves the ``<think>`` blocks of earlier replies to the chat template; ``strip`` removes
+    them, which starts a new row after each reply that has some; ``verbatim`` keeps them in the row even where
+    the template would drop them."""
     overflow: str = "stop"
     """If the context lacks room for a whole reply. ``stop``: replies get shorter, and the episode ends as
     ``token_limit`` when the context is full. ``drop_oldest``: drop the older half of the turns, which starts
@@ -58,13 +60,18 @@ class PolicyOptions:
     """Variables of the model's chat template, as a JSON object, such as ``{"enable_thinking": false}``."""
     date: str | None = None
     """Date (YYYY-MM-DD) for a chat template that writes today's date."""
+    tool_format: str = "auto"
+    """Form of tool calls: ``auto`` (the chat template's own, or ``json``), ``hermes``, ``llama``,
+    ``mistral``, ``harmony`` or ``json``."""
 
     def __post_init__(self) -> None:
-        for name in ("parser", "template"):
+        for name in ("parser", "template", "tool_format"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} must be text, not {getattr(self, name)!r}.")
         make_parser(self.parser)
         load_template(self.template)
+        if self.tool_format != "auto":
+            find_format(self.tool_format)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}.")

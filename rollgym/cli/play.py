@@ -62,12 +62,14 @@ class PlaySession:
         self, screen: Console, env: gym.Env[str, str], env_id: str, kwargs: Mapping[str, Any]
     ) -> None:
         from rollgym.core.env import text_interface
+        from rollgym.core.tool_env import tools_of
 
         self.screen = screen
         self.env = env
         self.env_id = env_id
         self.kwargs = kwargs
         self.interface = text_interface(env)
+        self.tools = tools_of(self.interface)
         self.hints: Player | None = None
 
     def play(self, options: dict[str, Any], seed: int | None) -> None:
@@ -75,7 +77,7 @@ class PlaySession:
         from rich.panel import Panel
         from rich.text import Text
 
-        self.screen.print(Panel(Text(self.interface.instructions), title=self.env_id, border_style="cyan"))
+        self.screen.print(Panel(Text(self._rules()), title=self.env_id, border_style="cyan"))
         self.screen.print(HELP, style="dim", highlight=False)
         while self._episode(options, seed):
             options.pop("task", None)
@@ -111,6 +113,8 @@ class PlaySession:
 
     def _ask(self, observation: str, info: Mapping[str, Any]) -> str:
         """The next action, after any commands before it."""
+        from rollgym.core.tools import typed_call
+
         while True:
             word = self.screen.input("[bold cyan]>[/] ").strip()
             listed = [str(action).lower() for action in info.get("actions") or ()]
@@ -121,25 +125,28 @@ class PlaySession:
             if word.startswith("/say "):
                 return word.removeprefix("/say ")
             if word == "/rules":
-                self.screen.print(self.interface.instructions, markup=False, highlight=False)
+                self.screen.print(self._rules(), markup=False, highlight=False)
             elif word == "/hint":
                 self.screen.print(self._hint(observation, info), style="green", markup=False)
             elif word.startswith("/"):
                 self.screen.print(HELP, style="dim", highlight=False)
             elif word:
-                return complete(word, info.get("actions"))
+                return typed_call(complete(word, info.get("actions")), self.tools)
+
+    def _rules(self) -> str:
+        from rollgym.core.tools import list_tools
+
+        return f"{self.interface.instructions}\n\n{list_tools(self.tools)}".rstrip()
 
     def _expert(self) -> Player | None:
         from rollgym.core.agent import AgentSetup, Briefing, make_agent
         from rollgym.core.errors import RollgymError
-        from rollgym.core.tool_env import tools_of
         from rollgym.core.types import EpisodeSpec
 
         try:
             agent = make_agent("expert", AgentSetup(env_id=self.env_id, env_kwargs=self.kwargs))
             spec = EpisodeSpec(episode_id="play", env_id=self.env_id, env_kwargs=dict(self.kwargs))
-            interface = self.interface
-            briefing = Briefing(spec=spec, instructions=interface.instructions, tools=tools_of(interface))
+            briefing = Briefing(spec=spec, instructions=self.interface.instructions, tools=self.tools)
             return agent.player(briefing)
         except RollgymError:
             return None

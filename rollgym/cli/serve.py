@@ -1,8 +1,9 @@
-"""``rollgym serve``: an OpenAI-compatible endpoint for a model that records its conversations."""
+"""``rollgym serve``: an endpoint for OpenAI's and Anthropic's clients that records its conversations."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +30,9 @@ def serve(
     out: Annotated[
         Path | None, typer.Option(help="Run folder for the episodes.", show_default="runs/served")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Append to the episodes in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Append to the episodes in --out and continue its open sessions.")
+    ] = False,
     api_key_env: Annotated[
         str | None,
         typer.Option(
@@ -53,10 +56,21 @@ def serve(
         int | None, typer.Option(help="Token limit per reply.", show_default="the rest of the context")
     ] = None,
     idle: Annotated[float, typer.Option(help="Seconds without a request that end a conversation.")] = 600.0,
+    auxiliary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Do not record requests whose last user message or system message matches.",
+            show_default=False,
+        ),
+    ] = None,
+    auxiliary_max_tokens: Annotated[
+        int, typer.Option(help="Do not record requests whose max_tokens is below this.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Sampling seed for requests without one.")] = 0,
     agent_arg: AgentArgs = None,
 ) -> None:
-    """Serve a model to any OpenAI client, and record its conversations as episodes.
+    """Serve a model to any OpenAI or Anthropic client, and record its conversations as episodes.
 
     Episodes contain the sampled token ids and their log-probs: `rollgym imitate` and `rollgym view` read
     them. Ctrl-C ends open conversations as cancelled.
@@ -77,11 +91,20 @@ def serve(
         temperature=temperature,
         max_tokens=max_tokens,
         idle_seconds=idle,
+        auxiliary=_pattern(auxiliary),
+        auxiliary_max_tokens=auxiliary_max_tokens,
         seed=seed,
     )
     check_installed()
     listening(host, port).close()  # fail before the model is loaded, which may take long
     _run(model, options, out or unused(Path("runs/served")), resume, parse_pairs(agent_arg, "--agent-arg"))
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--auxiliary: {text!r} is not a regular expression ({error}).") from None
 
 
 def _key(variable: str | None) -> str | None:
@@ -131,6 +154,7 @@ def _print_usage(server: RecordingServer, out: Path) -> None:
     typer.echo(
         f"Serving {options.model!r} at {server.base_url}, recording to {out} (Ctrl-C stops).\n"
         f"  export OPENAI_BASE_URL={server.base_url} OPENAI_API_KEY={key.replace(' ', '-')}\n"
+        f"  export ANTHROPIC_BASE_URL={server.url} ANTHROPIC_API_KEY={key.replace(' ', '-')}\n"
         f"Each base URL {server.url}/session/NAME/v1 is one episode; report its reward and end it with\n"
         f"  curl {server.url}/session/NAME/end -H 'content-type: application/json' "
         '-d \'{"reward": 1.0, "success": true}\''

@@ -12,6 +12,7 @@ import json
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints, overload
 
 import numpy as np
@@ -23,15 +24,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 __all__ = [
-    "BadCall",
-    "Tool",
-    "find_tools",
-    "list_calls",
-    "random_arguments",
-    "read_calls",
-    "tool",
-    "with_ids",
-]
+    "BadCall", "Tool", "find_tools", "list_calls", "list_tools", "random_arguments", "read_calls", "tool",
+    "typed_call", "unknown_tool", "with_ids", "write_calls",
+]  # fmt: skip
 
 MAX_LISTED_CALLS = 64
 """Calls are listed as ``info["actions"]`` where there are at most this many."""
@@ -208,6 +203,50 @@ def read_calls(text: str) -> tuple[ToolCall, ...]:
     if not calls:
         raise BadCall(f"The list of tool calls is empty. Answer with JSON: {_FORM}.")
     return tuple(_read_call(call) for call in calls)
+
+
+def write_calls(calls: Sequence[ToolCall]) -> str:
+    """Return the calls of a turn in their plain-text form: JSON, a list where they are several.
+
+    Example:
+        >>> write_calls([ToolCall(name="move", arguments={"direction": "up"})])
+        '{"name": "move", "arguments": {"direction": "up"}}'
+    """
+    texts = [call.to_json() for call in calls]
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+
+def typed_call(line: str, tools: Sequence[ToolSpec]) -> str:
+    """Return a call that a person typed as words, in order of the arguments, as JSON.
+
+    A line that does not start with the name of a tool is returned unchanged.
+
+    Example:
+        >>> typed_call("turn right 3", Safe().tools)
+        '{"name": "turn", "arguments": {"direction": "right", "steps": 3}}'
+    """
+    name, _, rest = line.strip().partition(" ")
+    spec = next((spec for spec in tools if spec.name == name), None)
+    if spec is None:
+        return line
+    properties = spec.parameters.get("properties", {})
+    words = rest.strip().split(None, len(properties) - 1) if properties else []
+    arguments: dict[str, Any] = {}
+    for (key, schema), word in zip(properties.items(), words, strict=False):
+        arguments[key] = word
+        if schema.get("type") != "string":
+            with suppress(ValueError, RecursionError):
+                arguments[key] = json.loads(word)
+    return ToolCall(name=name, arguments=arguments).to_json()
+
+
+def list_tools(tools: Sequence[ToolSpec]) -> str:
+    """Return the tools for a person, a line each: name, arguments and description."""
+    lines = [
+        f"{spec.name}({', '.join(spec.parameters.get('properties', {}))}): {spec.description}"
+        for spec in tools
+    ]
+    return "\n".join(["Tools (type the name and the arguments, or JSON):", *lines]) if lines else ""
 
 
 def _unfenced(text: str) -> str:

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint that records episodes, so that any program that calls a model can be trained.
+"""An endpoint for clients of OpenAI and Anthropic that records episodes: any program can be trained.
 
 Conversations of clients become episodes, with the sampled token ids, their log-probs and the versions of the
 weights (docs/serve.md)::

@@ -1,14 +1,12 @@
-"""The HTTP routes. Every response, errors included, has the format of the OpenAI API."""
+"""The HTTP routes. Every response, errors included, has the format of the API that was called."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
-import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -18,18 +16,30 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rollgym.core.errors import RollgymError, RunError
+from rollgym.core.messages import Message
 from rollgym.core.types import Episode
 from rollgym.engines.base import BadRequest
+from rollgym.serve.dialects import (
+    AnthropicMessages,
+    Dialect,
+    DialectRequest,
+    OpenAIChat,
+    OpenAIResponses,
+    Replies,
+)
+from rollgym.serve.keys import check_key, session_key
 from rollgym.serve.options import ServeOptions
-from rollgym.serve.requests import ApiError, ChatRequest, EndBody, OpenBody, RewardBody, read, read_chat
-from rollgym.serve.session import Reply, ServeContext, Session
-from rollgym.serve.sessions import Sessions
+from rollgym.serve.requests import ApiError, EndBody, OpenBody, RewardBody, read
+from rollgym.serve.session import Answer, ServeContext, Session
+from rollgym.serve.sessions import AUXILIARY, Sessions
 from rollgym.utils.http_server import cross_site
 
 T = TypeVar("T")
 SESSION_HEADER = "x-rollgym-session"
 IGNORED_HEADER = "x-rollgym-ignored"
-"""Response header: the sampling fields of the request that were ignored."""
+"""Response header: the fields of the request that had no effect."""
+RECORDED_HEADER = "x-rollgym-recorded"
+"""Response header of an auxiliary call: ``false``."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 RECEIVED_AT_ONCE = 16
 """All request bodies being received may together hold this many times ``max_body``."""
@@ -37,6 +47,7 @@ CLIENT_CLOSED = 499
 """Status for a client that has disconnected; it is never delivered."""
 Handler = Callable[[Request], Awaitable[Response]]
 _log = logging.getLogger(__name__)
+_openai, _responses, _anthropic = OpenAIChat(), OpenAIResponses(), AnthropicMessages()
 
 
 class Endpoint:
@@ -60,41 +71,82 @@ class Endpoint:
 
     async def models(self, request: Request) -> Response:
         """List the one served model."""
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        card = self._card(request)
+        if _wants_anthropic(request):
+            ends = {"first_id": card["id"], "last_id": card["id"]}
+            return JSONResponse({"data": [card], "has_more": False, **ends})
+        return JSONResponse({"object": "list", "data": [card]})
 
     async def model(self, request: Request) -> Response:
         """Describe the served model."""
         self._check_model(request.path_params["model"])
-        return JSONResponse(self._card())
+        return JSONResponse(self._card(request))
 
-    async def chat(self, request: Request) -> Response:
-        """Return a chat completion, whole or as a stream."""
-        body = read_chat(await self._body(request))
-        self._check_model(body.model)
-        name = request.path_params.get("session") or request.headers.get(SESSION_HEADER)
+    def replies(self, dialect: Dialect) -> Handler:
+        """Return the handler of requests for replies in a dialect."""
+
+        async def handler(request: Request) -> Response:
+            return await self._reply(request, dialect)
+
+        return handler
+
+    async def _reply(self, request: Request, dialect: Dialect) -> Response:
+        """Return the replies of the model, whole or as a stream."""
+        name = _session_name(request)
+        before: list[Session] = []
+
+        def history(response_id: str) -> Sequence[Message]:
+            session, messages = self._sessions.history(response_id.removeprefix("resp_"), name)
+            before.append(session)
+            return messages
+
+        asked = dialect.read(await self._body(request), history)
+        self._check_model(asked.chat.model)
         if self._busy >= self.options.max_requests:
             raise ApiError(429, f"{self._busy} requests are in flight, which is the limit: try again later.")
-        session = self._sessions.get_or_begin(name) if name else self._sessions.find_or_begin(body)
+        record = not asked.chat.is_auxiliary(self.options.auxiliary, self.options.auxiliary_max_tokens)
+        session = before[0] if before else self._sessions.of_request(name, asked.chat, record)
         self._busy += 1
         try:
-            reply = await _until_disconnect(request, session.answer(body))
+            answer = await _until_disconnect(request, session.answer(asked.chat, record=record))
             self._sessions.remember(session)
         finally:
             self._busy -= 1
-        completion_id = f"chatcmpl-{session.name}-{len(session.turns)}"
+            if session.name == AUXILIARY:
+                await self._context.engine.forget(AUXILIARY)
+        if asked.messages:
+            session.keep_history(answer.id, (*asked.messages, answer.replies[0].message))
+        return self._response(dialect, asked, session, answer, record)
+
+    def _response(
+        self, dialect: Dialect, asked: DialectRequest, session: Session, answer: Answer, record: bool
+    ) -> Response:
         headers = {SESSION_HEADER: session.name}
-        if reply.ignored:
-            headers[IGNORED_HEADER] = ", ".join(reply.ignored)
-        if body.stream:
-            events = completion_stream(body, reply, completion_id)
+        if answer.ignored:
+            headers[IGNORED_HEADER] = ", ".join(answer.ignored)
+        if not record:
+            headers[RECORDED_HEADER] = "false"
+        replies = Replies(id=answer.id, created=int(time.time()), items=answer.replies)
+        if asked.stream:
+            events = dialect.stream(asked, replies)
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        return JSONResponse(completion(body, reply, completion_id), headers=headers)
+        return JSONResponse(dialect.response(asked, replies), headers=headers)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of a prompt, without a reply."""
+        asked = _anthropic.read_count(await self._body(request))
+        self._check_model(asked.chat.model)
+        return JSONResponse({"input_tokens": await self._sessions.count_tokens(asked.chat)})
 
     async def begin(self, request: Request) -> Response:
         """Open a session."""
+        if request.state.key_session is not None:
+            raise ApiError(403, "The API key of a session opens no other session: use the server's key.")
         session = self._sessions.begin_from_request(read(await self._body(request) or b"{}", OpenBody))
-        base = f"{str(request.base_url).rstrip('/')}/session/{session.name}"
-        return JSONResponse({"id": session.name, "url": base, "base_url": f"{base}/v1"}, 201)
+        url = f"{str(request.base_url).rstrip('/')}/session/{session.name}"
+        key = session_key(session.name, self.options.api_key)
+        body = {"id": session.name, "url": url, "base_url": f"{url}/v1", "api_key": key}
+        return JSONResponse(body, 201)
 
     async def status(self, request: Request) -> Response:
         """Report the turns, reward and success of a session."""
@@ -113,7 +165,10 @@ class Endpoint:
     async def end(self, request: Request) -> Response:
         """End a session."""
         session = self._session(request)
-        body = read(await self._body(request) or b"{}", EndBody)
+        data = await self._body(request)
+        if not data.strip():
+            raise ApiError(400, "The request has no body: send {} to end the session without a reward.")
+        body = read(data, EndBody)
         if body.reward or body.success is not None:
             session.reward(body.reward, body.success)
         return self._ended(self._sessions.finish(session, session.natural_end(body.truncated)))
@@ -125,9 +180,19 @@ class Endpoint:
         )
 
     def _session(self, request: Request) -> Session:
-        return self._sessions.get(request.path_params["session"])
+        name = _session_name(request)
+        if name is None:
+            raise ApiError(
+                400,
+                "The request names no session: send the session's API key (session/NAME), the header "
+                f"{SESSION_HEADER}, or use /session/NAME.",
+            )
+        return self._sessions.get(name)
 
-    def _card(self) -> dict[str, Any]:
+    def _card(self, request: Request) -> dict[str, Any]:
+        if _wants_anthropic(request):
+            created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started))
+            return _anthropic.model_card(self.options.model, created)
         return model_card(self.options.model, self._started, self._context.engine.context_length)
 
     def _check_model(self, name: str) -> None:
@@ -153,8 +218,12 @@ class Endpoint:
         finally:
             self._receiving -= len(body)
 
-    def guarded(self, handler: Handler, *, public: bool = False) -> Handler:
-        """Wrap a handler: check the caller, and turn every failure into an error response."""
+    def guarded(self, handler: Handler, dialect: Dialect = _openai, *, public: bool = False) -> Handler:
+        """Wrap a handler: check the caller, and turn every failure into an error response of the dialect."""
+
+        def failed(status: int, message: str, code: str | None = None, param: str | None = None) -> Response:
+            wait = {"retry-after": "1"} if status == 429 else {}
+            return JSONResponse(dialect.error(status, message, code=code, param=param), status, headers=wait)
 
         @functools.wraps(handler)
         async def answer(request: Request) -> Response:
@@ -163,28 +232,20 @@ class Endpoint:
                 if cross_site(request.headers):
                     raise ApiError(403, "Cross-site requests are not allowed.")
                 if not public:
-                    self._check_key(request)
+                    request.state.key_session = check_key(request.headers, self.options.api_key)
                 return await handler(request)
             except ClientDisconnect:
                 return Response(status_code=CLIENT_CLOSED)
             except ApiError as error:
-                wait = {"retry-after": "1"} if error.status == 429 else {}
-                return JSONResponse(api_error_body(error), error.status, headers=wait)
+                return failed(error.status, str(error), error.code, error.param)
             except RollgymError as error:
                 status = 503 if isinstance(error, RunError) and not isinstance(error, BadRequest) else 400
-                return JSONResponse(error_body(status, str(error)), status)
+                return failed(status, str(error))
             except Exception:
                 _log.exception("%s %s failed", request.method, request.url.path)
-                return JSONResponse(error_body(500, "Internal server error: see the server's log."), 500)
+                return failed(500, "Internal server error: see the server's log.")
 
         return answer
-
-    def _check_key(self, request: Request) -> None:
-        key = self.options.api_key
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        matches = hmac.compare_digest(given.strip().encode("utf-8", "replace"), (key or "").encode())
-        if key and not (matches and scheme.lower() == "bearer"):
-            raise ApiError(401, "The API key is missing or wrong.", code="invalid_api_key")
 
     def _check_host(self, request: Request) -> None:
         """Reject DNS rebinding: a web page must not reach a local server through its own host name."""
@@ -197,15 +258,23 @@ def make_app(context: ServeContext, sessions: Sessions) -> Starlette:
     """Return the endpoint as an ASGI application."""
     endpoint = Endpoint(context, sessions)
     guarded = endpoint.guarded
-    chat, models, model = guarded(endpoint.chat), guarded(endpoint.models), guarded(endpoint.model)
+    chat = guarded(endpoint.replies(_openai))
+    responses = guarded(endpoint.replies(_responses), _responses)
+    messages = guarded(endpoint.replies(_anthropic), _anthropic)
+    count_tokens = guarded(endpoint.count_tokens, _anthropic)
+    models, model = guarded(endpoint.models), guarded(endpoint.model)
     routes = [Route("/health", guarded(endpoint.health, public=True))]
     for base in ("/v1", "/session/{session}/v1"):
         routes += [
             Route(f"{base}/chat/completions", chat, methods=["POST"]),
+            Route(f"{base}/responses", responses, methods=["POST"]),
+            Route(f"{base}/messages", messages, methods=["POST"]),
+            Route(f"{base}/messages/count_tokens", count_tokens, methods=["POST"]),
             Route(f"{base}/models", models),
             Route(f"{base}/models/{{model:path}}", model),
         ]
     routes += [
+        Route("/rl/reward", guarded(endpoint.reward), methods=["POST"]),
         Route("/session", guarded(endpoint.begin), methods=["POST"]),
         Route("/session/{session}", guarded(endpoint.status)),
         Route("/session/{session}/reward", guarded(endpoint.reward), methods=["POST"]),
@@ -217,7 +286,21 @@ def make_app(context: ServeContext, sessions: Sessions) -> Starlette:
 async def _no_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = f"No route for {request.method} {request.url.path}."
-    return JSONResponse(error_body(status, message), status)
+    dialect: Dialect = _anthropic if _wants_anthropic(request) else _openai
+    return JSONResponse(dialect.error(status, message, code=None, param=None), status)
+
+
+def _wants_anthropic(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _session_name(request: Request) -> str | None:
+    """Return the session that a request names by its URL, a header or its API key."""
+    named = request.path_params.get("session") or request.headers.get(SESSION_HEADER)
+    by_key: str | None = request.state.key_session
+    if named and by_key and named != by_key:
+        raise ApiError(403, f"The API key is for session {by_key}, but the request names another session.")
+    return named or by_key
 
 
 def _status(session: Session) -> dict[str, Any]:
@@ -245,26 +328,8 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-_CHUNK = 24
-"""Characters per chunk of a stream."""
-
-
-def error_body(
-    status: int, message: str, *, code: str | None = None, param: str | None = None
-) -> dict[str, Any]:
-    """Return the body of an error response."""
-    kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def api_error_body(raised: ApiError) -> dict[str, Any]:
-    """Return the body of an `ApiError`."""
-    return error_body(raised.status, str(raised), code=raised.code, param=raised.param)
-
-
 def model_card(name: str, started: float, context: int) -> dict[str, Any]:
-    """Return an entry of the model list."""
+    """Return an entry of the model list, in OpenAI's form."""
     return {
         "id": name,
         "object": "model",
@@ -272,59 +337,3 @@ def model_card(name: str, started: float, context: int) -> dict[str, Any]:
         "owned_by": "rollgym",
         "max_model_len": context,
     }
-
-
-def completion(request: ChatRequest, reply: Reply, name: str) -> dict[str, Any]:
-    """Return a whole chat completion."""
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": reply.text, "refusal": None},
-        "logprobs": _logprobs(request, reply),
-        "finish_reason": reply.finish_reason,
-    }
-    return _head("chat.completion", request, name) | {"choices": [choice], "usage": _usage(reply)}
-
-
-def completion_stream(request: ChatRequest, reply: Reply, name: str) -> Iterator[str]:
-    """Yield a reply as server-sent events. It was sampled as a whole; only the transport differs."""
-    head = _head("chat.completion.chunk", request, name)
-
-    def event(delta: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> str:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return _event(head | {"choices": [choice]})
-
-    yield event({"role": "assistant", "content": ""}, logprobs=_logprobs(request, reply))
-    for start in range(0, len(reply.text), _CHUNK):
-        yield event({"content": reply.text[start : start + _CHUNK]})
-    yield event({}, reply.finish_reason)
-    if request.usage:
-        yield _event(head | {"choices": [], "usage": _usage(reply)})
-    yield "data: [DONE]\n\n"
-
-
-def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value)}\n\n"
-
-
-def _head(kind: str, request: ChatRequest, name: str) -> dict[str, Any]:
-    return {"id": name, "object": kind, "created": int(time.time()), "model": request.model}
-
-
-def _usage(reply: Reply) -> dict[str, int]:
-    read, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def _logprobs(request: ChatRequest, reply: Reply) -> dict[str, Any] | None:
-    if not request.logprobs:
-        return None
-    content = [
-        {
-            "token": text,
-            "logprob": logprob,
-            "bytes": list(text.encode("utf-8", "replace")),
-            "top_logprobs": [],
-        }
-        for text, logprob in reply.tokens
-    ]
-    return {"content": content, "refusal": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from rollgym.core.errors import UsageError
@@ -47,13 +48,22 @@ class ServeOptions:
     """Seconds for a whole request to arrive; after that its connection is closed."""
     max_connections: int = MAX_CONNECTIONS
     """Open connections at once; further ones are closed."""
+    max_turns: int = 10_000
+    """Maximum number of turns of a session that was opened without `max_turns`."""
+    auxiliary: re.Pattern[str] | None = None
+    """Requests whose last user message or system message matches are answered and not recorded: titles,
+    summaries and other calls that are not the agent's own turns."""
+    auxiliary_max_tokens: int = 0
+    """Requests whose ``max_tokens`` is below this are answered and not recorded."""
     seed: int = 0
     """Seed of the sampling where a client gives none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise UsageError(f"The port must be from 0 to 65535, not {self.port}.")
-        for name in ("max_sessions", "max_requests", "max_body", "max_connections", "max_tokens"):
+        for name in (
+            "max_sessions", "max_requests", "max_body", "max_connections", "max_tokens", "max_turns"
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}.")
@@ -64,6 +74,8 @@ class ServeOptions:
             raise UsageError(f"The temperature must be at least 0, not {self.temperature}.")
         if self.fixed_sampling and not self.temperature:
             raise UsageError("fixed_sampling requires temperature above 0.")
+        if self.auxiliary_max_tokens < 0:
+            raise UsageError(f"auxiliary_max_tokens must be at least 0, not {self.auxiliary_max_tokens}.")
         if self.seed < 0:
             raise UsageError(f"The seed must be at least 0, not {self.seed}.")
         if not self.model or not self.env_id:

@@ -15,8 +15,10 @@ from rollgym.core.types import SCHEMA_VERSION, Episode, EpisodeSpec, Outcome
 from rollgym.core.version import __version__
 from rollgym.engines.base import Engine
 from rollgym.io.run_dir import RunFolder
+from rollgym.serve.keys import session_key
 from rollgym.serve.options import ServeOptions
 from rollgym.serve.session import ServeContext, Session
+from rollgym.serve.session_log import FileSessionLog
 from rollgym.serve.sessions import Sessions
 from rollgym.utils.http_server import listening, web_server
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RecordingServer:
-    """An OpenAI-compatible endpoint whose conversations become episodes.
+    """An endpoint for OpenAI's and Anthropic's clients whose conversations become episodes.
 
     In a program::
 
@@ -38,7 +40,8 @@ class RecordingServer:
         engine: Samples the replies; it stays open.
         tokenizer: The model's tokenizer, or a `ChatTemplate`.
         options: Address and limits.
-        folder: Run folder for finished episodes; closed with the server.
+        folder: Run folder for finished episodes, and for the turns of open sessions, which continue after a
+            crash; closed with the server.
     """
 
     def __init__(
@@ -52,15 +55,19 @@ class RecordingServer:
         self.options = options or ServeOptions()
         self.folder = folder
         template = tokenizer if isinstance(tokenizer, ChatTemplate) else ChatTemplate(tokenizer)
+        log = FileSessionLog(folder.path) if folder is not None else None
         # One thread: tokenizing is serial anyway, and tokenizers need not be thread-safe.
         self._thread = ThreadPoolExecutor(1, "rollgym-serve")
         self._context = ServeContext(
-            engine=engine, template=template, options=self.options, in_thread=self._in_thread
+            engine=engine, template=template, options=self.options, in_thread=self._in_thread, log=log
         )
         self.sessions = Sessions(self._context, self._end)
         if folder is not None:
             self.sessions.ended.update(episode.spec.episode_id for episode in folder.done)
             folder.done.clear()
+        if log is not None:
+            for logged in log.restore(self.sessions.ended):
+                self.sessions.restore(logged)
         self._listeners: list[asyncio.Queue[Episode | None]] = []
         self._cleanups: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -104,9 +111,19 @@ class RecordingServer:
         while not self._web.started and not self._tasks[0].done():
             await asyncio.sleep(0.005)
 
-    def begin(self, spec: EpisodeSpec, metadata: Mapping[str, Any] | None = None) -> Session:
-        """Open a session for an episode."""
-        return self.sessions.begin(None, spec, metadata)
+    def session_key(self, session: Session) -> str:
+        """Return the API key that names a session."""
+        return session_key(session.name, self.options.api_key)
+
+    def begin(
+        self,
+        spec: EpisodeSpec,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        recorded_elsewhere: bool = False,
+    ) -> Session:
+        """Open a session for an episode, which the caller may record itself."""
+        return self.sessions.begin(None, spec, metadata, recorded_elsewhere=recorded_elsewhere)
 
     def episodes(self) -> AsyncIterator[Episode]:
         """Iterate over the episodes that end from now on, until the server is closed."""

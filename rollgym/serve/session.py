@@ -1,114 +1,56 @@
 """One recorded session, and the episode that it becomes.
 
 A request that continues an earlier reply extends that reply's ids; every other request is rendered from its
-messages. A turn extends the row of the previous turn only if it continues it: a retry, a rewritten history or
-a second conversation in the same session start a new row.
+messages. A turn extends the row of the previous turn only if it continues it: a retry, a rewritten history,
+a sub-agent or any other second conversation in the same session start a new row.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import hashlib
 import itertools
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from rollgym.chat import BranchingConversation, ChatTemplate
-from rollgym.chat.tokenizer import Codec
 from rollgym.core.errors import AgentError
+from rollgym.core.messages import Message, ToolSpec
 from rollgym.core.seeding import derive_seed
+from rollgym.core.tools import write_calls
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn, Usage
 from rollgym.engines.base import Engine, GenerateRequest, Generation, Sampling
+from rollgym.serve.dialects.base import Reply
+from rollgym.serve.generation import find_stop, generate_until_stop
 from rollgym.serve.options import ServeOptions
 from rollgym.serve.requests import ApiError, ChatRequest
-
-PIECE = 32
-"""Tokens that are sampled between two checks for a stop string."""
-
-
-async def generate_until_stop(
-    engine: Engine, request: GenerateRequest, stops: Sequence[str], codec: Codec
-) -> Generation:
-    """Sample a reply; one with a stop string ends with the token that completes it."""
-    if not stops:
-        return _whole(await engine.generate(request))
-    pieces: list[Generation] = []
-    ids: tuple[int, ...] = ()
-    left = request.sampling.max_tokens
-    while True:
-        size = min(PIECE, left)
-        piece_request = dataclasses.replace(
-            request,
-            prompt_ids=request.prompt_ids + ids,
-            sampling=dataclasses.replace(request.sampling, max_tokens=size),
-        )
-        pieces.append(_whole(await engine.generate(piece_request)))
-        ids += pieces[-1].token_ids
-        left -= len(pieces[-1].token_ids)
-        if find_stop(codec.decode(ids, special=False), stops) is not None:
-            return _cut(_joined(pieces), _tokens_to_stop(ids, stops, codec))
-        if pieces[-1].finish_reason == "stop" or left < 1 or len(pieces[-1].token_ids) < size:
-            return _joined(pieces)
-
-
-def find_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Return the position of the first stop string."""
-    return min((text.index(stop) for stop in stops if stop in text), default=None)
-
-
-def _whole(generation: Generation) -> Generation:
-    if generation.finish_reason == "aborted":
-        raise AgentError("The reply was aborted.")
-    return generation
-
-
-def _joined(pieces: Sequence[Generation]) -> Generation:
-    spans: list[tuple[int, int]] = []
-    for version, count in (span for piece in pieces for span in piece.version_spans):
-        if spans and spans[-1][0] == version:
-            spans[-1] = (version, spans[-1][1] + count)
-        else:
-            spans.append((version, count))
-    return Generation(
-        token_ids=tuple(number for piece in pieces for number in piece.token_ids),
-        logprobs=tuple(value for piece in pieces for value in piece.logprobs),
-        finish_reason=pieces[-1].finish_reason,
-        version_spans=tuple(spans),
-        queue_seconds=sum(piece.queue_seconds for piece in pieces),
-        generate_seconds=sum(piece.generate_seconds for piece in pieces),
-    )
-
-
-def _tokens_to_stop(ids: Sequence[int], stops: Sequence[str], codec: Codec) -> int:
-    """Return the number of tokens up to the one that completes a stop string."""
-    for count in range(max(1, len(ids) - PIECE), len(ids)):
-        if find_stop(codec.decode(ids[:count], special=False), stops) is not None:
-            return count
-    return len(ids)
-
-
-def _cut(generation: Generation, count: int) -> Generation:
-    spans, left = [], count
-    for version, length in generation.version_spans:
-        if left > 0:
-            spans.append((version, min(length, left)))
-            left -= length
-    return dataclasses.replace(
-        generation,
-        token_ids=generation.token_ids[:count],
-        logprobs=generation.logprobs[:count],
-        finish_reason="stop",
-        version_spans=tuple(spans),
-    )
-
 
 _log = logging.getLogger(__name__)
 MAX_CONVERSATIONS = 64
 """Number of most recent replies per session that a request can continue with the sampled ids."""
+MAX_KEPT_TOKENS = 500_000
+"""Bound on the tokens of all those replies with their prompts; twice the latest where that is more."""
+_ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class SessionLog(Protocol):
+    """Keeps what open sessions have recorded, so that it survives the process."""
+
+    def begin(self, session: Session, by_content: bool) -> None:
+        """Record the start of a session."""
+
+    def add_turn(self, session: Session, turn: Turn) -> None:
+        """Record a turn."""
+
+    def add_reward(self, session: Session, reward: float, success: bool | None) -> None:
+        """Record a reward for the latest turn."""
+
+    def end(self, session: Session) -> None:
+        """Remove a session whose episode is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,33 +62,49 @@ class ServeContext:
     options: ServeOptions
     in_thread: Callable[..., Awaitable[Any]]
     """Runs a function in the tokenizer thread, so that it does not block the event loop."""
+    log: SessionLog | None = None
+    """Keeps the turns of open sessions on disk."""
     noticed: set[tuple[str, ...]] = field(default_factory=set)
     """Sets of ignored sampling fields that have been logged."""
 
-    def notice(self, ignored: tuple[str, ...]) -> None:
-        """Log, once per set of fields, that requests set sampling fields that are ignored."""
+    def notice(self, ignored: tuple[str, ...], reason: str) -> None:
+        """Log, once per set of fields, that requests set fields that are ignored."""
         if ignored and ignored not in self.noticed:
             self.noticed.add(ignored)
-            _log.warning(
-                "Requests set %s, which is ignored: replies are sampled with the run's settings "
-                "(temperature %g, all tokens, one seed per episode).",
-                ", ".join(ignored),
-                self.options.temperature or 0.0,
-            )
+            _log.warning("Requests set %s, which is ignored: %s.", ", ".join(ignored), reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """The reply to a client."""
+class Answer:
+    """The replies to one request."""
 
-    session: str
-    text: str
-    finish_reason: str
-    tokens: tuple[tuple[str, float], ...]
-    """Text and log-prob of each token."""
-    usage: Usage
+    id: str
+    """Names the answer within the server."""
+    replies: tuple[Reply, ...]
     ignored: tuple[str, ...] = ()
-    """Sampling fields of the request that were not used."""
+    """Fields of the request that were not used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A conversation after a reply, which a later request may continue."""
+
+    conversation: BranchingConversation
+    num_tokens: int
+    call_ids: Mapping[str, str]
+    """Ids of the reply's tool calls: those that the client knows, and those of the conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompt:
+    """A request as token ids, ready to be sampled from."""
+
+    conversation: BranchingConversation
+    ids: tuple[int, ...]
+    added: tuple[int, ...]
+    """The ids after the last reply of the row: all of them in a new row."""
+    continues: bytes | None
+    """Digest of the conversation whose row this extends."""
 
 
 class Session:
@@ -160,6 +118,8 @@ class Session:
         self.metadata = dict(metadata)
         self.turns: list[Turn] = []
         self.instructions = ""
+        self.tools: tuple[ToolSpec, ...] = ()
+        """Tools of the first request."""
         self.success: bool | None = None
         self.rewarded = False
         self.ended = False
@@ -177,12 +137,15 @@ class Session:
         self.running: set[asyncio.Task[Any]] = set()
         """The requests in flight."""
         self.last_active = time.monotonic()
-        self.conversations: OrderedDict[bytes, BranchingConversation] = OrderedDict()
+        self.conversations: OrderedDict[bytes, Kept] = OrderedDict()
         self._context = context
-        self.last: bytes | None = None
-        """Digest of the conversation after the latest reply."""
+        self.last_keys: tuple[bytes, ...] = ()
+        """Digests of the conversation after the latest reply, one for each form in which it may return."""
+        self.histories: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+        """Messages up to each of the latest answers, by its id, for clients that continue an answer by id."""
         self._numbers = itertools.count()
-        self._started = time.time()
+        self._auxiliary = itertools.count()
+        self.started = time.time()
         self._clock = time.perf_counter()
         self._replied = 0.0
 
@@ -191,21 +154,26 @@ class Session:
         """Seconds since the last request; 0 while one is in flight."""
         return 0.0 if self.running else time.monotonic() - self.last_active
 
-    async def answer(self, request: ChatRequest) -> Reply:
-        """Sample a reply and add it to the episode.
+    async def answer(self, request: ChatRequest, *, record: bool = True) -> Answer:
+        """Sample the replies to a request and add them to the episode.
+
+        Args:
+            request: The request.
+            record: Whether the replies become turns; False for an auxiliary call.
 
         Raises:
             ApiError: The session has ended, reached a limit, or the request does not fit the context.
         """
         self.check_open()
-        self._check_limits()
-        number = next(self._numbers)
-        self._pass_time()
+        if record:
+            self._check_limits()
+            self._pass_time()
+        number = next(self._numbers if record else self._auxiliary)
         task = asyncio.current_task()
         assert task is not None
         self.running.add(task)
         try:
-            return await self._answer(request, f"{self.name}/{number}", number)
+            return await self._answer(request, number, record)
         except asyncio.CancelledError:
             self.check_open()  # ended meanwhile: the client gets that as an error
             raise
@@ -217,30 +185,108 @@ class Session:
             self.last_active = time.monotonic()
             self.changed.set()
 
-    async def _answer(self, request: ChatRequest, name: str, number: int) -> Reply:
-        context = self._context
-        past = request.keys[-1] if request.keys and request.keys[-1] in self.conversations else None
-        conversation: BranchingConversation = await context.in_thread(
-            _continue, context.template, self.conversations.get(past or b""), request
-        )
-        prompt, added = conversation.prompt_ids, conversation.added_ids
-        sampling, ignored = self._sampling(request, conversation, number)
-        generation = await generate_until_stop(
-            context.engine,
-            GenerateRequest(request_id=name, prompt_ids=prompt, sampling=sampling, session=self.name),
-            request.stops,
-            context.template.codec,
-        )
+    async def _answer(self, request: ChatRequest, number: int, record: bool) -> Answer:
+        name = f"{number}_{self.name}" if record else f"aux{number}_{self.name}"
+        self._context.notice(request.ignored, "neither calls nor reasoning can be forced")
+        prompt = await self._prompt(request)
+        sampling, overruled = self._sampling(request, prompt, number, record)
+        generations = await self._generate(request, name, prompt, sampling)
         self.check_open()
-        whole = conversation.reply(generation.token_ids)
-        text = whole[: find_stop(whole, request.stops)]
-        continues = past is not None and past == self.last and not conversation.new_row
-        usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(generation.token_ids))
-        turn = Turn(
+        replies = []
+        for index, generation in enumerate(generations):
+            conversation = (
+                prompt.conversation if index == len(generations) - 1 else prompt.conversation.fork()
+            )
+            whole = conversation.reply(generation.token_ids)
+            reply = self._reply(request, conversation.last_message, whole, generation, f"{name}/{index}")
+            reply = replace(reply, usage=replace(reply.usage, prompt_tokens=len(prompt.ids)))
+            if record:
+                known = zip(reply.message.tool_calls, conversation.last_message.tool_calls, strict=False)
+                kept = Kept(
+                    conversation=conversation,
+                    num_tokens=len(prompt.ids) + len(generation.token_ids),
+                    call_ids={shown.id: call.id for shown, call in known},
+                )
+                self._keep(request, kept, self._turn(request, prompt, generation, reply, whole), reply)
+            replies.append(reply)
+        return Answer(id=name, replies=tuple(replies), ignored=(*request.ignored, *overruled))
+
+    async def _prompt(self, request: ChatRequest) -> _Prompt:
+        past = request.keys[-1] if request.keys and request.keys[-1] in self.conversations else None
+        conversation: BranchingConversation = await self._context.in_thread(
+            continued, self._context.template, self.conversations.get(past or b""), request
+        )
+        return _Prompt(
+            conversation=conversation,
+            ids=conversation.prompt_ids,
+            added=conversation.added_ids,
+            continues=None if conversation.new_row else past,
+        )
+
+    async def _generate(
+        self, request: ChatRequest, name: str, prompt: _Prompt, sampling: Sampling
+    ) -> Sequence[Generation]:
+        """Sample as many replies as the request asks for, at once."""
+        tasks = []
+        for index in range(request.n):
+            # The first reply is the one that a request for a single reply gets.
+            seed = sampling.seed if index == 0 else derive_seed("sibling", sampling.seed, index)
+            generate = GenerateRequest(
+                request_id=f"{name}/{index}",
+                prompt_ids=prompt.ids,
+                sampling=replace(sampling, seed=seed),
+                session=self.name,
+            )
+            work = generate_until_stop(
+                self._context.engine, generate, request.stops, self._context.template.codec
+            )
+            tasks.append(asyncio.create_task(work))
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _reply(
+        self,
+        request: ChatRequest,
+        message: Message,
+        whole: str,
+        generation: Generation,
+        name: str,
+    ) -> Reply:
+        """Return what the client sees of a reply."""
+        in_parts = message.tool_calls or message.reasoning or self._context.template.tools.format.channels
+        if not in_parts or (request.max_calls == 0 and message.tool_calls):
+            message = Message(role="assistant", content=whole)
+        text = message.text[: find_stop(message.text, request.stops)]
+        calls = tuple(
+            replace(call, id=_call_id(f"{name}/{index}"))
+            for index, call in enumerate(message.tool_calls[: request.max_calls])
+        )
+        reason = generation.finish_reason
+        texts = (self._context.template.codec.decode([token_id]) for token_id in generation.token_ids)
+        return Reply(
+            message=replace(message, content=text, tool_calls=calls),
+            finish_reason="tool_calls" if calls and reason == "stop" else reason,
+            stop=min((stop for stop in request.stops if stop in whole), key=whole.index, default=None),
+            tokens=tuple(zip(texts, generation.logprobs, strict=True)) if request.logprobs else (),
+            usage=Usage(completion_tokens=len(generation.token_ids)),
+        )
+
+    def _turn(
+        self, request: ChatRequest, prompt: _Prompt, generation: Generation, reply: Reply, whole: str
+    ) -> Turn:
+        continues = prompt.continues is not None and prompt.continues in self.last_keys
+        message = reply.message
+        action = write_calls(message.tool_calls) if message.tool_calls else message.text
+        return Turn(
             observation=request.text,
-            action=text,
-            response=whole if whole != text else None,
-            prompt_ids=added if continues else prompt,
+            action=action,
+            response=whole if whole != action else None,
+            message=message.to_openai() if request.tools else None,
+            prompt_ids=prompt.added if continues else prompt.ids,
             action_ids=generation.token_ids,
             logprobs=generation.logprobs,
             new_row=bool(self.turns) and not continues,
@@ -248,27 +294,17 @@ class Session:
             version_spans=generation.version_spans,
             finish_reason=generation.finish_reason,
             seconds=Seconds(queue=generation.queue_seconds, generate=generation.generate_seconds),
-            usage=usage,
-        )
-        self._keep(request.key_after(text), conversation, turn, request.system)
-        texts = (context.template.codec.decode([token_id]) for token_id in generation.token_ids)
-        return Reply(
-            session=self.name,
-            text=text,
-            finish_reason=generation.finish_reason,
-            tokens=tuple(zip(texts, generation.logprobs, strict=True)) if request.logprobs else (),
-            usage=usage,
-            ignored=ignored,
+            usage=reply.usage,
         )
 
     def _sampling(
-        self, request: ChatRequest, conversation: BranchingConversation, number: int
+        self, request: ChatRequest, prompt: _Prompt, number: int, record: bool
     ) -> tuple[Sampling, tuple[str, ...]]:
-        """Return the sampling of the reply, and the ignored fields of the request."""
-        options, length = self._context.options, len(conversation.prompt_ids)
+        """Return the sampling of the reply, and the sampling fields of the request that are ignored."""
+        options, length = self._context.options, len(prompt.ids)
         room = self._context.engine.context_length - length
-        self.context_full = room < 1
-        if self.context_full:
+        self.context_full = room < 1 if record else self.context_full
+        if room < 1:
             raise ApiError(
                 400,
                 f"The conversation has {length} tokens, which leaves no room for a reply in a context of "
@@ -281,28 +317,59 @@ class Session:
         if options.fixed_sampling:
             ignored = _overruled(request, options)
             fields, seed = {}, None
-            self._context.notice(ignored)
+            self._context.notice(
+                ignored,
+                "replies are sampled with the run's settings "
+                f"(temperature {options.temperature:g}, all tokens, one seed per episode)",
+            )
         if options.temperature is not None:
             fields["temperature"] = options.temperature
         limits = [value for value in (request.max_tokens, options.max_tokens) if value is not None]
+        stream = "serve" if record else "serve-auxiliary"
         sampling = Sampling(
             **fields,
             max_tokens=min([*limits, room]),
-            stop_ids=conversation.stop_ids,
-            seed=derive_seed("serve", self.spec.sampling_seed, number) if seed is None else seed,
+            stop_ids=prompt.conversation.stop_ids,
+            seed=derive_seed(stream, self.spec.sampling_seed, number) if seed is None else seed,
         )
         return sampling, ignored
 
-    def _keep(self, key: bytes, conversation: BranchingConversation, turn: Turn, system: str) -> None:
+    def _keep(self, request: ChatRequest, kept: Kept, turn: Turn, reply: Reply) -> None:
         if not self.turns:
-            self.instructions = system
+            self.instructions, self.tools = request.system, request.tools
+        elif not turn.new_row and any(message.role == "tool" for message in request.new_messages):
+            # As an environment with tools reports the results of the calls.
+            results = [message.to_openai() for message in request.new_messages]
+            self.turns[-1] = replace(self.turns[-1], info={"messages": results})
         self.turns.append(turn)
         self.context_full, self.last_error = False, None
-        self.conversations[key] = conversation
-        self.conversations.move_to_end(key)
-        while len(self.conversations) > MAX_CONVERSATIONS:
-            self.conversations.popitem(last=False)
-        self.last = key
+        keys = [request.key_after(reply.message)]
+        if reply.stop is not None and not reply.message.tool_calls:
+            # Many clients append the stop string that ended a reply: these are the sampled tokens as well.
+            whole = replace(reply.message, content=reply.message.text + reply.stop)
+            keys.append(request.key_after(whole))
+        for key in keys:
+            self.conversations[key] = kept
+            self.conversations.move_to_end(key)
+        total = sum(other.num_tokens for other in self.conversations.values())
+        most = max(MAX_KEPT_TOKENS, 2 * kept.num_tokens)
+        while len(self.conversations) > MAX_CONVERSATIONS or total > most:
+            total -= self.conversations.popitem(last=False)[1].num_tokens
+        self.last_keys = tuple(keys)
+        self._replied = time.perf_counter()
+        if self._context.log is not None and not self.recorded_elsewhere:
+            self._context.log.add_turn(self, turn)
+
+    def keep_history(self, answer_id: str, messages: tuple[Message, ...]) -> None:
+        """Remember the messages up to an answer."""
+        self.histories[answer_id] = messages
+        while len(self.histories) > MAX_CONVERSATIONS:
+            self.histories.popitem(last=False)
+
+    def restore(self, turns: Sequence[Turn], last_keys: Sequence[bytes], started: float) -> None:
+        """Continue with the turns of an earlier process; the next turn starts a new row."""
+        self.turns, self.last_keys, self.started = list(turns), tuple(last_keys), started
+        self._numbers = itertools.count(len(self.turns))
         self._replied = time.perf_counter()
 
     def _pass_time(self) -> None:
@@ -318,7 +385,8 @@ class Session:
 
     def _check_limits(self) -> None:
         limits = self.spec.limits
-        if limits.turns is not None and len(self.turns) >= limits.turns:
+        turns = self._context.options.max_turns if limits.turns is None else limits.turns
+        if len(self.turns) >= turns:
             self.limit = Outcome.TURN_LIMIT
         tokens = sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in self.turns)
         if limits.tokens is not None and tokens >= limits.tokens:
@@ -340,6 +408,8 @@ class Session:
         except ValueError as error:
             raise ApiError(400, f"Invalid reward: {error}.", param="reward") from None
         self.success = success if success is not None else self.success
+        if self._context.log is not None and not self.recorded_elsewhere:
+            self._context.log.add_reward(self, reward, success)
         self.rewarded = True
         self.last_active = time.monotonic()
 
@@ -372,10 +442,11 @@ class Session:
             outcome=outcome,
             turns=tuple(turns),
             instructions=self.instructions,
+            tools=self.tools,
             reset_info=self.metadata,
             success=None if outcome.failed else self.success,
             error=error,
-            started=self._started,
+            started=self.started,
             seconds=time.perf_counter() - self._clock,
         )
 
@@ -387,11 +458,21 @@ def _overruled(request: ChatRequest, options: ServeOptions) -> tuple[str, ...]:
     return tuple(ignored if request.seed is None else [*ignored, "seed"])
 
 
-def _continue(
-    template: ChatTemplate, past: BranchingConversation | None, request: ChatRequest
-) -> BranchingConversation:
+def _call_id(name: str) -> str:
+    """Return an id for a tool call: nine letters and digits, which every chat template accepts."""
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    return "".join(_ID_LETTERS[number // 36**place % 36] for place in range(9))
+
+
+def continued(template: ChatTemplate, past: Kept | None, request: ChatRequest) -> BranchingConversation:
+    """Return the conversation of a request: the one that it continues, or one rendered from its messages."""
     if past is None:
-        return BranchingConversation.begin(template, request.system, request.messages)
-    conversation = past.fork()
-    conversation.observe(request.text)
+        return BranchingConversation.begin(template, request.system, request.messages, request.tools)
+    conversation = past.conversation.fork()
+    conversation.observe(
+        [
+            replace(message, tool_call_id=past.call_ids.get(message.tool_call_id, message.tool_call_id))
+            for message in request.new_messages
+        ]
+    )
     return conversation

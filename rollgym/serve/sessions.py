@@ -7,11 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rollgym.core.messages import Message
 from rollgym.core.seeding import derive_seed
 from rollgym.core.serialization import jsonable
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Limits, Outcome
-from rollgym.serve.requests import ApiError, ChatRequest, OpenBody, check_name
-from rollgym.serve.session import ServeContext, Session
+from rollgym.serve.requests import ApiError, ChatRequest, OpenBody, check_name, shown
+from rollgym.serve.session import ServeContext, Session, continued
+from rollgym.serve.session_log import LoggedSession
+
+AUXILIARY = "@auxiliary"
+"""Session name in the engine of auxiliary calls that belong to no session; no client can choose it."""
 
 
 class Sessions:
@@ -31,17 +36,48 @@ class Sessions:
         self._keys: dict[str, list[bytes]] = {}
 
     def begin(
-        self, name: str | None, spec: EpisodeSpec | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        name: str | None,
+        spec: EpisodeSpec | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        recorded_elsewhere: bool = False,
+        by_content: bool = False,
     ) -> Session:
-        """Open a session."""
+        """Open a session.
+
+        Args:
+            name: Its name; ``None`` makes one up.
+            spec: The episode; by default one of the server's environment.
+            metadata: Recorded with the episode.
+            recorded_elsewhere: Whether the caller writes the episode.
+            by_content: Whether requests find the session by their content.
+        """
         name = check_name(name) if name is not None else f"s-{secrets.token_hex(8)}"
         if name in self.ended or name in self.open:
             raise ApiError(409, f"A session {name} exists already: choose another name.")
         if len(self.open) >= self._context.options.max_sessions:
             raise ApiError(429, f"{len(self.open)} sessions are open, which is the limit: end some first.")
         session = Session(self._context, name, spec or self._spec(name, OpenBody()), metadata or {})
+        session.recorded_elsewhere = recorded_elsewhere
+        if self._context.log is not None and not recorded_elsewhere:
+            self._context.log.begin(session, by_content)
         self.open[name] = session
+        if by_content:
+            self._keys[name] = []
         return session
+
+    def restore(self, logged: LoggedSession) -> None:
+        """Continue a session of an earlier process."""
+        session = Session(self._context, logged.name, logged.spec, logged.metadata)
+        session.restore(logged.turns, logged.keys[-1] if logged.keys else (), logged.started)
+        session.success, session.rewarded = logged.success, logged.rewarded
+        session.instructions, session.tools = logged.instructions, logged.tools
+        self.open[session.name] = session
+        if logged.by_content:
+            self._keys[session.name] = list(dict.fromkeys(key for keys in logged.keys for key in keys))
+            for key in self._keys[session.name]:
+                self._nameless.setdefault(key, []).append(session)
 
     def begin_from_request(self, body: OpenBody) -> Session:
         """Open the session that a client asks for."""
@@ -76,25 +112,54 @@ class Sessions:
         if name in self.ended:
             raise ApiError(410, f"Session {name} has ended: open another one.", code="session_ended")
 
-    def find_or_begin(self, request: ChatRequest) -> Session:
-        """Return the session that a request without a session name continues, or a new one."""
+    def of_request(self, name: str | None, request: ChatRequest, record: bool) -> Session:
+        """Return the session of a request: by name, or the one that it continues, or a new one.
+
+        An auxiliary call (``record`` is false) without a name opens no session.
+        """
+        if name is not None:
+            return self.get_or_begin(name)
         for key in reversed(request.keys):
             sessions = self._nameless.get(key)
             if sessions:
-                fresh = [session for session in sessions if session.last == key and not session.running]
+                fresh = [session for session in sessions if key in session.last_keys and not session.running]
                 return (fresh or sessions[-1:])[0]
-        session = self.begin(None)
-        self._keys[session.name] = []
-        return session
+        if not record:
+            return Session(self._context, AUXILIARY, self._spec(AUXILIARY, OpenBody()), {})
+        return self.begin(None, by_content=True)
+
+    def history(self, answer_id: str, name: str | None) -> tuple[Session, tuple[Message, ...]]:
+        """Return the session and the messages of an earlier answer.
+
+        Args:
+            answer_id: The id of the answer.
+            name: The session that the request names, if any.
+        """
+        session = self.open.get(answer_id.partition("_")[2])
+        if session is None or answer_id not in session.histories or name not in (None, session.name):
+            raise ApiError(
+                404,
+                f"No response with the id {shown(answer_id)} in an open session: send all items instead.",
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        return session, session.histories[answer_id]
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return the number of tokens of a request as a prompt."""
+        conversation = await self._context.in_thread(continued, self._context.template, None, request)
+        return len(conversation.prompt_ids)
 
     def remember(self, session: Session) -> None:
         """Index a session without a client-given name by its conversation, so that requests find it."""
-        keys, last = self._keys.get(session.name), session.last
-        if keys is not None and last is not None and not session.ended:
-            sessions = self._nameless.setdefault(last, [])
+        keys = self._keys.get(session.name)
+        if keys is None or session.ended:
+            return
+        for key in session.last_keys:
+            sessions = self._nameless.setdefault(key, [])
             if session not in sessions:
                 sessions.append(session)
-                keys.append(last)
+                keys.append(key)
 
     def finish(self, session: Session, outcome: Outcome, error: Failure | None = None) -> Episode:
         """End a session and hand out its episode."""
@@ -105,6 +170,8 @@ class Sessions:
         self.release(session)
         self.outcomes[outcome] += 1
         self._on_end(session, episode)
+        if self._context.log is not None:
+            self._context.log.end(session)
         return episode
 
     def release(self, session: Session) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from rollgym.core.agent import Agent, AgentAction, Briefing, Player
 from rollgym.core.errors import AgentError, ContextFull, EnvError, RunError, UsageError, WorkerLost, one_line
+from rollgym.core.messages import Message
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome
 from rollgym.pool.base import EnvSession, Reset, Step
 from rollgym.rewards import Scorer
@@ -130,9 +131,10 @@ _Event = Literal["turn", "limit", "ended", "exit"]
 class SubprocessAgent(Agent):
     """Runs a program for each episode.
 
-    The program gets the endpoint in ``OPENAI_BASE_URL`` (and a key in ``OPENAI_API_KEY``), and its task as
-    one JSON object on standard input. It reports the reward with ``POST
-    $ROLLGYM_SESSION/reward`` or in its last line of output, such as ``{"reward": 1.0, "success": true}``.
+    The program gets the endpoint in ``OPENAI_BASE_URL`` and ``ANTHROPIC_BASE_URL``, the key of its session in
+    ``OPENAI_API_KEY`` and ``ANTHROPIC_API_KEY``, and its task as one JSON object on standard input. It
+    reports the reward with ``POST $ROLLGYM_SESSION/reward`` or in its last line of output, such as
+    ``{"reward": 1.0, "success": true}``.
 
     Args:
         server: The endpoint, already started.
@@ -202,11 +204,14 @@ class SubprocessAgent(Agent):
 
     def environment(self, session: Session) -> dict[str, str]:
         """Return the environment variables of a program."""
-        url = self.server.session_url(session)
+        url, key = self.server.session_url(session), self.server.session_key(session)
         variables = {
             "OPENAI_BASE_URL": f"{url}/v1",
-            "OPENAI_API_KEY": self.server.options.api_key or "none",
+            "OPENAI_API_KEY": key,
             "OPENAI_MODEL": self.server.options.model,
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": key,
+            "ANTHROPIC_MODEL": self.server.options.model,
             "ROLLGYM_SESSION": url,
         }
         return {**os.environ, **self._env, **variables}
@@ -214,6 +219,10 @@ class SubprocessAgent(Agent):
     def _check_free(self, spec: EpisodeSpec) -> None:
         if spec.episode_id in self._playing:
             raise UsageError(f"Episode {spec.episode_id} is already running.")
+
+
+def _success(session: Session) -> dict[str, Any]:
+    return {} if session.success is None else {"success": session.success}
 
 
 class SubprocessEpisode(Player, EnvSession):
@@ -242,10 +251,9 @@ class SubprocessEpisode(Player, EnvSession):
         """Start the program and wait for the model's first reply to it."""
         self.started = True
         try:
-            self._session = self._agent.server.begin(self.spec, self._metadata)
+            self._session = self._agent.server.begin(self.spec, self._metadata, recorded_elsewhere=True)
         except ApiError as error:
             raise EnvError(f"No session could be opened for the program: {error}") from None
-        self.session.recorded_elsewhere = True
         environment = self._agent.environment(self.session)
         task = json.dumps(self._task(environment)).encode() + b"\n"
         self._process = await Process.start(self._agent.command, task, environment, self._agent.cwd)
@@ -256,6 +264,7 @@ class SubprocessEpisode(Player, EnvSession):
             observation=self.session.turns[0].observation,
             info=self.session.metadata,
             instructions=self.session.instructions,
+            tools=self.session.tools,
         )
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> AgentAction:
@@ -263,7 +272,9 @@ class SubprocessEpisode(Player, EnvSession):
         if self._failed is not None:
             raise self._failed
         turn = self.session.turns[self._next]
-        return AgentAction(**{field.name: getattr(turn, field.name) for field in fields(AgentAction)})
+        values = {field.name: getattr(turn, field.name) for field in fields(AgentAction)}
+        values["message"] = Message.from_openai(turn.message) if turn.message is not None else None
+        return AgentAction(**values)
 
     async def step(self, action: str) -> Step:
         """Wait for the program's next request, or its end."""
@@ -285,7 +296,7 @@ class SubprocessEpisode(Player, EnvSession):
             reward=session.turns[self._next - 1].reward,
             terminated=event in ("ended", "exit") and not truncated and self._failed is None,
             truncated=truncated,
-            info={} if session.success is None else {"success": session.success},
+            info=session.turns[self._next - 1].info | _success(session),
             seconds=time.perf_counter() - began,
         )
 

@@ -11,6 +11,7 @@ from rollgym.core.agent import (
     Agent,
     AgentAction,
     AgentSetup,
+    Briefing,
     FunctionAgent,
     as_agent,
     list_agents,
@@ -18,6 +19,7 @@ from rollgym.core.agent import (
     register_agent,
 )
 from rollgym.core.errors import AgentError, UnknownName, UsageError
+from rollgym.core.types import EpisodeSpec
 
 SETUP = AgentSetup(env_id="test/Env-v0")
 
@@ -107,7 +109,8 @@ def test_a_class_is_an_agent_with_options(module: str, play: Any) -> None:
 
 def test_players_of_one_agent_share_no_state(module: str) -> None:
     agent: Any = make_agent(f"{module}:Counter", SETUP)
-    first, second = agent.player(None), agent.player(None)
+    briefing = Briefing(spec=EpisodeSpec(episode_id="e", env_id="test/Env-v0"), instructions="")
+    first, second = agent.player(briefing), agent.player(briefing)
 
     async def both() -> list[str]:
         return [await player.act("", {}) for player in (first, first, second)]

@@ -120,6 +120,16 @@ def test_play_ends_quietly_where_the_input_does(
     assert ran.out.rstrip().endswith("Bye.")
 
 
+def test_play_takes_tool_calls_as_words(rollgym_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = 'turn right 3\n{"name": "turn", "arguments": {"direction": "left"}}\npull\nn\n'
+    monkeypatch.setattr(sys, "stdin", io.StringIO(words))
+    ran = rollgym_command("play", "tool_envs:Safe", "--seed", 1)
+    assert ran.code == 0, ran.err
+    assert "turn(direction, steps): Turn the dial." in ran.out
+    assert "The dial shows 3." in ran.out
+    assert "The dial shows 2." in ran.out
+
+
 def test_play_shows_a_win(rollgym_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("yes\nyes\nyes\nn\n"))
     assert "You did it! Return 3 in 3 turns." in rollgym_command("play", "faulty:Counting").out

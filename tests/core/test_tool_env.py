@@ -17,7 +17,7 @@ import rollgym
 from rollgym import StepResult, ToolCall, ToolEnv, ToolSpec, tool
 from rollgym.core.agent import Briefing
 from rollgym.core.errors import UsageError
-from rollgym.core.tools import BadCall, read_calls
+from rollgym.core.tools import BadCall, list_tools, read_calls, typed_call
 
 
 def call(name, **arguments):
@@ -140,7 +140,10 @@ def test_an_invalid_call_is_an_invalid_action(safe, action, message):
     observation, reward, terminated, truncated, info = safe.step(action)
     assert message in observation
     assert (reward, terminated, truncated, info["valid"]) == (0.0, False, False, False)
-    assert message in info["messages"][0]["content"]
+    (first, *_) = info["messages"]
+    assert message in first["content"] or first["content"].startswith(
+        "No valid tool call. The tools are: turn"
+    )
     assert safe.turns == 0
 
 
@@ -187,6 +190,27 @@ def test_a_code_fence_around_a_call_is_accepted():
     assert read_calls('```json\n{"name": "pull"}\n```') == (ToolCall(name="pull"),)
     with pytest.raises(BadCall):
         read_calls('Here: {"name": "pull"}')
+
+
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        ("turn right 3", {"name": "turn", "arguments": {"direction": "right", "steps": 3}}),
+        ("turn", {"name": "turn", "arguments": {}}),
+        ("turn left x", {"name": "turn", "arguments": {"direction": "left", "steps": "x"}}),
+        ("pull hard", {"name": "pull", "arguments": {}}),
+        ('note 3 {"x": 1} ["a", "b"]', {"name": "note", "arguments": {"text": "3", "point": '{"x":'}}),
+    ],
+)
+def test_people_may_type_words(line, call):
+    made = json.loads(typed_call(line, Safe().tools))
+    assert made["name"] == call["name"]
+    assert made["arguments"].items() >= call["arguments"].items()
+
+
+def test_other_lines_are_left_alone():
+    assert typed_call("up", Safe().tools) == "up"
+    assert list_tools(Safe().tools).splitlines()[1] == "turn(direction, steps): Turn the dial."
 
 
 def test_random_calls_are_valid():
@@ -259,6 +283,13 @@ def test_tools_that_are_not_methods():
     assert env.step('{"name": "echo", "arguments": {"text": "a"}}')[0] == "echo: {'text': 'a'}"
     assert not env.step('{"name": "other"}')[4]["valid"]
     assert json.loads(env.random_action("", {}, np.random.default_rng(0)))["name"] == "echo"
+
+
+def test_a_tool_does_not_replace_a_method_of_environments():
+    cls = type("Broken", (ToolEnv,), {"close": tool(lambda self: "closed")})
+    cls.close._rollgym_tool = "close"
+    with pytest.raises(UsageError, match=r"Broken.close replaces a method of environments"):
+        cls()
 
 
 def no_hint(self, a): ...

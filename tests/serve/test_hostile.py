@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollgym.serve.requests import ApiError, read_chat
+from rollgym.serve.dialects import AnthropicMessages, OpenAIChat, OpenAIResponses
+from rollgym.serve.requests import ApiError
+from rollgym.testing import ScriptedEngine
 
 Serving = Callable[..., Any]
 TEXT = "@ F F F\nF H F H"
@@ -42,12 +45,56 @@ FIELDS = [
     "stream",
     "logprobs",
     "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "input",
+    "instructions",
+    "include",
+    "text",
+    "previous_response_id",
+    "system",
+    "stop_sequences",
+    "thinking",
 ]
 ROLES = st.sampled_from(["user", "assistant", "system", "tool"])
-MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": JSON}), max_size=5)
+CALLS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "id": st.sampled_from(["a", "b"]) | JSON,
+            "type": st.just("function"),
+            "function": st.fixed_dictionaries({}, optional={"name": JSON, "arguments": JSON}) | JSON,
+        },
+    )
+    | JSON,
+    max_size=3,
+)
+BLOCKS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "input_text", "image"])},
+        optional={
+            "text": JSON,
+            "thinking": JSON,
+            "id": st.sampled_from(["a", "b"]),
+            "tool_use_id": st.sampled_from(["a", "b"]) | JSON,
+            "name": st.just("f") | JSON,
+            "input": JSON,
+            "content": JSON,
+        },
+    ),
+    max_size=4,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": ROLES, "content": JSON | BLOCKS | st.text(max_size=5)},
+        optional={"tool_calls": CALLS, "tool_call_id": st.sampled_from(["a", "b"]) | JSON, "name": JSON},
+    ),
+    max_size=5,
+)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     changes=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
     messages=MESSAGES | st.none(),
@@ -56,17 +103,31 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": JSON}), max
 def test_whatever_is_sent_is_read_or_refused_with_a_sentence(
     changes: dict[str, Any], messages: Any, body: bytes | None
 ) -> None:
-    told = GOOD | ({"messages": messages} if messages is not None else {}) | changes
-    answer: Any
-    try:
-        answer = read_chat(json.dumps(told).encode() if body is None else body)
-    except ApiError as refused:
-        answer = refused
-    if isinstance(answer, ApiError):
-        assert answer.status == 400
-        assert str(answer).endswith(".")
-    else:
-        assert answer.messages[-1]["role"] == "user"
+    dialects: list[tuple[Any, dict[str, Any], str]] = [
+        (OpenAIChat(), GOOD, "messages"),
+        (OpenAIResponses(), RESPONSES, "input"),
+        (AnthropicMessages(), GOOD, "messages"),
+    ]
+    for dialect, good, name in dialects:
+        told = good | ({name: messages} if messages is not None else {}) | changes
+        data = json.dumps(told).encode() if body is None else body
+        answer: Any
+        try:
+            answer = dialect.read(data, lambda response_id: ())
+        except ApiError as refused:
+            answer = refused
+        if isinstance(answer, ApiError):
+            assert answer.status == 400
+            assert str(answer).endswith(".")
+        else:
+            assert answer.chat.messages[-1].role in ("user", "tool")
+
+
+RESPONSES = {"model": "policy", "input": TEXT, "max_output_tokens": 4}
+PATHS = [
+    *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/session", "/session/x/end", "/session/x/reward", "/rl/reward"),
+]
 
 
 def test_fuzzed_requests_over_http_are_never_a_500(serving: Serving) -> None:
@@ -74,7 +135,8 @@ def test_fuzzed_requests_over_http_are_never_a_500(serving: Serving) -> None:
         seen: set[int] = set()
 
         async def send(changes: dict[str, Any], path: str) -> None:
-            data = json.dumps(GOOD | changes).encode()
+            good = RESPONSES if path == "/v1/responses" else GOOD
+            data = json.dumps(good | changes).encode()
             head = {"content-type": "application/json"}
             answer = await place.http.post(path, content=data, headers=head)
             seen.add(answer.status_code)
@@ -84,16 +146,18 @@ def test_fuzzed_requests_over_http_are_never_a_500(serving: Serving) -> None:
 
         cases: list[tuple[dict[str, Any], str]] = []
 
-        @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(
-            changes=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=2),
-            messages=MESSAGES | st.none(),
-            path=st.sampled_from(["/v1/chat/completions", "/session", "/session/x/end", "/session/x/reward"]),
+            changes=st.just({}) | st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=2),
+            messages=st.none() | MESSAGES,
+            path=st.sampled_from(PATHS),
         )
         def collect(changes: dict[str, Any], messages: Any, path: str) -> None:
-            cases.append((changes | ({"messages": messages} if messages is not None else {}), path))
+            name = "input" if path == "/v1/responses" else "messages"
+            cases.append((changes | ({name: messages} if messages is not None else {}), path))
 
         collect()
+        cases += [({}, path) for path in PATHS]
         for changes, path in cases:
             await send(changes, path)
         assert {200, 400} <= seen
@@ -173,6 +237,28 @@ def test_a_reply_may_take_longer_than_its_request(serving: Serving) -> None:
 
             place.spy.before = slowly
             assert (await place.ask([TEXT])).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_its_response_is_dropped(serving: Serving, tokenizer: Any) -> None:
+    """A long stream does not fit the buffers of the kernel; without a deadline it would wait for ever."""
+    word = tokenizer.encode(" F", add_special_tokens=False)
+    long = ScriptedEngine(lambda request: (word * 60_000)[:60_000], context_length=200_000)
+
+    async def run() -> None:
+        async with serving(request_seconds=0.5, inner=long) as place:
+            body = json.dumps(GOOD | {"max_tokens": 60_000, "stream": True, "logprobs": True})
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
+            url = httpx.URL(place.server.url)
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect((url.host, url.port))
+                client.sendall(f"{head}content-type: application/json\r\n\r\n{body}".encode())
+                connections = place.server._web.server_state.connections
+                await until(lambda: any(one.flow.write_paused for one in connections))
+                await until(lambda: not connections)
+            assert (await place.http.get("/health")).status_code == 200
 
     asyncio.run(run())
 

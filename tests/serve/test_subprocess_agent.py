@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_replies import Scripted
 
 from rollgym.core.errors import AgentError, UsageError
+from rollgym.core.messages import ToolCall
 from rollgym.core.types import Episode, EpisodeSpec, Limits, Outcome
 from rollgym.engines.embedded.engine import EmbeddedEngine
 from rollgym.io.run_dir import RunFolder, read_run
@@ -114,6 +116,34 @@ def test_every_way_to_fail_has_its_outcome(
     assert (episode.error is None) == (said is None)
     assert episode.length == lines.count("ask('@ F')") - ("reward" in lines and outcome == "env_error")
     assert said is None or (episode.error is not None and said in episode.error.message)
+
+
+TOOL_PROGRAM = """
+tool = {"type": "function", "function": {"name": "move", "parameters": {"type": "object", "properties": {}}}}
+def chat(messages):
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "tools": [tool]}
+    return post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)["choices"][0]["message"]
+messages = [{"role": "user", "content": "Go."}]
+messages.append(chat(messages))
+(call,) = messages[-1]["tool_calls"]
+messages.append({"role": "tool", "tool_call_id": call["id"], "content": "You moved."})
+assert chat(messages)["content"] == "Done."
+url = os.environ["ANTHROPIC_BASE_URL"].partition("/session/")[0] + "/rl/reward"
+post(url, {"reward": 1.0, "success": True})
+"""
+
+
+def test_a_program_that_calls_tools_is_recorded_by_its_parts(run_program: Callable[..., Episode]) -> None:
+    """It reports the reward to the server's address: its key names the session."""
+    scripted = Scripted("qwen2.5 tools", [[ToolCall(name="move")], "Done."])
+    episode = run_program(TOOL_PROGRAM, inner=scripted.engine, tokens=scripted.template, api_key="secret")
+    assert (episode.outcome, episode.total_reward, episode.success) == (Outcome.TERMINATED, 1.0, True)
+    assert [turn.action_ids for turn in episode.turns] == scripted.sampled
+    assert [tool.name for tool in episode.tools] == ["move"]
+    assert episode.turns[0].action == '{"name": "move", "arguments": {}}'
+    assert (episode.turns[0].message or {})["tool_calls"][0]["function"]["name"] == "move"
+    assert episode.turns[0].info["messages"][0]["content"] == "You moved."
+    assert not episode.turns[1].new_row
 
 
 def test_the_errors_of_a_program_are_kept(run_program: Callable[..., Episode]) -> None:

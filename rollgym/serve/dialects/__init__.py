@@ -1,0 +1,16 @@
+"""The APIs that the endpoint speaks, one module each, over one core."""
+
+from rollgym.serve.dialects.anthropic_messages import AnthropicMessages
+from rollgym.serve.dialects.base import Dialect, DialectRequest, Replies, Reply
+from rollgym.serve.dialects.openai_chat import OpenAIChat
+from rollgym.serve.dialects.openai_responses import OpenAIResponses
+
+__all__ = [
+    "AnthropicMessages",
+    "Dialect",
+    "DialectRequest",
+    "OpenAIChat",
+    "OpenAIResponses",
+    "Replies",
+    "Reply",
+]

@@ -1,0 +1,95 @@
+"""The protocol of dialects: each reads requests of one API and writes its replies, streams and errors.
+
+A dialect knows nothing of sessions and tokens; the core knows nothing of dialects. A reply is sampled as a
+whole, so a stream has the content of the plain response, in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rollgym.core.messages import Message
+from rollgym.core.types import Usage
+from rollgym.serve.requests import ChatRequest
+
+CHUNK = 24
+"""Characters per piece of a stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A reply of the model, as a client sees it."""
+
+    message: Message
+    finish_reason: str
+    """``stop``, ``length`` or ``tool_calls``."""
+    stop: str | None = None
+    """The stop string of the request that ended the reply."""
+    tokens: tuple[tuple[str, float], ...] = ()
+    """Text and log-prob of each token, where the request asks for them."""
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replies:
+    """All replies to one request, and the name under which a client refers to them."""
+
+    id: str
+    """Unique; contains the session name."""
+    created: int
+    """Seconds since the epoch."""
+    items: tuple[Reply, ...]
+
+    @property
+    def first(self) -> Reply:
+        """The first reply: the only one in most dialects."""
+        return self.items[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialectRequest:
+    """A request as a dialect has read it: the core's part, and how to respond."""
+
+    chat: ChatRequest
+    stream: bool = False
+    usage: bool = True
+    """Whether a stream ends with the token usage."""
+    echo: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the request that the response repeats."""
+    messages: tuple[Message, ...] = ()
+    """The messages as sent, which a later request may continue by naming the response."""
+
+
+History = Callable[[str], Sequence[Message]]
+"""Returns the messages up to and including an earlier response, by its id."""
+
+
+class Dialect(Protocol):
+    """Reads and writes the bodies of one API."""
+
+    def read(self, body: bytes, history: History) -> DialectRequest:
+        """Parse a request; raises `ApiError`."""
+
+    def response(self, request: DialectRequest, replies: Replies) -> dict[str, Any]:
+        """Return the body of a plain response."""
+
+    def stream(self, request: DialectRequest, replies: Replies) -> Iterator[str]:
+        """Yield the events of a stream."""
+
+    def error(self, status: int, message: str, *, code: str | None, param: str | None) -> dict[str, Any]:
+        """Return the body of an error response."""
+
+
+def sse(value: Mapping[str, Any], event: str | None = None) -> str:
+    """Return a server-sent event."""
+    head = f"event: {event}\n" if event else ""
+    return f"{head}data: {json.dumps(value)}\n\n"
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Split a text for a stream."""
+    for start in range(0, len(text), CHUNK):
+        yield text[start : start + CHUNK]

@@ -1,0 +1,156 @@
+"""What open sessions have recorded survives a killed server."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rollgym.core.errors import ResultsError
+from rollgym.core.types import Outcome
+from rollgym.io.run_dir import RunFolder, read_run
+from rollgym.serve import RecordingServer
+from rollgym.serve.session_log import OPEN_SESSIONS
+from rollgym.testing import ScriptedEngine
+from rollgym.trainer.data.sequences import token_episode
+
+Serving = Callable[..., Any]
+TEXT, NEXT = "@ F F F\nF H F H", "F @ F F\nF H F H"
+ABOUT = {"schema": 1, "kind": "serve"}
+
+
+def serve_until_killed(serving: Serving, folder: RunFolder, work: Callable[[Any], Any]) -> None:
+    async def run() -> None:
+        async with serving(folder=folder) as place:
+            await work(place)
+            # As after a kill, nothing more is written: neither episodes nor the end of open sessions.
+            place.server.sessions.open.clear()
+            place.server.folder = None
+        folder.close()
+
+    asyncio.run(run())
+
+
+def resumed(serving: Serving, path: Path, work: Callable[[Any], Any]) -> None:
+    async def run() -> None:
+        async with serving(folder=RunFolder.resume(path, ABOUT, ("kind",))) as place:
+            await work(place)
+
+    asyncio.run(run())
+
+
+def test_open_sessions_continue_with_their_turns_rewards_and_task(serving: Serving, tmp_path: Path) -> None:
+    kept: dict[str, Any] = {}
+
+    async def before(place: Any) -> None:
+        await place.http.post("/session", json={"id": "task", "task": 7, "metadata": {"who": "me"}})
+        system = {"role": "system", "content": "Walk."}
+        await place.say([system, {"role": "user", "content": TEXT}], "named")
+        await place.http.post("/session/named/reward", json={"reward": 0.25, "success": False})
+        kept["text"] = await place.say([TEXT])  # found by its content
+        kept["turn"] = place.server.sessions.open["named"].turns[0]
+        await place.say([TEXT], "done")
+        await place.end("done", reward=1)
+
+    async def after(place: Any) -> None:
+        assert len(place.server.sessions.open) == 3
+        standing = (await place.http.get("/session/named")).json()
+        assert (standing["turns"], standing["reward"], standing["success"]) == (1, 0.25, False)
+        await place.say([TEXT], "task")
+        await place.say([NEXT], "named")
+        again = await place.ask([TEXT, kept["text"], NEXT])
+        assert again.headers["x-rollgym-session"].startswith("s-")
+        assert len(place.server.sessions.open) == 3
+        assert (await place.ask([TEXT], "done")).status_code == 410
+        for name in list(place.server.sessions.open):
+            await place.end(name)
+
+    serve_until_killed(serving, RunFolder.create(tmp_path / "run", ABOUT), before)
+    resumed(serving, tmp_path / "run", after)
+    _, episodes = read_run(tmp_path / "run")
+    by_name = {episode.spec.episode_id: episode for episode in episodes}
+    assert len(by_name) == len(episodes) == 4
+    named = by_name["named"]
+    assert named.turns[0].action_ids == kept["turn"].action_ids
+    assert named.turns[0].logprobs == kept["turn"].logprobs
+    assert [turn.reward for turn in named.turns] == [0.25, 0.0]
+    assert [turn.new_row for turn in named.turns] == [False, True]
+    assert named.instructions == "Walk."
+    assert (by_name["task"].spec.task, by_name["task"].reset_info) == (7, {"who": "me"})
+    (nameless,) = [episode for name, episode in by_name.items() if name.startswith("s-")]
+    assert [turn.observation for turn in nameless.turns] == [TEXT, NEXT]
+    assert len(token_episode(nameless).sequences) == 2
+    assert list((tmp_path / "run" / OPEN_SESSIONS).iterdir()) == []
+
+
+def test_a_cut_off_line_is_dropped_and_a_wrong_one_is_named(
+    serving: Serving, tokenizer: Any, tmp_path: Path
+) -> None:
+    async def before(place: Any) -> None:
+        await place.say([TEXT], "one")
+
+    async def after(place: Any) -> None:
+        assert len(place.server.sessions.open["one"].turns) == 1
+        await place.end("one")
+
+    serve_until_killed(serving, RunFolder.create(tmp_path / "run", ABOUT), before)
+    path = tmp_path / "run" / OPEN_SESSIONS / "one.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"type": "turn", "turn": {"obs')
+    path.with_name("torn.jsonl").write_bytes(b'{"type": "beg')
+    resumed(serving, tmp_path / "run", after)
+    _, (episode,) = read_run(tmp_path / "run")
+    assert episode.length == 1
+    path.write_bytes(whole)  # killed between writing the episode and removing the file
+    path.with_name("zbad.jsonl").write_text(json.dumps({"type": "circus"}) + "\n")
+    folder = RunFolder.resume(tmp_path / "run", ABOUT, ("kind",))
+    with pytest.raises(ResultsError, match=r"zbad\.jsonl, line 1"):
+        RecordingServer(ScriptedEngine([1]), tokenizer, folder=folder)
+    folder.close()
+    assert not path.exists()
+
+
+def start(model: Path, folder: Path, *more: str) -> tuple[subprocess.Popen[str], str]:
+    words = ["serve", str(model), "--port", "0", "--out", "run", *more, "--agent-arg", "device=cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rollgym", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    found = re.search(r"at (http://127.0.0.1:\d+)/v1", process.stdout.readline())
+    assert found
+    return process, found[1]
+
+
+def test_nothing_is_lost_when_the_command_is_killed_and_resumed(model: Path, tmp_path: Path) -> None:
+    body = {"model": "policy", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 4}
+    answered = 0
+    for round_ in range(2):
+        process, url = start(model, tmp_path, *(["--resume"] if round_ else []))
+        try:
+            for name in ("a", "b"):
+                path = f"{url}/session/{name}/v1/chat/completions"
+                answered += httpx.post(path, json=body, timeout=60).status_code == 200
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate(timeout=60)
+    process, url = start(model, tmp_path, "--resume")
+    assert httpx.post(f"{url}/session/a/end", json={"reward": 1.0}).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    _, episodes = read_run(tmp_path / "run")
+    outcomes = {episode.spec.episode_id: episode.outcome for episode in episodes}
+    assert outcomes == {"a": Outcome.TERMINATED, "b": Outcome.CANCELLED}
+    assert sum(episode.length for episode in episodes) == answered == 4
