@@ -59,6 +59,8 @@ def command(bwrap: str, python: Interpreter, settings: SandboxSettings, *, count
         # Shared mappings of /dev/zero are memory that is not measured.
         words += ["--dev-bind", "/dev/null", "/dev/zero"]
     words += [*_tmpfs("/dev/shm", 16), *_tmpfs("/tmp", limits.disk_mb), *_tmpfs("/work", limits.disk_mb)]
+    for path, target in settings.links:
+        words += ["--symlink", target, path]
     # Both are unlimited tmpfs and writable by default.
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     return [*words, "--", *python.command(settings.preload)]
