@@ -43,8 +43,11 @@ if TYPE_CHECKING:
     )
     from rollgym.core.env import StepResult, TextEnv, TextSpace
     from rollgym.core.errors import RollgymError, RunError, UsageError
+    from rollgym.core.messages import Message, ToolCall, ToolSpec
     from rollgym.core.registry import EnvInfo, list_envs, make, register
     from rollgym.core.tasks import Task, TaskSet
+    from rollgym.core.tool_env import ToolEnv
+    from rollgym.core.tools import tool
     from rollgym.core.types import Episode, EpisodeSpec, Group, Limits, Outcome, Turn
     from rollgym.evaluation.api import evaluate
     from rollgym.evaluation.run_results import RunResults, load_run
@@ -59,8 +62,11 @@ _HOMES = {
     "register_agent",
     "core.env": "StepResult TextEnv TextSpace",
     "core.errors": "RollgymError RunError UsageError",
+    "core.messages": "Message ToolCall ToolSpec",
     "core.registry": "EnvInfo list_envs make register",
     "core.tasks": "Task TaskSet",
+    "core.tool_env": "ToolEnv",
+    "core.tools": "tool",
     "core.types": "Episode EpisodeSpec Group Limits Outcome Turn",
     "evaluation.api": "evaluate",
     "evaluation.run_results": "RunResults load_run",
@@ -80,6 +86,7 @@ __all__ = [
     "EpisodeSpec",
     "Group",
     "Limits",
+    "Message",
     "Outcome",
     "Player",
     "Report",
@@ -92,6 +99,9 @@ __all__ = [
     "TaskSet",
     "TextEnv",
     "TextSpace",
+    "ToolCall",
+    "ToolEnv",
+    "ToolSpec",
     "Turn",
     "UsageError",
     "adapt",
@@ -107,6 +117,7 @@ __all__ = [
     "register",
     "register_agent",
     "sft",
+    "tool",
     "train",
 ]
 
@@ -118,7 +129,7 @@ def __getattr__(name: str) -> Any:
         raise ImportError(_renamed(f"rollgym.{name}", f"rollgym.{_RENAMED[name]}"), name=name)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'rollgym' has no attribute {name!r}")
-    if _HOME_OF[name].startswith("trainer.") and importlib.util.find_spec("pydantic") is None:
+    if _HOME_OF[name].startswith("trainer.") and importlib.util.find_spec("yaml") is None:
         return _needs_training
     value = getattr(importlib.import_module(f"rollgym.{_HOME_OF[name]}"), name)
     globals()[name] = value

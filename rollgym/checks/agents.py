@@ -13,6 +13,7 @@ from rollgym.checks.report import RuleFailed, RuleSkipped, RuleWarning
 from rollgym.checks.rollout import Env, EnvUnderTest, Start, Transition, raising, reset, short, step
 from rollgym.core.agent import Agent, AgentAction, AgentSetup, Briefing, make_agent
 from rollgym.core.registry import env_info
+from rollgym.core.tool_env import tools_of
 from rollgym.core.types import EpisodeSpec
 
 MARGIN = 0.15
@@ -137,7 +138,9 @@ async def _play_one(subject: EnvUnderTest, agent: Agent, name: str, env: Env, st
         sampling_seed=start.seed,
     )
     with raising(f"starting the {name} agent on {start}"):
-        player = agent.player(Briefing(spec=spec, instructions=subject.interface.instructions))
+        interface = subject.interface
+        briefing = Briefing(spec=spec, instructions=interface.instructions, tools=tools_of(interface))
+        player = agent.player(briefing)
     episode = [now := reset(env, start)]
     while not now.ends and now.turn < (subject.turn_limit or MAX_TURNS):
         with raising(f"the {name} agent on {start} at turn {now.turn + 1}"):

@@ -350,6 +350,7 @@ CORPUS: tuple[str, ...] = (
     "99999999999999999999", "a1", "1a", "{}", '{"action": null}', '{"a": [1, 2', "null", "None", "True",
     '"', "'", "`", "```", "\\", "\\n", "%s%n", "{0}", "' OR 1=1; --", "<script>alert(1)</script>",
     "<answer></answer>", "../../etc/passwd", "$(id)", "__import__('os')",
+    '{"name": "no_such_tool", "arguments": {}}', '{"name": null, "arguments": []}', '[{"name": ""}]',
     *("help", "I think I should first look around.", "?", "...", ",", ";", "||", "==", "#"),
 )  # fmt: skip
 

@@ -132,12 +132,15 @@ class PlaySession:
     def _expert(self) -> Player | None:
         from rollgym.core.agent import AgentSetup, Briefing, make_agent
         from rollgym.core.errors import RollgymError
+        from rollgym.core.tool_env import tools_of
         from rollgym.core.types import EpisodeSpec
 
         try:
             agent = make_agent("expert", AgentSetup(env_id=self.env_id, env_kwargs=self.kwargs))
             spec = EpisodeSpec(episode_id="play", env_id=self.env_id, env_kwargs=dict(self.kwargs))
-            return agent.player(Briefing(spec=spec, instructions=self.interface.instructions))
+            interface = self.interface
+            briefing = Briefing(spec=spec, instructions=interface.instructions, tools=tools_of(interface))
+            return agent.player(briefing)
         except RollgymError:
             return None
 

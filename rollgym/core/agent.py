@@ -21,6 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rollgym.core.errors import AgentError, RollgymError, UnknownName, UsageError, one_line
 from rollgym.core.local_objects import get_local, importable_name, is_local, register_local
+from rollgym.core.messages import ToolSpec
 from rollgym.core.registry import call_plugins_once, load_object
 from rollgym.core.types import EpisodeSpec, Usage
 
@@ -50,7 +51,7 @@ class AgentAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Briefing:
-    """The episode and the environment's instructions, given to a player before the first observation.
+    """The episode, the environment's instructions and its tools, given to a player before it observes.
 
     Example:
         >>> spec = EpisodeSpec(episode_id="test-7-0", env_id="rollgym/Sokoban-v0", task=7, split="test")
@@ -59,6 +60,8 @@ class Briefing:
 
     spec: EpisodeSpec
     instructions: str
+    tools: tuple[ToolSpec, ...] = ()
+    """Tools that the agent may call; empty where actions are plain text."""
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 
 from rollgym.core.errors import UsageError
+from rollgym.core.messages import ToolSpec
 from rollgym.core.serialization import clean_text, jsonable
 from rollgym.core.tasks import Task, TaskSet
 
@@ -134,6 +135,8 @@ class TextEnv(gym.Env[str, str]):
     reward_range: tuple[float, float] = (-float("inf"), float("inf"))
     tasks: TaskSet | None = None
     palette: Mapping[str, str] = {}
+    tools: tuple[ToolSpec, ...] = ()
+    """Tools that an agent may call (see `rollgym.core.tool_env`); empty where actions are plain text."""
     pool_thread: str = "own"
     """Thread that a pool calls it on: its ``own``, ``any`` (for quick environments), or ``main``."""
 

@@ -16,7 +16,7 @@ MODULES = {
     "docker": ("docker",),
     "parquet": ("pyarrow",),
     "serve": ("starlette", "uvicorn"),
-    "train": ("torch", "transformers", "pydantic", "yaml", "safetensors", "tokenizers", "jinja2"),
+    "train": ("torch", "transformers", "yaml", "safetensors", "tokenizers", "jinja2"),
     "view": ("starlette", "uvicorn"),
     "webshop": ("rapidfuzz",),
 }

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rollgym.core.messages import ToolSpec
 from rollgym.core.types import EpisodeSpec
 from rollgym.pool.errors import LeaseLost
 
@@ -24,6 +25,7 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
     instructions: str = ""
     seconds: float = 0.0
     """Seconds inside the environment, including its construction."""
+    tools: tuple[ToolSpec, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -15,6 +15,7 @@ from rollgym.core.env import TextEnv, text_interface
 from rollgym.core.errors import EnvError, RollgymError, boundary, one_line
 from rollgym.core.registry import make
 from rollgym.core.serialization import clean_text, jsonable
+from rollgym.core.tool_env import tools_of
 from rollgym.core.types import EpisodeSpec
 from rollgym.pool.base import Reset, Step
 
@@ -52,6 +53,7 @@ class HostedEnv:
             info=self._info(info),
             instructions=clean_text(self._face.instructions),
             seconds=seconds,
+            tools=tools_of(self._face),
         )
 
     def step(self, action: str) -> Step:

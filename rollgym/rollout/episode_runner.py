@@ -191,7 +191,8 @@ class EpisodeRunner:
             self._start = await session.reset()
         self._observe(self._start.observation, self._start.info)
         with boundary(AgentError, "the agent could not start"):
-            briefing = Briefing(spec=self.spec, instructions=self._start.instructions)
+            start = self._start
+            briefing = Briefing(spec=self.spec, instructions=start.instructions, tools=start.tools)
             self._player = player = as_player(self._agent.player(briefing))
         return await self._turns(session, player)
 
