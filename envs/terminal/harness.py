@@ -169,6 +169,13 @@ __rg_save() {
 }
 """
 BASH = "/bin/bash"
+GIT_ENV = {
+    "GIT_PAGER": "cat",
+    "GIT_EDITOR": "true",
+    # The same commands make the same commits.
+    "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z",
+    "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z",
+}
 _shell: dict[str, Any] = {"state": b"", "env": {}, "root": "/"}
 
 
@@ -177,7 +184,7 @@ def start(root: str, packed: str, env: dict[str, str]) -> None:
     if not os.path.exists(BASH):
         raise SystemExit("there is no /bin/bash")
     write_tree(root, unpack(base64.b64decode(packed)))
-    home = {"HOME": root, "PWD": root, "TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_EDITOR": "true"}
+    home = {"HOME": root, "PWD": root, "TERM": "dumb", "PAGER": "cat", **GIT_ENV}
     path = os.environ.get("PATH", "/usr/bin:/bin")
     if not any(os.path.exists(f"{folder}/python3") for folder in path.split(":")):
         path = f"{path}:{os.path.dirname(sys.executable)}"
@@ -230,13 +237,13 @@ def holds(check: Check, tree: dict[str, Entry]) -> bool:
     if kind == "listing":
         below = f"{path}/" if path else ""
         files = [name[len(below) :] for name, each in tree.items() if _listed(name, each, below)]
-        return "\n".join(sorted(files)) == expected
+        return bool("\n".join(sorted(files)) == expected)
     if entry is None or entry["kind"] != "file":
         return False
     if kind == "mode":
-        return f"{entry['mode']:o}" == expected
+        return bool(f"{entry['mode']:o}" == expected)
     if kind == "same":
-        return hashlib.sha256(entry["content"]).hexdigest() == expected
+        return bool(hashlib.sha256(entry["content"]).hexdigest() == expected)
     return kind == "text" and same_text(entry["content"].decode("utf-8", "replace"), expected)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollgym.core.errors import RunError
+from rollgym.core.seeding import stable_digest
 from rollgym.envs.terminal import harness
 from rollgym.envs.terminal.types import Tree
 from rollgym.sandbox.types import Ended, Limits, Ran, Sandbox
@@ -29,6 +30,11 @@ PACK_SECONDS = 20.0
 def harness_source() -> str:
     """Return the program that runs inside."""
     return Path(harness.__file__).read_text(encoding="utf-8")
+
+
+def command_hash(command: str) -> str:
+    """Return a short name of a command, for ``info``."""
+    return stable_digest(command).hex()[:12]
 
 
 def encode(tree: Tree) -> str:

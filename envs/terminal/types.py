@@ -62,6 +62,35 @@ class TerminalTask:
         return stable_digest("terminal", self.kind, self.level, self.instruction, texts, self.checks).hex()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderTask:
+    """A task of somebody's folder: its tests are a program of theirs, ``tests/test.sh``."""
+
+    name: str
+    instruction: str
+    root: str
+    """Path of the working folder inside."""
+    tree: Tree
+    env: Mapping[str, str]
+    tests: Tree
+    tests_env: Mapping[str, str]
+    agent_seconds: float
+    """Seconds that all commands of the agent may take together."""
+    verifier_seconds: float
+    solution: str | None = None
+    """``solution/solve.sh``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Result of judging the files of an episode."""
+
+    reward: float
+    success: bool
+    passed: int
+    of: int
+
+
 def _is_text(entry: Entry) -> bool:
     try:
         return "\0" not in entry["content"].decode()

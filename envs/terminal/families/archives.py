@@ -60,15 +60,18 @@ def _extract(rng: Rng, level: int) -> Draft:
     elif level == 2:
         given |= {"archive": f"{outer}.tar.gz", "inner": inner}
         tree = {given["archive"]: file(tar({**_texts(rng, 3, 1), inner: tar(files)}))}
-        what = f"The archive {given['archive']} contains the archive {inner}, which contains the file {member}."
+        what = (
+            f"The archive {given['archive']} contains the archive {inner}, which contains the file {member}."
+        )
     else:
         given |= {"folder": outer, "member": wanted}
         archives = sample(rng, WORDS, integer(rng, 4, 7))
         tree = {f"{outer}/{name}.tar.gz": file(tar(_texts(rng, 4, 2))) for name in archives}
         tree[f"{outer}/{pick(rng, archives)}.tar.gz"] = file(tar(files))
-        what = f"One of the archives in the folder {outer} contains a file with the name {wanted} in some folder."
+        what = f"One of the archives in the folder {outer} contains a file {wanted} in some folder."
     return Draft(
-        instruction=f"{what} Write the content of this file to the file {target} in the current folder. Leave "
+        instruction=f"{what} Write the content of this file to the file {target} in the current folder. "
+        "Leave "
         "no other new files behind.",
         parameters=given,
         tree=tree,
@@ -84,7 +87,10 @@ def _solve_extract(given: Mapping[str, Any]) -> list[str]:
         inner = f"tar -xzOf {given['archive']} {given['inner']}"
         return [f"{inner} | tar -tzf -", f"{inner} | tar -xzOf - {member} > {target}"]
     found = f"tar -tzf $a | grep '/{member}$'"
-    return [f"for a in {given['folder']}/*.tar.gz; do m=$({found}) && tar -xzOf $a $m > {target}; done; cat {target}"]
+    return [
+        f"for a in {given['folder']}/*.tar.gz; do m=$({found}) && tar -xzOf $a $m > {target}; done; cat "
+        f"{target}"
+    ]
 
 
 def _packed(archive: str, files: Mapping[str, bytes]) -> Check:
@@ -106,7 +112,8 @@ def _pack(rng: Rng, level: int) -> Draft:
         given["target"] = target
         checks = [_packed(f"{target}/{part}.tar.gz", each) for part, each in content.items()]
         task = (
-            f"For every folder NAME directly in the folder {top} create an archive {target}/NAME.tar.gz of its files, "
+            f"For every folder NAME directly in the folder {top} create an archive {target}/NAME.tar.gz "
+            "of its files, "
             "with paths relative to that folder NAME (they begin with neither of the two folders)."
         )
     else:
@@ -123,7 +130,8 @@ def _pack(rng: Rng, level: int) -> Draft:
                 if name.endswith(".md") and not name.startswith("tmp/")
             }
             task = (
-                f"Create the compressed archive {given['target']} of those files below the folder {top} whose "
+                f"Create the compressed archive {given['target']} of those files below the folder {top} "
+                "whose "
                 f"name ends in .md, without the files below {top}/tmp."
             )
         task += f" Paths in the archive begin with {top}/."

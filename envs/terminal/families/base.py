@@ -16,22 +16,25 @@ Rng = np.random.Generator
 T = TypeVar("T")
 LEVELS = (1, 2, 3)
 
-WORDS = tuple(
-    """amber anchor apple arrow autumn badge bakery barrel basin beacon birch blanket bottle branch bridge
-    bronze bucket butter cabin candle canyon carpet castle cedar cello cherry circle clover cobalt comet copper
-    coral cotton cradle crystal curtain daisy desert dolphin donkey drum eagle ember engine falcon feather
-    fennel ferry fiddle forest fountain garden garnet ginger glacier granite hammer harbor hazel heron hollow
-    honey island ivory jacket jasmine juniper kettle ladder lagoon lantern lemon lilac linen lizard magnet maple
-    marble meadow mirror mitten mosaic mountain needle nickel oak oasis olive onyx orchid otter oyster paddle
-    paper parrot pebble pepper pewter pillow pine planet plum pocket poplar prairie quartz quiver rabbit raven
-    ribbon river rocket saddle saffron salmon sapphire satin shadow shovel silver sparrow spruce statue stone
-    summit sunset tablet temple thistle thunder timber topaz tunnel turtle valley velvet violet walnut whistle
-    willow window winter yarrow zephyr""".split()
+_WORDS = (
+    "amber anchor apple arrow autumn badge bakery barrel basin beacon birch blanket bottle branch "
+    "bridge bronze bucket butter cabin candle canyon carpet castle cedar cello cherry circle clover "
+    "cobalt comet copper coral cotton cradle crystal curtain daisy desert dolphin donkey drum eagle "
+    "ember engine falcon feather fennel ferry fiddle forest fountain garden garnet ginger glacier "
+    "granite hammer harbor hazel heron hollow honey island ivory jacket jasmine juniper kettle ladder "
+    "lagoon lantern lemon lilac linen lizard magnet maple marble meadow mirror mitten mosaic mountain "
+    "needle nickel oak oasis olive onyx orchid otter oyster paddle paper parrot pebble pepper pewter "
+    "pillow pine planet plum pocket poplar prairie quartz quiver rabbit raven ribbon river rocket "
+    "saddle saffron salmon sapphire satin shadow shovel silver sparrow spruce statue stone summit "
+    "sunset tablet temple thistle thunder timber topaz tunnel turtle valley velvet violet walnut "
+    "whistle willow window winter yarrow zephyr "
 )
-PEOPLE = tuple(
-    """ada bela carl dora emil fay gus hana ivo jana karl lena milo nora olaf pia quin rosa sven tara ugo vera
-    walt xena yuri zoe""".split()
+WORDS = tuple(_WORDS.split())
+_PEOPLE = (
+    "ada bela carl dora emil fay gus hana ivo jana karl lena milo nora olaf pia quin rosa sven tara "
+    "ugo vera walt xena yuri zoe "
 )
+PEOPLE = tuple(_PEOPLE.split())
 SERVICES = ("auth", "billing", "cart", "email", "gateway", "invoice", "media", "orders", "search", "stock")
 
 

@@ -56,7 +56,13 @@ def _rename(rng: Rng, level: int) -> Draft:
     return Draft(
         instruction=f"Rename every file {where} whose name ends in .{old}{which}, so that its name ends in "
         f".{new} instead. Leave all other files as they are.",
-        parameters={"folder": top, "old": old, "new": new, "word": word if level == 3 else "", "level": level},
+        parameters={
+            "folder": top,
+            "old": old,
+            "new": new,
+            "word": word if level == 3 else "",
+            "level": level,
+        },
         tree=before,
         checks=[listing(after), *unchanged(after, sorted(after))],
     )
@@ -101,7 +107,8 @@ def _replace(rng: Rng, level: int) -> Draft:
             checks += unchanged(tree, [name])
     comments = " Leave lines that begin with # as they are." if level == 3 else ""
     return Draft(
-        instruction=f"In all files below the folder {top} whose name ends in .conf, replace the word {old} by "
+        instruction=f"In all files below the folder {top} whose name ends in .conf, replace the word "
+        f"{old} by "
         f"{new}, only where it is a whole word.{comments} Change no other files.",
         parameters={"folder": top, "old": old, "new": new, "level": level},
         tree=tree,
@@ -175,7 +182,9 @@ def np_range(low: int, high: int) -> list[int]:
 
 def _duplicates(rng: Rng, top: str, names: list[str]) -> Draft:
     texts = [_text(rng) for _ in range(max(2, len(names) // 2))]
-    tree: Tree = {name: file(texts[at % len(texts)]) for at, name in enumerate(sample(rng, names, len(names)))}
+    tree: Tree = {
+        name: file(texts[at % len(texts)]) for at, name in enumerate(sample(rng, names, len(names)))
+    }
     kept: dict[bytes, str] = {}
     for name in sorted(tree):
         kept.setdefault(tree[name]["content"], name)
@@ -196,7 +205,10 @@ def _solve_collect(given: Mapping[str, Any]) -> list[str]:
         return [f'cp "$(ls -S {top}/* | head -n 1)" {given["target"]}']
     if given["level"] == 2:
         target = given["target"]
-        return [f"mkdir -p {target}", f"find {top} -type f -size +{given['limit']}c -exec mv -t {target} {{}} +"]
+        return [
+            f"mkdir -p {target}",
+            f"find {top} -type f -size +{given['limit']}c -exec mv -t {target} {{}} +",
+        ]
     return [
         f"find {top} -type f | LC_ALL=C sort | xargs sha256sum > /tmp/sums",
         "cat /tmp/sums",

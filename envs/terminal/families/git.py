@@ -166,7 +166,8 @@ def _revert(rng: Rng, top: str, names: list[str], subjects: list[str]) -> Draft:
     shown = " && ".join(f"git show main:{name}" for name in sorted(names))
     return Draft(
         instruction=f"The folder {top} is a git repository. Undo what the commit with the message "
-        f'"{subjects[place]}" changed, by one new commit on top of the branch main. Keep all other changes and '
+        f'"{subjects[place]}" changed, by one new commit on top of the branch main. Keep all other '
+        "changes and "
         "the history as it is.",
         parameters={"repo": top, "subject": subjects[place], "level": 3},
         tree=repo.tree(top),
@@ -183,7 +184,10 @@ def _solve_restore(given: Mapping[str, Any]) -> list[str]:
     if given["level"] == 1:
         return [f"{git} status --short", f"{git} checkout -- {given['file']}"]
     if given["level"] == 2:
-        return [f"c=$({git} rev-list -n 1 HEAD -- {given['file']})", f'{git} checkout "$c~1" -- {given["file"]}']
+        return [
+            f"c=$({git} rev-list -n 1 HEAD -- {given['file']})",
+            f'{git} checkout "$c~1" -- {given["file"]}',
+        ]
     found = f"{git} log --format='%H %s' | grep -F {quote(' ' + given['subject'])} | cut -d' ' -f1"
     return [f"c=$({found})", f'{git} revert --no-edit "$c"']
 
@@ -231,7 +235,8 @@ def _branches(rng: Rng, level: int) -> Draft:
     )
     shown = " && ".join(f"git show main:{name}" for name in sorted(names))
     return Draft(
-        instruction=f"The folder {top} is a git repository. Merge the branch {branch} into the branch main, so "
+        instruction=f"The folder {top} is a git repository. Merge the branch {branch} into the branch "
+        "main, so "
         f"that main has the changes of both.{conflict}",
         parameters=given,
         tree=repo.tree(top),

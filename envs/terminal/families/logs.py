@@ -51,7 +51,8 @@ def _errors(rng: Rng, level: int) -> Draft:
     expected = str(len(errors))
     if level == 2:
         task = (
-            "Count the lines of the level ERROR of each service. Write a line `service count` for every service "
+            "Count the lines of the level ERROR of each service. Write a line `service count` for every "
+            "service "
             f"that has any to the file {target}, the highest count first and services with the same count in "
             "alphabetical order."
         )
@@ -72,7 +73,8 @@ def _errors(rng: Rng, level: int) -> Draft:
         given |= {"service": service, "first": first, "last": last}
         what = "The folder logs holds a log in three files, the older ones app.log.1 and app.log.2.gz"
         task = (
-            f"Count the lines of the level ERROR of the service {service} with a time from {first} to {last} (both "
+            f"Count the lines of the level ERROR of the service {service} with a time from {first} to "
+            f"{last} (both "
             f"included) in all three files together, and write the number to the file {target}."
         )
         expected = str(sum(line[2] == service and first <= line[0] <= last for line in errors))
@@ -99,7 +101,8 @@ def _solve_errors(given: Mapping[str, Any]) -> list[str]:
     else:
         bounds = f"-v first='{given['first']}' -v last='{given['last']}' -v service={given['service']}"
         test = '$3 == "ERROR" && $4 == service && at >= first && at <= last'
-        work = f"zcat -f logs/app.log* | awk {bounds} '{{ at = $1 \" \" $2 }} {test} {{ n++ }} END {{ print n + 0 }}'"
+        program = f'{{ at = $1 " " $2 }} {test} {{ count++ }} END {{ print count + 0 }}'
+        work = f"zcat -f logs/app.log* | awk {bounds} '{program}'"
     return ["head -n 3 logs/app.log", f"{work} > {target}", f"cat {target}"]
 
 
@@ -107,7 +110,7 @@ def _access(rng: Rng, level: int) -> Draft:
     target = f"{pick(rng, WORDS)}.txt"
     clients = [f"10.{integer(rng, 0, 9)}.{integer(rng, 0, 99)}.{number + 10}" for number in range(6)]
     pages = [f"/{one}/{two}" for one, two in zip(sample(rng, WORDS, 7), sample(rng, WORDS, 7), strict=True)]
-    months = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+    months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
     requests = []
     for time in _times(rng, integer(rng, 50, 70 * level)):
         client = clients[min(int(rng.exponential(1.5)), 5)]
@@ -127,7 +130,9 @@ def _access(rng: Rng, level: int) -> Draft:
     tree: Tree = {"access.log": file(text)}
     if level == 1:
         given["status"] = pick(rng, (301, 404, 500))
-        task = f"Count the requests that were answered with the status {given['status']}, and write the number"
+        task = (
+            f"Count the requests that were answered with the status {given['status']}, and write the number"
+        )
         expected = str(sum(request[3] == given["status"] for request in requests))
     elif level == 2:
         task = "Find the address that sent the most requests, and write a line `address count`"
@@ -140,7 +145,8 @@ def _access(rng: Rng, level: int) -> Draft:
         ranked = sorted(((p, n) for p, n in totals.items() if n), key=lambda each: (-each[1], each[0]))
         expected = "\n".join(f"{page} {total}" for page, total in ranked[: given["count"]])
         task = (
-            f"Find the {given['count']} paths that were sent the most bytes in total by answers with the status "
+            f"Find the {given['count']} paths that were sent the most bytes in total by answers with the "
+            "status "
             "200, and write a line `path bytes` for each, the most bytes first,"
         )
     return Draft(
@@ -157,7 +163,8 @@ def _solve_access(given: Mapping[str, Any]) -> list[str]:
     if given["level"] == 1:
         work = f"awk '$9 == {given['status']} {{ n++ }} END {{ print n + 0 }}' access.log"
     elif given["level"] == 2:
-        work = "cut -d' ' -f1 access.log | sort | uniq -c | sort -k1,1nr | head -n 1 | awk '{ print $2 \" \" $1 }'"
+        work = "cut -d' ' -f1 access.log | sort | uniq -c | sort -k1,1nr | head -n 1"
+        work += " | awk '{ print $2 \" \" $1 }'"
     else:
         work = "awk '$9 == 200 { sum[$7] += $10 } END { for (p in sum) print p \" \" sum[p] }' access.log"
         work += f" | LC_ALL=C sort -k2,2nr -k1,1 | head -n {given['count']}"
@@ -197,10 +204,13 @@ def _durations(rng: Rng, level: int) -> Draft:
         lines = [f"{time} {event}" for time, event in sorted(events)]
         given["limit"] = integer(rng, 500, 2500)
         long = [(spans[at], ids[at]) for at in range(count) if done[at] and spans[at] > given["limit"]]
-        what = "Each line of the file requests.log has a time in milliseconds, the word start or end and the id "
+        what = (
+            "Each line of the file requests.log has a time in milliseconds, the word start or end and the id "
+        )
         what += "of a request. Some requests have no end."
         task = (
-            f"Write a line `id milliseconds` to the file {target} for every request that ended and took more than "
+            f"Write a line `id milliseconds` to the file {target} for every request that ended and took "
+            "more than "
             f"{given['limit']} milliseconds, the slowest first."
         )
         expected = "\n".join(f"{name} {span}" for span, name in sorted(long, reverse=True))

@@ -90,7 +90,11 @@ def _python_input(rng: Rng, given: Mapping[str, Any], people: Sequence[str]) -> 
         # What a program prints that keeps the last line of a name only.
         last = {name: RESULTS[given["result"]](group[-1:]) for name, group in groups.items()}
         ranked = _ranked(results, given["top"])
-        if len(groups) == len(people) and ranked != _ranked(last, given["top"]) and len(set(results.values())) > 1:
+        if (
+            len(groups) == len(people)
+            and ranked != _ranked(last, given["top"])
+            and len(set(results.values())) > 1
+        ):
             break
     lines = [f"{name}{given['separator']}{value}" for name, value in rows]
     lines.insert(integer(rng, 0, len(lines)), f"# {sentence(rng)}")
@@ -103,7 +107,9 @@ def _ranked(results: Mapping[str, int], top: int) -> list[tuple[str, int]]:
 
 
 def _python(rng: Rng, level: int) -> Draft:
-    script, sample_name = (f"{name}.{end}" for name, end in zip(sample(rng, WORDS, 2), ("py", "txt"), strict=True))
+    script, sample_name = (
+        f"{name}.{end}" for name, end in zip(sample(rng, WORDS, 2), ("py", "txt"), strict=True)
+    )
     given: dict[str, Any] = {
         "script": script,
         "separator": pick(rng, list(SEPARATORS)),
@@ -119,16 +125,22 @@ def _python(rng: Rng, level: int) -> Draft:
         "expected.txt": file(inputs[0][1]),
     }
     checks = [
-        Check(kind="run", command=f"python3 {script} unseen.dat", files={"unseen.dat": text}, expected=expected)
+        Check(
+            kind="run", command=f"python3 {script} unseen.dat", files={"unseen.dat": text}, expected=expected
+        )
         for text, expected in inputs[1:]
     ]
     return Draft(
-        instruction=f"The Python program {script} does not do what it should; repair it. It gets the path of a "
+        instruction=f"The Python program {script} does not do what it should; repair it. It gets the path "
+        "of a "
         f"file as its argument. Each line of the file is a name and a whole number above 0, separated by "
-        f"{SEPARATORS[given['separator']]} ({given['separator']}); empty lines and lines that begin with # are "
-        f"left out. It prints a line `name result` for the {given['top']} names with the highest results, the "
+        f"{SEPARATORS[given['separator']]} ({given['separator']}); empty lines and lines that begin with "
+        "# are "
+        f"left out. It prints a line `name result` for the {given['top']} names with the highest results, "
+        "the "
         "highest first and names with the same result in alphabetical order. The result of a name is "
-        f"{given['result']}. For example, `python3 {script} {sample_name}` must print what is in expected.txt. "
+        f"{given['result']}. For example, `python3 {script} {sample_name}` must print what is in "
+        "expected.txt. "
         "It is tested with other files.",
         parameters=given,
         tree=tree,
@@ -210,9 +222,11 @@ def _bash(rng: Rng, level: int) -> Draft:
     unit, end = UNITS[given["option"]][0], given["extension"]
     return Draft(
         instruction=f"The bash script {script} does not do what it should; repair it. It gets the path of a "
-        f"folder as its argument. For every file directly in this folder whose name ends in .{end} it prints a "
+        f"folder as its argument. For every file directly in this folder whose name ends in .{end} it "
+        "prints a "
         f"line with the name of the file (without the folder) and the number of its {unit}, in the order of "
-        f"bash's patterns (*.{end}), and at the end a line `total N` with the sum of these numbers, which is 0 "
+        f"bash's patterns (*.{end}), and at the end a line `total N` with the sum of these numbers, which "
+        "is 0 "
         "if there are no such files. Names of files and folders may contain spaces. For example, "
         f"`bash {script} '{shown_top}'` must print what is in expected.txt. It is tested with other folders.",
         parameters=given,

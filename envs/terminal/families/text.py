@@ -27,7 +27,9 @@ COLUMNS = ("id", "customer", "city", "item", "quantity", "price")
 def _table(rng: Rng, level: int) -> Draft:
     cities, items = sample(rng, WORDS, integer(rng, 4, 7)), sample(rng, WORDS, 8)
     people = sample(rng, PEOPLE, integer(rng, 5, 9))
-    source, target = (f"{name}.{end}" for name, end in zip(sample(rng, WORDS, 2), ("csv", "txt"), strict=True))
+    source, target = (
+        f"{name}.{end}" for name, end in zip(sample(rng, WORDS, 2), ("csv", "txt"), strict=True)
+    )
     rows = [
         (
             1000 + number,
@@ -62,7 +64,8 @@ def _table(rng: Rng, level: int) -> Draft:
         ranked = sorted(totals.items(), key=lambda each: (-each[1], each[0]))
         expected = "\n".join(f"{name},{total}" for name, total in ranked)
     return Draft(
-        instruction=f"The file {source} is a table of orders with the columns {', '.join(COLUMNS)}; its first "
+        instruction=f"The file {source} is a table of orders with the columns {', '.join(COLUMNS)}; its "
+        "first "
         f"line holds their names. {task} to the file {target}.",
         parameters=given,
         tree=tree,
@@ -140,7 +143,8 @@ def _words(rng: Rng, level: int) -> Draft:
     )
     expected = "\n".join(f"{word} {count}" for word, count in ranked[: given["count"]])
     return Draft(
-        instruction=f"Find the {given['count']} most frequent words {where}. Write them to the file {target}, "
+        instruction=f"Find the {given['count']} most frequent words {where}. Write them to the file "
+        f"{target}, "
         "one line `word count` each, the most frequent first and words with the same count in alphabetical "
         "order.",
         parameters=given,
