@@ -1,8 +1,8 @@
 """Task folders in the form of Harbor, read without running anything.
 
 A task folder holds ``task.toml``, ``instruction.md``, ``environment/Dockerfile`` and its files,
-``tests/test.sh`` and perhaps ``solution/solve.sh``. Tests write the reward to ``/logs/verifier/reward.txt`` or
-``reward.json``.
+``tests/test.sh`` and perhaps ``solution/solve.sh``. Tests write the reward to ``/logs/verifier/reward.txt``
+or ``reward.json``.
 
 A task whose Dockerfile only copies files and sets variables on a plain base image needs no image: the sandbox
 has the programs of this machine. `read_dockerfile` decides that by reading. Others are not supported.

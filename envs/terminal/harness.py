@@ -296,3 +296,12 @@ def _run_holds(root: str, check: Check, seconds: float) -> bool:
     except (subprocess.TimeoutExpired, OSError):
         return False
     return not ran.returncode and same_text(ran.stdout.decode("utf-8", "replace"), check["expected"])
+
+
+def main() -> int:
+    """Check a folder from the command line: ``check.py FOLDER CHECKS``."""
+    root, path = sys.argv[1:3]
+    with open(path, encoding="utf-8") as file:
+        results = verify(root, json.load(file))
+    print(f"{sum(results)} of {len(results)} checks hold")
+    return 0 if all(results) else 1

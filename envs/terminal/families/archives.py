@@ -95,7 +95,7 @@ def _solve_extract(given: Mapping[str, Any]) -> list[str]:
 
 def _packed(archive: str, files: Mapping[str, bytes]) -> Check:
     """Check the content of an archive of the agent, by unpacking it in a sandbox."""
-    unpack = f"mkdir -p /tmp/unpacked && tar -xzf {archive} -C /tmp/unpacked && cd /tmp/unpacked"
+    unpack = f"rm -rf /tmp/x && mkdir /tmp/x && tar -xzf {archive} -C /tmp/x && cd /tmp/x"
     sums = "find . -type f | LC_ALL=C sort | xargs -r sha256sum"
     expected = [f"{hashlib.sha256(files[name]).hexdigest()}  ./{name}" for name in sorted(files)]
     return Check(kind="run", command=f"{unpack} && {sums}", expected="\n".join(expected))

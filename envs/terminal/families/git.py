@@ -227,7 +227,8 @@ def _branches(rng: Rng, level: int) -> Draft:
         heads[1] = repo.commit(theirs, subjects[-2 + number], [heads[1]])
     repo.branches = {"main": heads[0], branch: heads[1]}
     merged = {**base, names[1]: ours[names[1]], names[2]: theirs[names[2]], names[0]: theirs[names[0]]}
-    given["file"] = names[0]
+    if level == 3:
+        given["file"] = names[0]
     conflict = (
         f" Both branches changed the file {names[0]}: take it as it is in {branch}. Commit the result."
         if level == 3
