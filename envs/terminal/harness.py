@@ -46,14 +46,16 @@ def unpack(data: bytes) -> dict[str, Entry]:
     try:
         stream = zlib.decompressobj()
         head, _, rest = stream.decompress(data, MAX_TREE_BYTES + (4 << 20)).partition(b"\n")
-        if stream.unconsumed_tail:
-            raise ValueError("it is too large")
+        if not stream.eof:
+            raise ValueError("it is too large or incomplete")
         tree, at = {}, 0
         for path, kind, mode, mtime, size, target in json.loads(head):
             if kind not in ("file", "folder", "link") or not _is_beneath(path) or size < 0:
                 raise ValueError(f"the entry {path!r} is malformed")
             tree[path] = make_entry(kind, mode, mtime, rest[at : at + size], str(target))
             at += size
+        if at != len(rest):
+            raise ValueError("the contents have another length")
         return tree
     except (zlib.error, TypeError, LookupError, RecursionError, AttributeError) as error:
         raise ValueError(f"it cannot be decoded: {error!r}") from None

@@ -16,7 +16,7 @@ from rollgym.envs.code.sandbox_handle import SandboxHandle
 from rollgym.envs.terminal import harness
 from rollgym.envs.terminal.shell import LOGS, TESTS, encode, run_command, start_shell
 from rollgym.envs.terminal.types import Check, FolderTask, TerminalTask, Tree, Verdict
-from rollgym.sandbox.types import Limits, Sandbox
+from rollgym.sandbox.types import Ended, Limits, Sandbox
 
 OUTPUT_CHARS = 64_000
 ATTEMPTS = 2
@@ -75,7 +75,9 @@ def run_tests(handle: SandboxHandle, task: FolderTask, tree: Tree) -> float:
         prepare += "".join(f"os.makedirs('{LOGS}/{name}', exist_ok=True)\n" for name in ("verifier", "agent"))
         if not sandbox.run(prepare, limits=limits).ok:
             raise RunError("The tests of a task folder could not be written.")
-        run_command(sandbox, "bash /tests/test.sh", replace(limits, seconds=seconds, cpu_seconds=None))
+        ran = run_command(sandbox, "bash /tests/test.sh", replace(limits, seconds=seconds, cpu_seconds=None))
+        if ran.ended is not Ended.EXIT:
+            return ""  # Tests that were stopped or killed give no reward.
         # Another process reads it: those of the tests have ended.
         return sandbox.exec(f"LOGS = {LOGS!r}\n{REWARD}", limits=limits).stdout
 

@@ -12,12 +12,16 @@ from rollgym.sandbox.types import SandboxSettings
 
 
 @pytest.fixture(scope="session")
-def need_sandbox() -> None:
-    """Skip where there is no namespaces sandbox."""
+def need_sandbox() -> Iterator[None]:
+    """Skip where there is no namespaces sandbox; else keep the pool of sandboxes for all tests."""
     try:
         open_namespaces(SandboxSettings()).close()
     except RollgymError as error:
         pytest.skip(f"the namespaces sandbox does not work here: {error}")
+    env = TerminalEnv()
+    env._handle.fresh()
+    yield
+    env.close()
 
 
 @pytest.fixture
