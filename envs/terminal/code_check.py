@@ -1,6 +1,6 @@
 """Program of exported Code tasks: judges ``solution.py`` as `rollgym.envs.code.judge` does.
 
-Its source is written beside those of `harness` and `compare`. The solution runs in processes of its own that
+Its source is written beside those of `harness` and `compare`. The solution runs in separate processes that
 see the arguments of calls only; expected values and tests stay in this one and in those that run tests.
 """
 

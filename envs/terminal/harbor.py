@@ -299,7 +299,7 @@ def _copied(
         below = "" if name == "." else f"{name}/"
         found = {path[len(below) :]: entry for path, entry in context.items() if path.startswith(below)}
         if not found:
-            raise NeedsImage(f"its Dockerfile copies {source}, which is no file or folder in environment/")
+            raise NeedsImage(f"its Dockerfile copies {source}, which environment/ does not have")
         yield folder, found
 
 

@@ -4,7 +4,7 @@ Its source is sent into sandboxes and written into exported task folders, so it 
 only. Entry points:
 
 - `start` and `execute`: the agent's shell, in the session of a sandbox. Its state is the agent's to forge.
-- `pack_to_stdout`: a copy of the agent's files, in an execution of its own after the agent's processes ended.
+- `pack_to_stdout`: a copy of the agent's files, in a separate execution after the agent's processes ended.
 - `holds`: whether a check holds for a tree of files. In the environment it runs outside every sandbox.
 - `verify`: all checks in place, for exported task folders.
 """
@@ -143,7 +143,7 @@ def pack_to_stdout(root: str) -> None:
     sys.stdout.flush()
 
 
-# The shell. Bash starts anew for each command and gets the state of the last one.
+# The shell. A new bash starts for each command and gets the state of the last one.
 
 # One line: bash counts lines from here in its messages.
 WRAPPER = (

@@ -74,7 +74,7 @@ def copy_files(sandbox: Sandbox, limits: Limits) -> Tree:
 
 _ENDINGS = {
     Ended.TIMEOUT: "stopped after {seconds:g} seconds",
-    Ended.CPU: "stopped: too much processor time",
+    Ended.CPU: "stopped: too much CPU time",
     Ended.OUTPUT: "stopped: more than {output_mb} MB of output, or too many files",
     Ended.MEMORY: "stopped: more than {memory_mb} MB of memory",
     Ended.LOST: "the shell was killed",

@@ -10,7 +10,7 @@ from rollgym.core.seeding import stable_digest
 from rollgym.envs.terminal.harness import Entry, make_entry
 
 EPOCH = 1_700_000_000
-"""Modification time of files that need none of their own."""
+"""Modification time of files where no other is needed."""
 Tree = dict[str, Entry]
 """Files by relative path."""
 
@@ -64,7 +64,7 @@ class TerminalTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderTask:
-    """A task of somebody's folder: its tests are a program of theirs, ``tests/test.sh``."""
+    """A task of a task folder: its tests are a program, ``tests/test.sh``."""
 
     name: str
     instruction: str

@@ -185,4 +185,4 @@ def test_the_expert_solves_many_tasks_of_each_kind_and_level(make_env: MakeEnv, 
 
 def test_the_registered_expert_plays_by_info_alone(need_sandbox: None) -> None:
     results = rollgym.evaluate("rollgym/Terminal-v0", agent="expert", episodes=4, seed=3)
-    assert results.summary["success_rate"] == 1.0
+    assert (results.summary or {})["success_rate"] == 1.0
