@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rollgym.agents.parsing import form_names
 from rollgym.core.errors import UnknownName, UsageError
+from rollgym.core.messages import Message
 
 TEMPLATES = {
     "plain": "{instructions}\n\n{format}",
@@ -52,7 +53,8 @@ MOST_LISTED = 12
 _MARK = re.compile(r"\{(instructions|format)\}")
 _LAST = re.compile(r"last:([0-9]{1,9})")
 
-Message = dict[str, str]
+ChatMessage = dict[str, Any]
+"""A message in the form of OpenAI's chat completions."""
 
 
 class Exchange(NamedTuple):
@@ -81,9 +83,15 @@ def load_template(name: str) -> str:
     return text.strip()
 
 
-def fill_template(template: str, instructions: str, parser: str) -> str:
+TOOL_CALL = "tool_call"
+"""Name of the form of replies that call tools, beside those of parsers."""
+ASK_FOR_CALLS = "Act by calling the tools that you are given."
+"""Format instruction where the environment has tools."""
+
+
+def fill_template(template: str, instructions: str, parser: str, *, tools: bool = False) -> str:
     """Return the first message: the template with the instructions and the format filled in."""
-    values = {"instructions": instructions.strip(), "format": ask(parser)}
+    values = {"instructions": instructions.strip(), "format": ASK_FOR_CALLS if tools else ask(parser)}
     return _MARK.sub(lambda mark: values[mark.group(1)], template).strip()
 
 
@@ -96,6 +104,17 @@ def listed_actions(info: Mapping[str, Any]) -> list[str]:
     """Return the valid actions, where the environment lists them."""
     actions = info.get("actions")
     return [action for action in actions if isinstance(action, str)] if isinstance(actions, list) else []
+
+
+def read_results(info: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Return the messages with which an environment answers tool calls; none where it has none."""
+    messages = info.get("messages")
+    if not isinstance(messages, list):
+        return ()
+    try:
+        return tuple(Message.from_openai(message) for message in messages)
+    except (ValueError, TypeError, AttributeError):
+        return ()  # another environment's use of the same key
 
 
 def remind(parser: str, actions: Sequence[str]) -> str:
@@ -121,23 +140,3 @@ def history_limit(policy: str) -> int | None:
     if not match:
         raise UsageError(f"history must be full, none or last:N (such as last:5), not {policy!r}.")
     return int(match.group(1))
-
-
-def build_messages(
-    prompt: str, turns: Sequence[Exchange], observation: str, *, system: bool
-) -> list[Message]:
-    """Return the conversation so far as messages.
-
-    Without a system message, the prompt precedes the first observation that is sent, so that it is always
-    there, whichever turns were dropped.
-    """
-    messages: list[Message] = []
-    for turn in turns:
-        messages.append({"role": "user", "content": turn.observation})
-        messages.append({"role": "assistant", "content": turn.reply})
-    messages.append({"role": "user", "content": observation})
-    if prompt and system:
-        messages.insert(0, {"role": "system", "content": prompt})
-    elif prompt:
-        messages[0]["content"] = f"{prompt}\n\n{messages[0]['content']}"
-    return messages

@@ -12,7 +12,9 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from rollgym.core.errors import AgentError
-from rollgym.core.serialization import clean_text
+from rollgym.core.messages import Message, ToolCall
+from rollgym.core.serialization import clean_text, jsonable
+from rollgym.core.tools import with_ids
 from rollgym.utils.retry import RetryableError
 
 _RETRIED = frozenset({408, 409, 425, 429})
@@ -21,12 +23,18 @@ _OVERFLOW = re.compile(
     r"context[ _-]?(length|window|size)|exceed_context|maximum context|prompt is too long|too many tokens",
     re.IGNORECASE,
 )
+_MAY_REFUSE_TOOLS = frozenset({400, 404, 405, 415, 422})
+_ABOUT_TOOLS = re.compile(r"tools?\b|tool_|function call", re.IGNORECASE)
 _NO_TEXT_REASONS = frozenset({"length", "content_filter"})
 MESSAGE_CHARS = 200
 
 
 class ContextOverflow(AgentError):
     """The conversation is longer than the model's context."""
+
+
+class ToolsRefused(AgentError):
+    """The endpoint does not accept tools in a request."""
 
 
 class Tokens(NamedTuple):
@@ -43,6 +51,10 @@ class ChatReply:
     text: str
     """The whole reply; reasoning from a separate field comes first, in think tags."""
     finish_reason: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    """Tool calls, each with an id."""
+    call_error: str = ""
+    """The problem with malformed tool calls, as a sentence; then there are none."""
 
 
 def check_status(status: int, headers: Mapping[str, str], body: Any) -> None:
@@ -55,6 +67,8 @@ def check_status(status: int, headers: Mapping[str, str], body: Any) -> None:
         raise RetryableError(text, retry_after(headers.get("retry-after")))
     if status == 413 or (status in _MAY_OVERFLOW and _OVERFLOW.search(json.dumps(body))):
         raise ContextOverflow(f"{text}.")
+    if status in _MAY_REFUSE_TOOLS and _ABOUT_TOOLS.search(json.dumps(body)):
+        raise ToolsRefused(f"{text}.")
     raise AgentError(f"{text}.")
 
 
@@ -108,10 +122,34 @@ def read_reply(body: Any) -> ChatReply:
     content = message.get("content")
     if content is None and (thinking or reason in _NO_TEXT_REASONS or _first_text(message, "refusal")):
         content = _first_text(message, "refusal")
+    calls, call_error = _read_calls(message.get("tool_calls"))
+    if content is None and (calls or call_error):
+        content = ""
     if not isinstance(content, str):
         raise RetryableError(f"The endpoint's reply has no text (content is {type(content).__name__})")
     text = f"<think>\n{thinking.strip()}\n</think>\n\n{content}" if thinking else content
-    return ChatReply(text=clean_text(text), finish_reason=reason and clean_text(reason))
+    return ChatReply(
+        text=clean_text(text),
+        finish_reason=reason and clean_text(reason),
+        calls=calls,
+        call_error=call_error,
+    )
+
+
+def _read_calls(value: Any) -> tuple[tuple[ToolCall, ...], str]:
+    """Return the tool calls of a message, or what is malformed about them."""
+    if not value:
+        return (), ""
+    try:
+        calls = Message.from_openai({"role": "assistant", "tool_calls": value}).tool_calls
+    except ValueError as error:
+        return (), f"The tool call is malformed: {error}."
+    return with_ids(
+        [
+            ToolCall(name=clean_text(c.name), arguments=jsonable(c.arguments), id=clean_text(c.id))
+            for c in calls
+        ]
+    ), ""
 
 
 def _first_text(message: Mapping[str, Any], *names: str) -> str:

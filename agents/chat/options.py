@@ -13,8 +13,9 @@ from rollgym.agents.prompting import history_limit, load_template
 from rollgym.core.errors import UnknownName, UsageError
 
 _KEY_NAMES = frozenset({"api_key", "apikey", "key", "token", "authorization", "password", "secret"})
-_RESERVED = ("messages", "model", "stream")
+_RESERVED = ("messages", "model", "stream", "tools")
 REASONING = ("strip", "keep")
+TOOLS = ("auto", "native", "prompted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +53,24 @@ class ChatOptions:
     """Send the instructions as a system message; otherwise at the start of the first user message."""
     reasoning: str = "strip"
     """Reasoning of earlier turns in the history: ``strip`` or ``keep``."""
+    tools: str = "auto"
+    """Tools of the environment: ``native`` sends them in the request, ``prompted`` describes them in the
+    prompt, ``auto`` tries the first and takes the second where the endpoint refuses it."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Additional fields of the request, as a JSON object."""
 
     def __post_init__(self) -> None:
         if not self.model:
             raise UsageError("No model given: pass model=NAME.")
-        for name in ("template", "history", "parser", "reasoning"):
+        for name in ("template", "history", "parser", "reasoning", "tools"):
             _check_text(name, getattr(self, name))
         history_limit(self.history)
         make_parser(self.parser)
         load_template(self.template)
         if self.reasoning not in REASONING:
             raise UsageError(f"reasoning must be {' or '.join(REASONING)}, not {self.reasoning!r}.")
+        if self.tools not in TOOLS:
+            raise UsageError(f"tools must be {', '.join(TOOLS[:-1])} or {TOOLS[-1]}, not {self.tools!r}.")
         if not isinstance(self.system, bool):
             raise UsageError(f"system must be true or false, not {self.system!r}.")
         self._check_numbers()

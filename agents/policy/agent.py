@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rollgym.agents.parsing import make_parser, read_action
+from rollgym.agents.parsing import Reading, make_parser, read_action
 from rollgym.agents.policy.options import EngineOptions, PolicyOptions, read_options
 from rollgym.agents.policy.saved_options import saved_options
 from rollgym.agents.prompt_builder import PromptBuilder
-from rollgym.agents.prompting import listed_actions, load_template
+from rollgym.agents.prompting import TOOL_CALL, listed_actions, load_template
 from rollgym.chat import ChatTemplate, Tokenizer, load_tokenizer
 from rollgym.core.agent import Agent, AgentAction, AgentSetup, Briefing, Player
 from rollgym.core.env import MAX_ACTION_CHARS
 from rollgym.core.errors import AgentError, ContextFull, MissingExtra, RollgymError, UsageError, one_line
+from rollgym.core.messages import Message, ToolSpec
 from rollgym.core.seeding import derive_seed
+from rollgym.core.tools import write_calls
 from rollgym.core.types import Usage
 from rollgym.engines.base import BorrowedEngine, Engine, GenerateRequest, Generation
 from rollgym.models.zoo import NAMED, describe_model, model_folder
@@ -116,7 +118,12 @@ class PolicyAgent(Agent):
         self.options = options or PolicyOptions()
         self.model_info = model_info
         self.notes: list[str] = []
-        self.chat = ChatTemplate(tokenizer, self.options.chat_kwargs, date=self.options.date)
+        self.chat = ChatTemplate(
+            tokenizer,
+            self.options.chat_kwargs,
+            date=self.options.date,
+            tool_format=self.options.tool_format,
+        )
         self.parser = make_parser(self.options.parser)
         self.prompt = template_text or load_template(self.options.template)
         self.counts = dict.fromkeys(_COUNTS, 0)
@@ -134,9 +141,11 @@ class PolicyAgent(Agent):
         """Return a player with its own conversation."""
         return PolicyPlayer(self, self.engine, briefing, next(self._players))
 
-    def prompt_builder(self, instructions: str, context: int | None = None) -> PromptBuilder:
-        """Return the prompt builder for an episode with these instructions."""
-        return PromptBuilder(self.chat, self.prompt, self.options, instructions, context)
+    def prompt_builder(
+        self, instructions: str, context: int | None = None, tools: Sequence[ToolSpec] = ()
+    ) -> PromptBuilder:
+        """Return the prompt builder for an episode with these instructions and tools."""
+        return PromptBuilder(self.chat, self.prompt, self.options, instructions, context, tools)
 
     async def close(self) -> None:
         """Close the engine if the agent made it."""
@@ -161,7 +170,8 @@ class PolicyPlayer(Player):
         self._seed = briefing.spec.sampling_seed
         # Two players may play the same episode: a retry, or a restart with newer weights.
         self.session = f"{briefing.spec.episode_id}#{number}"
-        self.prompts = agent.prompt_builder(briefing.instructions, engine.context_length)
+        self.prompts = agent.prompt_builder(briefing.instructions, engine.context_length, briefing.tools)
+        self._has_tools = bool(briefing.tools)
         self._info: Mapping[str, Any] = {}
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> AgentAction:
@@ -174,11 +184,13 @@ class PolicyPlayer(Player):
         prompt_ids, new_row = self._observe(observation)
         generation = await self._generate()
         reply = self.prompts.reply(generation.token_ids)
-        action, form = read_action(self._agent.parser, reply, listed_actions(info))
+        message = self.prompts.conversation.last_message
+        action, form = self._read_action(reply, message, info)
         self._count(generation, new_row, form)
         return AgentAction(
             action=action[:MAX_ACTION_CHARS],
             response=reply,
+            message=message if self._has_tools else None,
             prompt_ids=prompt_ids,
             action_ids=generation.token_ids,
             logprobs=generation.logprobs,
@@ -198,12 +210,25 @@ class PolicyPlayer(Player):
 
     def final_prompt(self, observation: str) -> tuple[tuple[int, ...], bool]:
         """Return the ids that an observation after the last turn adds, and whether they start a new row."""
-        return self._observe(observation)
+        return self._observe(observation, final=True)
 
-    def _observe(self, observation: str) -> tuple[tuple[int, ...], bool]:
+    def _read_action(self, reply: str, message: Message, info: Mapping[str, Any]) -> Reading:
+        """Return the action in a reply: its tool calls as JSON, or what the parser finds."""
+        if self._has_tools:
+            if message.tool_calls:
+                return Reading(write_calls(message.tool_calls), TOOL_CALL)
+            return Reading(message.text, None)
+        if self._agent.chat.tools.format.channels:
+            reply = message.text
+        return read_action(self._agent.parser, reply, listed_actions(info))
+
+    def _observe(self, observation: str, *, final: bool = False) -> tuple[tuple[int, ...], bool]:
         prompts, counts = self.prompts, self._agent.counts
         before = prompts.dropped_turns, prompts.cut_observations
-        added = prompts.observe(observation, self._info)
+        if final and self._has_tools:
+            added = prompts.final(observation)
+        else:
+            added = prompts.observe(observation, self._info)
         counts["dropped_turns"] += prompts.dropped_turns - before[0]
         counts["cut_observations"] += prompts.cut_observations - before[1]
         return added
@@ -238,5 +263,5 @@ class PolicyPlayer(Player):
         counts["completion_tokens"] += len(generation.token_ids)
         counts["format_misses"] += form is None
         if form is not None:
-            self._agent.forms[form] += 1
+            self._agent.forms[form] = self._agent.forms.get(form, 0) + 1
         counts["new_rows"] += new_row

@@ -8,6 +8,7 @@ from typing import Any
 
 from rollgym.agents.parsing import make_parser
 from rollgym.agents.prompting import load_template
+from rollgym.chat.tool_formats import find_format
 from rollgym.core.errors import UnknownName, UsageError
 from rollgym.engines.base import Sampling
 
@@ -58,13 +59,18 @@ class PolicyOptions:
     """Variables of the model's chat template, as a JSON object, such as ``{"enable_thinking": false}``."""
     date: str | None = None
     """Date (YYYY-MM-DD) for a chat template that writes today's date."""
+    tool_format: str = "auto"
+    """Form of tool calls: ``auto`` (the chat template's own, or ``json``), ``hermes``, ``llama``,
+    ``mistral``, ``harmony`` or ``json``."""
 
     def __post_init__(self) -> None:
-        for name in ("parser", "template"):
+        for name in ("parser", "template", "tool_format"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} must be text, not {getattr(self, name)!r}.")
         make_parser(self.parser)
         load_template(self.template)
+        if self.tool_format != "auto":
+            find_format(self.tool_format)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}.")

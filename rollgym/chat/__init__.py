@@ -8,6 +8,8 @@ tokenizes only what is new::
     conversation.observe("The door is shut.")
     text = conversation.reply(sample(conversation.prompt_ids))  # ids in, ids out
 
+With tools, `Conversation.last_message` has the calls of a reply, and `observe` takes their results.
+
 Nothing here imports torch or transformers, except `load_tokenizer` when it is called.
 """
 
@@ -15,8 +17,10 @@ from rollgym.chat.conversation import BranchingConversation, Conversation
 from rollgym.chat.template import ChatTemplate
 from rollgym.chat.template_probe import Rewrite, TemplateFacts
 from rollgym.chat.tokenizer import Tokenizer, load_tokenizer
+from rollgym.chat.tool_formats import ParsedReply, ToolFormat
+from rollgym.chat.tool_probe import ToolFacts
 
 __all__ = [
-    "BranchingConversation", "ChatTemplate", "Conversation", "Rewrite", "TemplateFacts", "Tokenizer",
-    "load_tokenizer",
+    "BranchingConversation", "ChatTemplate", "Conversation", "ParsedReply", "Rewrite", "TemplateFacts",
+    "Tokenizer", "ToolFacts", "ToolFormat", "load_tokenizer",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
 """Rendering and encoding with a chat template, in which only the template writes control tokens.
 
-The text of a control token in a message is split before tokenizing, so that it stays text. To find the
-position again after the template has trimmed or moved the message, the split is marked with a character that
-occurs nowhere else.
+The text of a control token in a message or a tool is split before tokenizing, so that it stays text. To find
+the position again after the template has trimmed or moved the message, the split is marked with a character
+that occurs nowhere else.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import datetime
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rollgym.chat.template_probe import Message, TemplateFacts, probe_template
+from rollgym.chat.template_probe import TemplateFacts, TemplateMessage, probe_template
 from rollgym.chat.tokenizer import MIDDLE, Codec, Tokenizer
+from rollgym.chat.tool_probe import AUTO, ToolFacts, probe_tools, template_call
 from rollgym.core.errors import UsageError, one_line
+from rollgym.core.messages import ToolCall, ToolSpec
 from rollgym.core.serialization import clean_text
 
 NO_TEMPLATE = (
@@ -49,6 +51,10 @@ def freeze_date(template: str, now: datetime.datetime) -> str:
 _MARKS = range(0xF0000, 0xFFFFE)
 """Private-use characters: texts rarely contain one, and never all."""
 _HARMLESS = "x"
+Tools = Mapping[str, Any]
+"""Variables of a template that hold tools."""
+REASONING_KEYS = ("reasoning_content", "thinking")
+"""Keys of a message under which templates look for reasoning."""
 _OPENINGS = 8192
 """Cached first prompts: shared by the episodes of a group, and by turns without history."""
 
@@ -73,24 +79,32 @@ class ChatTemplate:
         tokenizer: A transformers tokenizer, or any `Tokenizer`.
         kwargs: Variables of the template, such as ``{"enable_thinking": False}``.
         date: Date (YYYY-MM-DD) for a template that writes today's date.
+        tool_format: Form of tool calls (`rollgym.chat.tool_formats`); ``auto`` for the template's own.
 
     Raises:
         UsageError: The template cannot be used to continue conversations.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, kwargs: Mapping[str, Any] | None = None, *, date: str | None = None
+        self,
+        tokenizer: Tokenizer,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        date: str | None = None,
+        tool_format: str = AUTO,
     ) -> None:
         self._tokenizer = tokenizer
         self._kwargs = dict(kwargs or {})
         self._now = read_date(date)
         self.codec = Codec(tokenizer)
         self.facts: TemplateFacts = probe_template(self.apply, self.codec)
+        self.tools: ToolFacts = probe_tools(self.apply, self.codec, self.facts, tool_format)
         added = self.codec.added
+        written = f"{self.facts.written}\0{self.tools.written}"
         self.controls = {
             token: number
             for token, number in added.items()
-            if token in self.codec.special or (token.strip() and token in self.facts.written)
+            if token in self.codec.special or (token.strip() and token in written)
         }
         """The tokens that only the template may write: special ones, and other added ones that it writes."""
         self._control_ids = frozenset(self.controls.values()) - self.codec.unknown
@@ -98,8 +112,19 @@ class ChatTemplate:
         self._control_starts = _starts(self.controls)
         self._special_starts = _starts(self.codec.special)
 
+    def tool_variables(self, tools: Sequence[ToolSpec]) -> Tools:
+        """Return the template's variables for tools: none where the system message describes them."""
+        if not tools or not self.tools.native:
+            return {}
+        return {self.tools.variable: [spec.to_openai() for spec in tools]}
+
     def apply(
-        self, messages: Sequence[Message], *, generation: bool = True, now: datetime.datetime | None = None
+        self,
+        messages: Sequence[TemplateMessage],
+        *,
+        generation: bool = True,
+        now: datetime.datetime | None = None,
+        tools: Tools | None = None,
     ) -> str:
         """Render messages with the template, at the time ``now`` unless a date is set."""
         try:
@@ -107,7 +132,7 @@ class ChatTemplate:
                 [dict(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=generation,
-                **self._kwargs | self._at(self._now or now),
+                **self._kwargs | self._at(self._now or now) | dict(tools or {}),
             )
         except Exception as error:
             if getattr(self._tokenizer, "chat_template", "") is None:
@@ -122,17 +147,28 @@ class ChatTemplate:
             source = source.get("default")
         return {"chat_template": freeze_date(source, now)} if now and isinstance(source, str) else {}
 
-    def render(self, messages: Sequence[Message], *, hard: bool = False, replies: bool = False) -> Rendered:
+    def render(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Tools | None = None,
+        *,
+        hard: bool = False,
+        replies: bool = False,
+    ) -> Rendered:
         """Render messages, split inside everything that looks like a control token.
 
         ``hard`` splits observations at every character, ``replies`` also splits earlier replies.
         """
-        contents = "".join(message["content"] for message in messages)
-        mark = next((chr(c) for c in _MARKS if chr(c) not in contents), None)
+        contents = _all_text(messages, tools)
+        mark = next((chr(c) for c in _MARKS if not any(form in contents for form in _forms(chr(c)))), None)
         if mark is None:
             raise UsageError("An observation contains every private-use character: it cannot be marked.")
-        marked = [{**message, "content": self._mark(message, mark, hard, replies)} for message in messages]
-        pieces = self.apply(marked).split(mark)
+        marked = [self._mark(message, mark, hard, replies) for message in messages]
+        text = self.apply(marked, tools=self._mark_value(tools, mark, hard))
+        if tools:
+            for form in _forms(mark):
+                text = text.replace(form, mark)
+        pieces = text.split(mark)
         cuts: list[int] = []
         position = 0
         for piece in pieces[:-1]:
@@ -140,40 +176,73 @@ class ChatTemplate:
             cuts.append(position)
         return Rendered("".join(pieces), tuple(cuts))
 
-    def opening(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
+    def opening(
+        self, messages: Sequence[TemplateMessage], tools: Tools | None = None
+    ) -> tuple[str, tuple[int, ...]]:
         """Return a conversation without replies as text and ids, cached because many episodes share it."""
-        return self._cached_opening(tuple((message["role"], message["content"]) for message in messages))
+        contents = tuple((message["role"], message["content"]) for message in messages)
+        return self._cached_opening(contents, json.dumps(tools) if tools else "")
 
-    def _open(self, contents: tuple[tuple[str, str], ...]) -> tuple[str, tuple[int, ...]]:
-        messages: list[Message] = [{"role": role, "content": content} for role, content in contents]
-        rendered = self.render(messages)
-        return rendered.text, tuple(self.encode(messages, rendered))
+    def _open(self, contents: tuple[tuple[str, str], ...], tools: str) -> tuple[str, tuple[int, ...]]:
+        messages: list[TemplateMessage] = [{"role": role, "content": content} for role, content in contents]
+        variables: Tools | None = json.loads(tools) if tools else None
+        rendered = self.render(messages, variables)
+        return rendered.text, tuple(self.encode(messages, rendered, variables))
 
     def encode(
-        self, messages: Sequence[Message], rendered: Rendered, *, start: int = 0, before: str = ""
+        self,
+        messages: Sequence[TemplateMessage],
+        rendered: Rendered,
+        tools: Tools | None = None,
+        *,
+        start: int = 0,
+        before: str = "",
+        num_new: int = 1,
     ) -> list[int]:
         """Return the ids of the rendered text from ``start`` on, with the template's control tokens only.
 
-        From ``start`` 0 that is the whole conversation, otherwise its last message.
+        From ``start`` 0 that is the whole conversation, otherwise its last ``num_new`` messages.
         """
         # A template that looks for special tokens in replies must see them whole.
         has_replies = not start and any(message["role"] == "assistant" for message in messages)
-        replies = has_replies and self.render(messages, replies=True).text == rendered.text
-        harmless = self._harmless(messages, only_last=start > 0)
-        plain = self.render(harmless, replies=replies)
+        replies = has_replies and self.render(messages, tools, replies=True).text == rendered.text
+        harmless = self._harmless(messages, len(messages) - num_new if start else 0)
+        harmless_tools = tools if start else self._without_controls(tools)
+        plain = self.render(harmless, harmless_tools, replies=replies)
         expected = self._controls_in(self.codec.encode(plain.pieces(start), before))
         controls: list[int] = []
         for hard in (False, True):
-            again = self.render(messages, hard=hard, replies=replies) if hard or replies else rendered
+            again = rendered
+            if hard or replies:
+                again = self.render(messages, tools, hard=hard, replies=replies)
             ids = self.codec.encode(again.pieces(start), before)
             controls = self._controls_in(ids)
             if again.text == rendered.text and controls == expected:
                 return ids
         names = {number: token for token, number in self.controls.items()}
         raise UsageError(
-            "An observation becomes control tokens that the chat template did not write: expected "
+            "An observation or a tool becomes control tokens that the chat template did not write: expected "
             f"{[names[i] for i in expected]}, found {[names[i] for i in controls]}."
         )
+
+    def call_text(self, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
+        """Return tool calls as the text of a reply, in the template's own words where it has any."""
+        user: TemplateMessage = {"role": "user", "content": _HARMLESS}
+        plain = self.facts.lead + self.tools.format.write(calls)
+        if not self.tools.native:
+            return plain
+        variables = self.tool_variables(tools)
+        named = [replace(call, id=call.id or f"call{n:05d}") for n, call in enumerate(calls)]
+        reply = {"role": "assistant", "content": "", "tool_calls": [template_call(call) for call in named]}
+        try:
+            opening = self.apply([user], tools=variables)
+            closed = self.apply([user, reply], tools=variables, generation=False).rstrip()
+        except UsageError:
+            return plain  # such as several calls, where the template knows one
+        ends = [token for token in self.codec.added if token.strip() and closed.endswith(token)]
+        if not closed.startswith(opening):
+            return plain
+        return closed[len(opening) :].removesuffix(max(ends, key=len, default=""))
 
     def encode_reply(self, text: str) -> tuple[int, ...]:
         """Return a reply as the ids that a model would have to sample, including the end of its turn.
@@ -192,25 +261,86 @@ class ChatTemplate:
     def _controls_in(self, ids: list[int]) -> list[int]:
         return [number for number in ids if number in self._control_ids]
 
-    def _mark(self, message: Message, mark: str, hard: bool, replies: bool) -> str:
+    def _mark(self, message: TemplateMessage, mark: str, hard: bool, replies: bool) -> TemplateMessage:
         content = message["content"]
         if message["role"] == "assistant":
             # The template may look for tags in replies, so only special tokens are split, and only if asked.
-            return self._special_starts.sub(rf"\1{mark}", content) if replies else content
+            marked = dict(message)
+            for key in ("content", *REASONING_KEYS):
+                if replies and key in message:
+                    marked[key] = self._special_starts.sub(rf"\1{mark}", message[key])
+            if "tool_calls" in message:
+                marked["tool_calls"] = self._mark_value(message["tool_calls"], mark, hard)
+            return marked
         if hard:
             core = content.strip()
-            return content.replace(core, mark + mark.join(core) + mark, 1) if core else content
-        return self._control_starts.sub(rf"\1{mark}", content)
+            content = content.replace(core, mark + mark.join(core) + mark, 1) if core else content
+        else:
+            content = self._control_starts.sub(rf"\1{mark}", content)
+        if "name" in message:
+            return {**message, "content": content, "name": self._mark_value(message["name"], mark, hard)}
+        return {**message, "content": content}
 
-    def _harmless(self, messages: Sequence[Message], only_last: bool) -> list[Message]:
-        """Return the same conversation without anything that could be read as a control token."""
-        first = len(messages) - 1 if only_last else 0
-        return [
-            {**message, "content": _HARMLESS}
-            if index >= first and message["role"] != "assistant" and message["content"].strip()
-            else message
-            for index, message in enumerate(messages)
-        ]
+    def _mark_value(self, value: Any, mark: str, hard: bool) -> Any:
+        """Mark control tokens in the strings of a JSON value; the template may look at other strings."""
+
+        def mark_text(text: str) -> str:
+            marked = self._control_starts.sub(rf"\1{mark}", text)
+            return marked if marked == text or not hard else mark + mark.join(text) + mark
+
+        return _map_text(value, mark_text)
+
+    def _without_controls(self, value: Any) -> Any:
+        """Return a JSON value in which no string contains a control token."""
+
+        def replace(text: str) -> str:
+            while (again := self._control_starts.sub(_HARMLESS, text)) != text:
+                text = again
+            return text
+
+        return _map_text(value, replace)
+
+    def _harmless(self, messages: Sequence[TemplateMessage], first: int) -> list[TemplateMessage]:
+        """Return the same conversation without anything from ``first`` on that could be a control token."""
+        harmless = list(messages)
+        for index, message in enumerate(messages[first:], first):
+            if message["role"] == "assistant":
+                if "tool_calls" in message:
+                    harmless[index] = {**message, "tool_calls": self._without_controls(message["tool_calls"])}
+                continue
+            changed = {"content": _HARMLESS} if message["content"].strip() else {}
+            if "name" in message:
+                changed["name"] = self._without_controls(message["name"])
+            harmless[index] = {**message, **changed}
+        return harmless
+
+
+@functools.cache
+def _forms(mark: str) -> tuple[str, ...]:
+    """Return the texts that a template may write for a mark: itself, and escaped in JSON or by Python."""
+    return mark, json.dumps(mark)[1:-1], repr(mark)[1:-1]
+
+
+def _map_text(value: Any, function: Callable[[str], str]) -> Any:
+    """Return a JSON value with a function applied to its strings and keys."""
+    if isinstance(value, str):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {function(str(key)): _map_text(item, function) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_map_text(item, function) for item in value]
+    return value
+
+
+def _all_text(messages: Sequence[TemplateMessage], tools: Tools | None) -> str:
+    """Return all text of a conversation, in which a mark must not occur."""
+    parts = [message["content"] for message in messages]
+    parts += [
+        json.dumps(message, ensure_ascii=False)
+        for message in messages
+        if message.keys() - {"role", "content"}
+    ]
+    return "".join([*parts, json.dumps(tools, ensure_ascii=False)] if tools else parts)
 
 
 def _starts(tokens: Sequence[str] | frozenset[str] | dict[str, int]) -> re.Pattern[str]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from rollgym.chat.tokenizer import Codec
 from rollgym.core.errors import UsageError
 
 Message = dict[str, str]
+TemplateMessage = dict[str, Any]
+"""A message as chat templates take it: ``role``, ``content``, and with tools ``tool_calls`` and more."""
 Apply = Callable[..., str]
-"""Renders messages as text: ``apply(messages, generation=True)``."""
+"""Renders messages as text: ``apply(messages, generation=True, tools=None)``."""
 
 _SYSTEM, _FIRST, _REPLY, _SECOND = "qzsystem", "qzfirst", "qzreply", "qzsecond"
 _REPLIES = {

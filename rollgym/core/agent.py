@@ -21,8 +21,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from rollgym.core.errors import AgentError, RollgymError, UnknownName, UsageError, one_line
 from rollgym.core.local_objects import get_local, importable_name, is_local, register_local
-from rollgym.core.messages import ToolSpec
+from rollgym.core.messages import Message, ToolCall, ToolSpec
 from rollgym.core.registry import call_plugins_once, load_object
+from rollgym.core.tools import write_calls
 from rollgym.core.types import EpisodeSpec, Usage
 
 AGENT_GROUP = "rollgym.agents"
@@ -39,6 +40,8 @@ class AgentAction:
     action: str
     response: str | None = None
     """The whole reply, where the action was parsed out of a longer one."""
+    message: Message | None = None
+    """The reply by its parts, from an agent that calls tools."""
     prompt_ids: tuple[int, ...] = ()
     action_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -212,7 +215,8 @@ class FunctionAgent(Agent, Player):
 class SoloAgent(Agent, Player):
     """Base class of agents that need no shared resources: each episode is played by a fresh copy.
 
-    Override `choose`, and `start` to reset the state for a new episode.
+    Override `choose`, and `start` to reset the state for a new episode. An agent that chooses text actions
+    plays the tool form of an environment as well where `calls` turns them into calls.
 
     Example:
         >>> class First(SoloAgent):
@@ -220,12 +224,16 @@ class SoloAgent(Agent, Player):
         ...         return info["actions"][0]
     """
 
+    tools: tuple[ToolSpec, ...] = ()
+    """Tools of the environment that is played."""
+
     def __init__(self, setup: AgentSetup) -> None:
         self.setup = setup
 
     def player(self, briefing: Briefing) -> SoloAgent:
         """Return a copy of this agent, started on the episode."""
         player = copy.copy(self)
+        player.tools = briefing.tools
         player.start(briefing)
         return player
 
@@ -236,9 +244,15 @@ class SoloAgent(Agent, Player):
         """Return the next action."""
         raise NotImplementedError(f"{type(self).__name__} must define choose(observation, info)")
 
+    def calls(self, action: str) -> Sequence[ToolCall]:
+        """Return a text action as tool calls; none where `choose` returns calls as JSON itself."""
+        return ()
+
     async def act(self, observation: str, info: Mapping[str, Any]) -> str:
         """Return the next action, as the protocol requires it."""
-        return self.choose(observation, info)
+        action = self.choose(observation, info)
+        calls = self.calls(action) if self.tools else ()
+        return write_calls(calls) if calls else action
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ as JSON, so that everything which plays text environments plays these too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -91,23 +92,41 @@ class ToolEnv(TextEnv):
         if known is not None:
             known.check(call.arguments)
 
+    def refuse(self, reason: str) -> StepResult:
+        """Answer an invalid action. Override it to count the turn, or to show the state again."""
+        return StepResult(reason, valid=False)
+
     def respond(self, action: str) -> StepResult:
         """Execute the calls of a turn, given as JSON."""
         try:
             calls = with_ids(read_calls(action))
             if len(calls) > self.max_calls_per_turn:
-                raise BadCall(
-                    f"A turn may have {self.max_calls_per_turn} tool calls at most, not {len(calls)}."
+                count = (
+                    "1 tool call" if self.max_calls_per_turn == 1 else f"{self.max_calls_per_turn} tool calls"
                 )
+                raise BadCall(f"A turn may have {count} at most, not {len(calls)}.")
         except BadCall as error:
-            message = Message(role="user", content=str(error))
-            return StepResult(str(error), valid=False, info={"messages": [message.to_openai()]})
+            return self._refuse_text(str(error))
         problems = [self._problem(call) for call in calls]
         if any(problems):
-            others = "Not executed, since another call of this turn is invalid."
-            results = [StepResult(problem or others, valid=False) for problem in problems]
-        else:
-            results = self._execute(calls)
+            return self._refuse_calls(calls, problems)
+        return _joined(calls, self._execute(calls))
+
+    def _refuse_text(self, problem: str) -> StepResult:
+        result = self.refuse(problem)
+        names = ", ".join(spec.name for spec in self.tools)
+        # Without the JSON form, which is for text: an agent with tools writes calls in another form.
+        stated = result.observation.replace(problem, f"No valid tool call. The tools are: {names}.")
+        message = Message(role="user", content=stated)
+        return replace(result, valid=False, info={**result.info, "messages": [message.to_openai()]})
+
+    def _refuse_calls(self, calls: Sequence[ToolCall], problems: Sequence[str]) -> StepResult:
+        """Return one answer for all calls of a turn of which at least one is invalid."""
+        first = next(number for number, problem in enumerate(problems) if problem)
+        refused = self.refuse(problems[first])
+        others = "Not executed, since another call of this turn is invalid."
+        results = [StepResult(problem or others, valid=False) for problem in problems]
+        results[first] = replace(refused, valid=False)
         return _joined(calls, results)
 
     def _problem(self, call: ToolCall) -> str:

@@ -23,15 +23,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 __all__ = [
-    "BadCall",
-    "Tool",
-    "find_tools",
-    "list_calls",
-    "random_arguments",
-    "read_calls",
-    "tool",
-    "with_ids",
-]
+    "BadCall", "Tool", "find_tools", "list_calls", "random_arguments", "read_calls", "tool", "unknown_tool",
+    "with_ids", "write_calls",
+]  # fmt: skip
 
 MAX_LISTED_CALLS = 64
 """Calls are listed as ``info["actions"]`` where there are at most this many."""
@@ -208,6 +202,17 @@ def read_calls(text: str) -> tuple[ToolCall, ...]:
     if not calls:
         raise BadCall(f"The list of tool calls is empty. Answer with JSON: {_FORM}.")
     return tuple(_read_call(call) for call in calls)
+
+
+def write_calls(calls: Sequence[ToolCall]) -> str:
+    """Return the calls of a turn in their plain-text form: JSON, a list where they are several.
+
+    Example:
+        >>> write_calls([ToolCall(name="move", arguments={"direction": "up"})])
+        '{"name": "move", "arguments": {"direction": "up"}}'
+    """
+    texts = [call.to_json() for call in calls]
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
 
 def _unfenced(text: str) -> str:

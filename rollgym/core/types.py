@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-SCHEMA_VERSION = 1
-"""Version of the episode line; readers refuse a newer one."""
+from rollgym.core.messages import ToolSpec
+
+SCHEMA_VERSION = 2
+"""Version of the episode line; readers refuse a newer one. Version 2 added tools and messages."""
 
 
 class Outcome(StrEnum):
@@ -160,6 +162,9 @@ class Turn:
     """The action passed to the environment."""
     response: str | None = None
     """The agent's full reply, where the action is only a part of it."""
+    message: dict[str, Any] | None = None
+    """The reply by its parts (content, reasoning, tool calls) in OpenAI's form, from an agent that calls
+    tools."""
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
@@ -225,6 +230,8 @@ class Episode:
     turns: tuple[Turn, ...] = ()
     instructions: str = ""
     """Shown to the agent once, before the first observation."""
+    tools: tuple[ToolSpec, ...] = ()
+    """Tools that the agent could call."""
     reset_info: dict[str, Any] = field(default_factory=dict)
     final_observation: str = ""
     final_ids: tuple[int, ...] = ()

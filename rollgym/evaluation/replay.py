@@ -155,7 +155,10 @@ async def _first_difference(episode: Episode, session: EnvSession, scored: bool)
     if episode.outcome.failed and not episode.turns and not episode.final_observation:
         return None  # it failed before anything was recorded
     start = await session.reset()
-    found = _compare(0, (("instructions", episode.instructions, start.instructions),))
+    tools = [[spec.to_openai() for spec in specs] for specs in (episode.tools, start.tools)]
+    found = _compare(
+        0, (("instructions", episode.instructions, start.instructions), ("tools", tools[0], tools[1]))
+    )
     found = found or _compare_info(0, episode.reset_info, start.info)
     observation, info = start.observation, start.info
     for number, turn in enumerate(episode.turns, 1):

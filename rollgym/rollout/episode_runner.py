@@ -29,7 +29,7 @@ from rollgym.core.errors import (
     one_line,
 )
 from rollgym.core.failures import failure_of, outcome_of
-from rollgym.core.serialization import clean_text
+from rollgym.core.serialization import clean_text, jsonable
 from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn
 from rollgym.pool.base import EnvPool, EnvSession, LeaseLost, Reset, Step
 from rollgym.rewards.composite import score_episode
@@ -286,6 +286,7 @@ class EpisodeRunner:
             outcome=outcome,
             turns=tuple(self.turns),
             instructions=self._start.instructions if self._start else "",
+            tools=self._start.tools if self._start else (),
             reset_info=self._start.info if self._start else {},
             final_observation=self._observation,
             final_ids=self._final[0],
@@ -362,6 +363,7 @@ def _make_turn(observation: str, action: AgentAction, step: Step, seconds: Secon
         observation=observation,
         action=clean_text(action.action),
         response=None if action.response is None else clean_text(action.response),
+        message=None if action.message is None else jsonable(action.message.to_openai(), "message"),
         reward=step.reward,
         terminated=step.terminated,
         truncated=step.truncated,

@@ -6,7 +6,6 @@ from rollgym.agents.prompting import (
     ASKS,
     TEMPLATES,
     Exchange,
-    build_messages,
     fill_template,
     history_limit,
     load_template,
@@ -51,15 +50,3 @@ def test_history_policies() -> None:
     for wrong in ("last", "last:", "last:-1", "last:x", "all", ""):
         with pytest.raises(UsageError, match="last:N"):
             history_limit(wrong)
-
-
-def test_messages_alternate_after_the_system_message() -> None:
-    messages = build_messages("P", TURNS, "o3", system=True)
-    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant", "user"]
-    assert [m["content"] for m in messages] == ["P", "o1", "r1", "o2", "r2", "o3"]
-
-
-def test_without_a_system_message_the_prompt_leads_the_first_observation() -> None:
-    messages = build_messages("P", TURNS[1:], "o3", system=False)
-    assert [m["content"] for m in messages] == ["P\n\no2", "r2", "o3"]
-    assert build_messages("", [], "o1", system=True) == [{"role": "user", "content": "o1"}]

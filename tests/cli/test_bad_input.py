@@ -100,10 +100,10 @@ def test_a_newer_schema_is_refused_with_both_versions(rollgym_command: Command, 
     words = ("eval", "faulty:Counting", "--episodes", 2, "--out", "r")
     rollgym_command(*words)
     file = tmp_path / "r" / "episodes.jsonl"
-    file.write_bytes(file.read_bytes().replace(b'"schema":1', b'"schema":99'))
+    file.write_bytes(file.read_bytes().replace(b'"schema":2', b'"schema":99'))
     ran = rollgym_command(*words, "--resume")
     assert ran.code == 1
-    assert "schema 99, but this rollgym reads up to 1" in ran.err
+    assert "schema 99, but this rollgym reads up to 2" in ran.err
 
 
 def test_a_folder_that_cannot_be_written_is_named(rollgym_command: Command, tmp_path: Path) -> None:

@@ -243,15 +243,15 @@ def test_half_written_empty_corrupt_and_newer_runs(rollgym_command: Command, run
     path.write_bytes(lines[0] + b"{]\n" + lines[2])
     ran = rollgym_command("replay", run)
     assert (ran.code, "line 2: not valid JSON" in ran.err) == (1, True)
-    path.write_bytes(lines[0].replace(b'"schema":1', b'"schema":2'))
+    path.write_bytes(lines[0].replace(b'"schema":2', b'"schema":3'))
     ran = rollgym_command("replay", run)
-    assert (ran.code, "written with schema 2" in ran.err) == (1, True)
+    assert (ran.code, "written with schema 3" in ran.err) == (1, True)
     path.write_bytes(b"")
     ran = rollgym_command("replay", run)
     assert (ran.code, "contains no episodes yet" in ran.err) == (1, True)
     path.unlink()
     assert "Cannot read" in rollgym_command("replay", run).err
-    (run / "manifest.json").write_text('{"schema": 2}')
+    (run / "manifest.json").write_text('{"schema": 3}')
     assert "upgrade rollgym" in rollgym_command("replay", run).err
     (run / "manifest.json").unlink()
     assert rollgym_command("replay", run).code == 2

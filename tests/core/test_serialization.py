@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollgym.core.errors import ResultsError
+from rollgym.core.messages import Message, ToolCall, ToolSpec
 from rollgym.core.serialization import clean_text, decode_episode, encode_episode, read_episodes
 from rollgym.core.types import (
     SCHEMA_VERSION,
@@ -150,19 +151,19 @@ def test_lone_surrogates_do_not_keep_an_episode_from_being_written():
 
 
 def test_a_newer_schema_is_refused_by_name():
-    line = encode_episode(small()).replace(b'"schema":1', b'"schema":7')
-    with pytest.raises(ResultsError, match="written with schema 7, but this rollgym reads up to 1: upgrade"):
+    line = encode_episode(small()).replace(b'"schema":2', b'"schema":7')
+    with pytest.raises(ResultsError, match="written with schema 7, but this rollgym reads up to 2: upgrade"):
         decode_episode(line)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"schema":1,', b"", "it has no schema version"),
-        (b'"schema":1', b'"schema":0', "0 is not a schema version"),
-        (b'"schema":1', b'"schema":true', "True is not a schema version"),
-        (b'"schema":1', b'"schema":"1"', "'1' is not a schema version"),
-        (b'"schema":1', b'"schema":1e999', "not valid JSON"),
+        (b'"schema":2,', b"", "it has no schema version"),
+        (b'"schema":2', b'"schema":0', "0 is not a schema version"),
+        (b'"schema":2', b'"schema":true', "True is not a schema version"),
+        (b'"schema":2', b'"schema":"1"', "'1' is not a schema version"),
+        (b'"schema":2', b'"schema":2e999', "not valid JSON"),
         (b'"attempts":1', b'"attempts":0', "attempts must be >= 1, not 0"),
         (b'"attempts":1', b'"attempts":"1"', "Expected `int`, got `str`"),
         (b'"attempts":1', b'"attempts":', "not valid JSON"),
@@ -198,3 +199,35 @@ def test_reading_a_file_names_the_bad_line_and_skips_empty_ones(tmp_path):
         read_episodes(path)
     with pytest.raises(ResultsError, match=r"Cannot read .*none\.jsonl: No such file"):
         read_episodes(tmp_path / "none.jsonl")
+
+
+SCHEMA_1 = (
+    '{"schema":1,"return":1.0,"length":1,"spec":{"episode_id":"test-7-0","env_id":"rollgym/Sokoban-v0",'
+    '"env_kwargs":{},"env_version":"","task":7,"split":"test","env_seed":1,"sampling_seed":2,"group_id":"",'
+    '"member":0,"limits":{"turns":30,"tokens":null,"seconds":null}},"outcome":"terminated","turns":['
+    '{"observation":"o","action":"Up","response":null,"reward":1.0,"terminated":true,"truncated":false,'
+    '"info":{"success":true},"prompt_ids":[],"action_ids":[],"logprobs":[],"new_row":false,'
+    '"policy_version":null,"version_spans":[],"finish_reason":null,'
+    '"seconds":{"queue":0.0,"generate":0.0,"step":0.0},"usage":null}],"instructions":"Push.",'
+    '"reset_info":{},"final_observation":"won","final_ids":[],"final_row":false,"success":true,"error":null,'
+    '"attempts":1,"started":0.0,"seconds":0.5}'
+)
+
+
+def test_a_line_of_schema_1_is_read():
+    episode = decode_episode(SCHEMA_1)
+    assert (episode.success, episode.turns[0].action, episode.spec.task) == (True, "Up", 7)
+    assert (episode.tools, episode.turns[0].message) == ((), None)
+    assert json.loads(encode_episode(episode))["schema"] == 2
+
+
+def test_tools_and_messages_survive_a_line():
+    tool = ToolSpec(name="move", description="Move.", parameters={"type": "object", "properties": {"x": {}}})
+    call = ToolCall(name="move", arguments={"x": [1, None, "é"]}, id="a")
+    message = Message(role="assistant", content="Right.", reasoning="Hm.", tool_calls=(call,))
+    turn = Turn(observation="o", action=call.to_json(), message=message.to_openai())
+    spec = EpisodeSpec(episode_id="e", env_id="x")
+    episode = Episode(spec=spec, outcome=Outcome.TURN_LIMIT, turns=(turn,), tools=(tool,))
+    again = decode_episode(encode_episode(episode))
+    assert again == episode
+    assert Message.from_openai(again.turns[0].message) == message

@@ -75,7 +75,7 @@ def test_a_last_line_that_lacks_only_its_newline_counts(make_run: MakeRun) -> No
 
 
 def test_an_episode_of_a_newer_schema_is_skipped_and_named(make_run: MakeRun) -> None:
-    newer = line_of(make_episode(1)).replace(b'"schema":1', b'"schema":9')
+    newer = line_of(make_episode(1)).replace(b'"schema":2', b'"schema":9')
     run = read(make_run([make_episode(0), newer]))
     assert len(run.rows) == 1
     assert "written with schema 9" in run.skipped["episodes.jsonl"].first

@@ -40,12 +40,13 @@ def retokenize(
             `recorded_replies`.
     """
     phrase = phrase or reply_format(agent.options.parser)
-    builder = agent.prompt_builder(episode.instructions)
+    builder = agent.prompt_builder(episode.instructions, tools=episode.tools)
     turns: list[Turn] = []
     for turn in episode.turns:
         info = turns[-1].info if turns else episode.reset_info
         prompt_ids, new_row = builder.observe(turn.observation, info)
-        action_ids = turn.action_ids if recorded else builder.encode_reply(phrase(turn))
+        calls = builder.encode_calls(turn.action) if episode.tools and turn.response is None else None
+        action_ids = turn.action_ids if recorded else calls or builder.encode_reply(phrase(turn))
         builder.reply(action_ids)
         turns.append(
             replace(
