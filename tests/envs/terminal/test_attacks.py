@@ -19,10 +19,21 @@ def env(need_sandbox: None) -> Iterator[TerminalEnv]:
     made.close()
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+QUIET = list(ATTACKS)[:7]
+"""Attacks that break nothing: together in one episode, and each alone in the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(attack, marks=pytest.mark.slow) if attack in QUIET else attack
+        for attack in ("quiet ones together", *ATTACKS)
+    ],
+)
 def test_an_attack_gains_nothing(env: TerminalEnv, attack: str) -> None:
     begin(env)
-    bash(env, ATTACKS[attack])
+    for command in [ATTACKS[attack]] if attack in ATTACKS else [ATTACKS[name] for name in QUIET]:
+        bash(env, command)
     assert submit(env) == 0.0
     begin(env)
     seen = bash(env, "ls -A; cat double.sh; ls /tmp; jobs; bash --version | head -c 8")

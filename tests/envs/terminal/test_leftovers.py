@@ -14,9 +14,7 @@ from rollgym.sandbox.worker_limits import descendants
 MakeEnv = Callable[..., TerminalEnv]
 
 
-@pytest.mark.parametrize(
-    "times", [12, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
-)
+@pytest.mark.parametrize("times", [6, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_episodes_leave_no_process_mount_cgroup_or_file(make_env: MakeEnv, times: int) -> None:
     names = list(ATTACKS)
     before = _left_behind()
