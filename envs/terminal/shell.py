@@ -20,7 +20,8 @@ SESSION = "/work/session"
 TESTS, LOGS = "/tmp/tests", "/tmp/logs"
 LINKS = ((ROOT, SESSION), ("/tests", TESTS), ("/logs", LOGS))
 """Links of the sandbox, so that these paths exist although its root is read-only."""
-PACKED_CHARS = 8_000_000
+PACKED_CHARS = (64_000, 8_000_000)
+"""Characters of packed files; room for more costs time, so it is tried only when needed."""
 MAX_COMMAND_BYTES = 100_000
 """The kernel's limit for one argument is 128 KB."""
 PACK_SECONDS = 20.0
@@ -64,8 +65,11 @@ def copy_files(sandbox: Sandbox, limits: Limits) -> Tree:
     Raises:
         ValueError: They are too many, or cannot be read.
     """
-    room = replace(limits, output_chars=PACKED_CHARS, seconds=min(limits.seconds, PACK_SECONDS))
-    ran = sandbox.exec(f"{harness_source()}\npack_to_stdout({SESSION!r})\n", limits=room)
+    for chars in PACKED_CHARS:
+        room = replace(limits, output_chars=chars, seconds=min(limits.seconds, PACK_SECONDS))
+        ran = sandbox.exec(f"{harness_source()}\npack_to_stdout({SESSION!r})\n", limits=room)
+        if not ran.truncated:
+            break
     if not ran.ok or ran.truncated:
         why = "they are too large" if ran.truncated else (ran.stderr.strip() or ran.ended).splitlines()[-1]
         raise ValueError(f"the files cannot be copied: {why}")

@@ -6,6 +6,7 @@ import pytest
 from terminal_actions import bash, call, submit
 
 import rollgym
+from rollgym.checks import check
 from rollgym.core.errors import UnknownName, UsageError
 from rollgym.core.seeding import derive_rng
 from rollgym.envs.terminal.env import TerminalEnv
@@ -181,6 +182,20 @@ def test_the_expert_solves_many_tasks_of_each_kind_and_level(make_env: MakeEnv, 
             begin(env, task)
             assert submit(env) == 0.0
             assert _solve(env, task) == 1.0, (name, level, number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_it_keeps_the_contract(need_sandbox: None) -> None:
+    report = check("rollgym/Terminal-v0")
+    assert {result.rule: result.detail for result in report.results if result.status != "passed"} == {}
+
+
+def test_files_that_need_more_room_are_copied_too(make_env: MakeEnv) -> None:
+    env = make_env()
+    begin(env)
+    bash(env, f"head -c 300000 /dev/urandom > noise; {SOLUTION}")
+    assert submit(env) == 1.0
 
 
 def test_the_registered_expert_plays_by_info_alone(need_sandbox: None) -> None:
