@@ -146,7 +146,7 @@ def _collect(rng: Rng, level: int) -> Draft:
     names = [f"{top}/{name}" for name in paths(rng, integer(rng, 6, 12), level - 1, EXTENSIONS)]
     if level == 3:
         return _duplicates(rng, top, names)
-    sizes = [int(size) for size in rng.choice(np_range(40, 900), size=len(names), replace=False)]
+    sizes = sample(rng, range(40, 900), len(names))
     tree: Tree = {}
     for name, size in zip(names, sizes, strict=True):
         text = " ".join(pick(rng, WORDS) for _ in range(size // 4 + 2))
@@ -173,11 +173,6 @@ def _collect(rng: Rng, level: int) -> Draft:
         tree=tree,
         checks=[listing(after), *unchanged(after, sorted(after))],
     )
-
-
-def np_range(low: int, high: int) -> list[int]:
-    """Numbers to draw different ones from."""
-    return list(range(low, high))
 
 
 def _duplicates(rng: Rng, top: str, names: list[str]) -> Draft:

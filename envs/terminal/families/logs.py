@@ -61,7 +61,7 @@ def _errors(rng: Rng, level: int) -> Draft:
         expected = "\n".join(f"{service} {count}" for service, count in ranked)
     what = "The file logs/app.log is a log"
     if level == 3:
-        cuts = sorted(int(cut) for cut in rng.choice(np_places(len(texts)), size=2, replace=False))
+        cuts = sorted(sample(rng, range(5, len(texts) - 5), 2))
         parts = ["".join(texts[: cuts[0]]), "".join(texts[cuts[0] : cuts[1]]), "".join(texts[cuts[1] :])]
         tree = {
             "logs/app.log.2.gz": file(gzip.compress(parts[0].encode(), mtime=0)),
@@ -84,11 +84,6 @@ def _errors(rng: Rng, level: int) -> Draft:
         tree=tree,
         checks=[answer(target, expected), *unchanged(tree, sorted(tree))],
     )
-
-
-def np_places(count: int) -> list[int]:
-    """Places to cut a log at, none at its ends."""
-    return list(range(5, count - 5))
 
 
 def _solve_errors(given: Mapping[str, Any]) -> list[str]:
