@@ -137,6 +137,10 @@ class TerminalEnv(ToolEnv):
         end = self._judge(f"{result.observation}\n")
         return replace(end, valid=result.valid, info={**result.info, **end.info})
 
+    def refuse(self, reason: str) -> StepResult:
+        """Answer an invalid action with the turns left."""
+        return StepResult(f"{reason}\n{self._turns_left()}", valid=False)
+
     @tool
     def bash(self, command: str) -> StepResult:
         """Run a command with bash. Folder and variables of the shell last from call to call.
@@ -146,7 +150,7 @@ class TerminalEnv(ToolEnv):
         """
         if "\0" in command or len(command.encode("utf-8", "replace")) > MAX_COMMAND_BYTES:
             note = f"A command may have {MAX_COMMAND_BYTES:,} bytes and no NUL characters. Nothing was run."
-            return StepResult(f"{note}\n{self._turns_left()}", valid=False)
+            return self.refuse(note)
         limits = self._limits()
         self._last_command = command_hash(command)
         if limits is None:

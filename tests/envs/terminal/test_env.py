@@ -123,6 +123,15 @@ def test_several_calls_in_a_turn(make_env: MakeEnv) -> None:
     assert [message["role"] for message in info["messages"]] == ["tool", "tool"]
 
 
+def test_an_invalid_action_costs_a_turn(make_env: MakeEnv) -> None:
+    env = make_env()
+    begin(env)
+    for action in ("ls", call("bash"), call("bash", command=3), call("python", command="1")):
+        observation, reward, terminated, _, info = env.step(action)
+        assert (info["valid"], reward, terminated) == (False, 0.0, False)
+    assert observation.endswith("Turns left: 11.")
+
+
 @pytest.mark.parametrize("command", ["x" * 100_001, "echo \0"])
 def test_a_command_that_cannot_be_passed_is_invalid(make_env: MakeEnv, command: str) -> None:
     env = make_env()
