@@ -89,7 +89,7 @@ class PromptBuilder:
         """Number of replies so far."""
         self.dropped_turns = 0
         self.cut_observations = 0
-        self.conversation = Conversation(chat, system=self._system, tools=self._tools)
+        self.conversation = self._converse()
 
     def observe(
         self, observation: str, info: Mapping[str, Any] | None = None
@@ -189,8 +189,13 @@ class PromptBuilder:
             # Results cannot be the first message: the calls that they answer were dropped.
             first = f"{self._lead}{seen.text}"
             history.append(((seen.messages or seen.text) if history else first, reply))
-        self.conversation = Conversation(self._chat, system=self._system, history=history, tools=self._tools)
+        self.conversation = self._converse(history)
         self._history_changed = False
+
+    def _converse(self, history: Sequence[tuple[str | tuple[Message, ...], str]] = ()) -> Conversation:
+        return Conversation(
+            self._chat, self._system, history, self._tools, show_tools=self._options.instructions
+        )
 
     def _add(self, seen: _Seen, reminder: str) -> None:
         if seen.messages and self._history:

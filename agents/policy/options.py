@@ -35,7 +35,7 @@ class PolicyOptions:
     template: str = "plain"
     """Template of the instructions: ``plain``, ``reason`` or the path of a text file."""
     instructions: bool = True
-    """Show the environment's instructions; a policy trained on one game may not need them."""
+    """Show the environment's instructions and tools; a policy trained on one game may not need them."""
     system: bool = True
     """Show them as a system message; otherwise at the start of the first observation."""
     history: str = "full"

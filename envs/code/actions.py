@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from rollgym.core.env import bare
+from rollgym.core.messages import ToolCall
 
 # Possessive match: backtracking would be quadratic in the length of a line.
 _FENCE = re.compile(r"^[ \t]*+```[ \t]*+([\w+.-]*+)[ \t]*+$", re.MULTILINE)
@@ -45,6 +46,13 @@ def parse_action(action: str) -> ParsedAction:
 def submits(parsed: ParsedAction) -> bool:
     """Whether a line outside the blocks is the word ``submit``."""
     return any(bare(line).lower() == "submit" for line in parsed.text.splitlines())
+
+
+def action_calls(action: str) -> list[ToolCall]:
+    """Return a block of code, ``submit``, or both, as calls of the tool form."""
+    parsed = parse_action(action)
+    calls = [ToolCall(name="run_python", arguments={"code": block}) for block in parsed.blocks]
+    return [*calls, ToolCall(name="submit")] if submits(parsed) else calls
 
 
 def defines(code: str, name: str) -> bool:

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.env import StepResult, check_whole
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task
+from rollgym.core.tool_env import ToolEnv, tool
+from rollgym.core.tools import write_calls
 from rollgym.envs.arguments import check_choice
-from rollgym.envs.code.actions import ParsedAction, defines, parse_action, submits
+from rollgym.envs.code.actions import ParsedAction, action_calls, defines, parse_action, submits
 from rollgym.envs.code.formatting import format_run, format_test_results
 from rollgym.envs.code.judge import Result, judge
 from rollgym.envs.code.loaders import load_problems
@@ -36,7 +38,18 @@ take {seconds:g} seconds.
 The reward is {reward}."""
 
 
-class CodeEnv(TextEnv):
+_TOOLS = """\
+Write a Python function that does what is asked. Run code with the tool `run_python`: you see what it \
+printed. What it defines is still there in the next call.
+Code that defines the wanted function is your solution, until other code does; it must work by itself. \
+You are told how it does on the public tests.
+When you are content, call `submit`: the solution is run on hidden tests, and the episode ends.{pass_}
+You have {turns} calls; after the last one the solution you have is judged. There is no network. A call may \
+take {seconds:g} seconds.
+The reward is {reward}."""
+
+
+class CodeEnv(ToolEnv):
     """Write a function; blocks of code are run in a sandbox, hidden tests decide.
 
     Observation: the task; then the output of the block (stdout, stderr, each cut), how it ended where it did
@@ -44,7 +57,8 @@ class CodeEnv(TextEnv):
 
     Actions: one fenced block of Python, run in a session whose names and files last; ``submit``; or both: the
     block is then the solution. The solution is the last block that defines the wanted function. Anything else
-    changes nothing and gives ``valid=False``.
+    changes nothing and gives ``valid=False``. With ``tools=True`` the tools ``run_python`` and ``submit``;
+    each call counts as a turn.
 
     Reward: 0 until the end, then the share of hidden tests that pass, or 1 for all of them and else 0.
 
@@ -72,6 +86,7 @@ class CodeEnv(TextEnv):
         output_chars: int = 2_000,
         sandbox: Mapping[str, Any] | None = None,
         reveal: bool = False,
+        tools: bool = False,
         render_mode: str | None = None,
     ) -> None:
         """Problems are ``generated`` or from a file; ``sandbox`` sets isolation and limits."""
@@ -83,7 +98,7 @@ class CodeEnv(TextEnv):
         self._box = SandboxHandle(sandbox)
         self._all_or_nothing, self._max_turns, self._end_on_pass = reward == "all", max_turns, end_on_pass
         self._chars, self._reveal = output_chars, reveal
-        self.instructions = _INSTRUCTIONS.format(
+        self.instructions = (_TOOLS if tools else _INSTRUCTIONS).format(
             turns=max_turns,
             seconds=self._box.settings.limits.seconds,
             reward="1 if all hidden tests pass, else 0"
@@ -92,6 +107,8 @@ class CodeEnv(TextEnv):
             pass_=" The episode ends too when all public tests pass." if end_on_pass else "",
         )
         super().__init__(render_mode=render_mode)
+        if not tools:
+            self.tools = ()
 
     def begin(self, task: Task) -> str:
         """Start the task's problem in a fresh session."""
@@ -102,8 +119,31 @@ class CodeEnv(TextEnv):
         self._prepare()
         return self._question()
 
+    @tool
+    def run_python(self, code: str) -> StepResult:
+        """Run Python code and see what it printed.
+
+        Args:
+            code: The code. What it defines stays for later calls.
+        """
+        self._turns += 1
+        return self._run(code.strip("\r\n") + "\n")
+
+    @tool
+    def submit(self) -> StepResult:
+        """Submit the solution: hidden tests decide, and the episode ends."""
+        self._turns += 1
+        return self._submit(ParsedAction((), ""))
+
+    def refuse(self, reason: str) -> StepResult:
+        """Count an invalid action as a turn."""
+        self._turns += 1
+        return self._continue(reason, valid=False)
+
     def respond(self, action: str) -> StepResult:
         """Run a block, or judge."""
+        if self.tools:
+            return super().respond(action)
         self._turns += 1
         parsed = parse_action(action)
         if len(parsed.blocks) > 1:
@@ -137,6 +177,10 @@ class CodeEnv(TextEnv):
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         """A function that returns a constant, or ``submit`` once there is one."""
+        action = self._random_text(info, rng)
+        return write_calls(action_calls(action)) if self.tools else action
+
+    def _random_text(self, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         if info["has_solution"] and rng.random() < 0.3:
             return "submit"
         value = ("None", "0", "1", "[]", "''", "args[0]", "-1")[int(rng.integers(7))]

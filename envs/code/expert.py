@@ -7,6 +7,8 @@ from typing import Any
 
 from rollgym.core.agent import SoloAgent
 from rollgym.core.errors import UsageError
+from rollgym.core.messages import ToolCall
+from rollgym.envs.code.actions import action_calls
 from rollgym.envs.code.generate import FAMILIES
 from rollgym.envs.code.questions import KINDS
 from rollgym.envs.code.snippets import CODE, NAMES
@@ -18,6 +20,10 @@ class CodeExpert(SoloAgent):
     ``info`` has the family and the parameters, which the statement describes. Problems from a file have no
     family: make the environment with ``reveal=True``.
     """
+
+    def calls(self, action: str) -> list[ToolCall]:
+        """Return a block or ``submit`` as a call of the tool form."""
+        return action_calls(action)
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         """The program first, then ``submit``."""

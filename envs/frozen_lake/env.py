@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from rollgym.core.env import StepResult, TextEnv, bare
+from rollgym.core.env import StepResult, bare
 from rollgym.core.errors import UsageError
+from rollgym.core.messages import ToolCall
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.core.tool_env import ToolEnv, tool
 from rollgym.envs.arguments import check_choice, check_range
 from rollgym.envs.frozen_lake.lake import GYM_RATE, RATE_IS_SETTABLE, make_lake, random_map
 
@@ -23,11 +25,13 @@ _CELLS = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
 _INSTRUCTIONS = """\
 You walk over a frozen lake. Reach the goal and do not fall into a hole.
 {view}
-Each turn, answer with one move: Left, Down, Right or Up. Example: Right
+{act}
 {ice}
 You get a reward of 1 for reaching the goal, else 0."""
 _MAP = "Symbols: P you, _ ice, O hole, G goal, X you in a hole, √ you at the goal."
 _LOCAL = "You see how far away the goal is, what is next to you, and your last move."
+_ANSWER = "Each turn, answer with one move: Left, Down, Right or Up. Example: Right"
+_CALL = "Each turn, make one move with the tool `move`."
 _FIRM = "A move takes you one cell; the edge of the lake stops you."
 _SLIPPERY = (
     "The ice is slippery: a move goes where you want with probability {rate:.2f}, else to one of the two "
@@ -35,13 +39,19 @@ _SLIPPERY = (
 )
 
 
-class FrozenLakeEnv(TextEnv):
+def move_call(move: str) -> ToolCall:
+    """Return a move as a call of the tool form."""
+    return ToolCall(name="move", arguments={"direction": move.lower()})
+
+
+class FrozenLakeEnv(ToolEnv):
     """Walk from the top left of a frozen lake to the goal at the bottom right.
 
     Observation: the map, one row a line, after a line about anything special that happened; or words about
     what is near (``view="local"``).
 
-    Actions: ``Left``, ``Down``, ``Right``, ``Up`` in any case, or Gymnasium's numbers 0 to 3.
+    Actions: ``Left``, ``Down``, ``Right``, ``Up`` in any case, or Gymnasium's numbers 0 to 3. With
+    ``tools=True`` the tool ``move``, one call per turn.
 
     Reward: 1 for the step onto the goal, else 0.
 
@@ -67,6 +77,7 @@ class FrozenLakeEnv(TextEnv):
         success_rate: float | None = None,
         spaced: bool = False,
         view: str = "map",
+        tools: bool = False,
         render_mode: str | None = None,
     ) -> None:
         """See docs/environments/frozen_lake.md for the options."""
@@ -80,9 +91,13 @@ class FrozenLakeEnv(TextEnv):
         self._gap = " " if spaced else ""
         self._local = view == "local"
         ice = _SLIPPERY.format(rate=self._rate) if slippery else _FIRM
-        self.instructions = _INSTRUCTIONS.format(view=_LOCAL if self._local else _MAP, ice=ice)
+        self.instructions = _INSTRUCTIONS.format(
+            view=_LOCAL if self._local else _MAP, ice=ice, act=_CALL if tools else _ANSWER
+        )
         self.tasks = TaskSet(f"FrozenLake-{size}-{frozen_probability}")
         super().__init__(render_mode=render_mode)
+        if not tools:
+            self.tools = ()
 
     def begin(self, task: Task) -> str:
         """Make the task's map and put the player at its start."""
@@ -95,12 +110,27 @@ class FrozenLakeEnv(TextEnv):
         self._last: int | None = None
         return self._shown()
 
+    max_calls_per_turn = 1
+
+    @tool
+    def move(self, direction: Literal["left", "down", "right", "up"]) -> StepResult:
+        """Move one cell."""
+        return self._move(_BY_NAME[direction])
+
+    def refuse(self, reason: str) -> StepResult:
+        """Show the lake again after an action that is not a move."""
+        return StepResult(f"{reason}\n{self._shown()}", valid=False)
+
     def respond(self, action: str) -> StepResult:
         """Move one cell, or slip."""
+        if self.tools:
+            return super().respond(action)
         move = _BY_NAME.get(bare(action).lower())
         if move is None:
-            note = "That is not a move. Answer Left, Down, Right or Up."
-            return StepResult(f"{note}\n{self._shown()}", valid=False)
+            return self.refuse("That is not a move. Answer Left, Down, Right or Up.")
+        return self._move(move)
+
+    def _move(self, move: int) -> StepResult:
         previous, intended = self._cell, self._ahead(move)
         state, reward, over, _, _ = self._lake.step(move)
         self._cell, self._last = self._where(state), move
@@ -114,7 +144,7 @@ class FrozenLakeEnv(TextEnv):
             "map": list(self._rows),
             "position": list(self._cell),
             "success_rate": self._rate,
-            "actions": list(MOVES),
+            "actions": [move_call(move).to_json() for move in MOVES] if self.tools else list(MOVES),
         }
 
     def render_text(self) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from rollgym.core.agent import Briefing, SoloAgent
+from rollgym.core.messages import ToolCall
 from rollgym.core.seeding import derive_rng
-from rollgym.envs.frozen_lake.env import MOVES
+from rollgym.envs.frozen_lake.env import MOVES, move_call
 from rollgym.envs.frozen_lake.lake import make_lake
 
 _DISCOUNT = 0.97
@@ -19,7 +20,15 @@ _SWEEPS = 10_000
 _CLOSE = 1e-9
 
 
-class FrozenLakeExpert(SoloAgent):
+class _MovingAgent(SoloAgent):
+    """Chooses moves, which it makes by calls in the tool form."""
+
+    def calls(self, action: str) -> list[ToolCall]:
+        """Return a move as a call."""
+        return [move_call(action)]
+
+
+class FrozenLakeExpert(_MovingAgent):
     """Takes the move that leads to the goal most surely, and among equals soonest."""
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
@@ -29,7 +38,7 @@ class FrozenLakeExpert(SoloAgent):
         return MOVES[plan[row * len(info["map"][0]) + column]]
 
 
-class SafeRandomAgent(SoloAgent):
+class SafeRandomAgent(_MovingAgent):
     """Takes random moves that lead into no hole, if there are any.
 
     As ``warm_start.mistakes_agent`` it takes an expert's demonstrations to all parts of a lake. Shortest

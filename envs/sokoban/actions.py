@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+from rollgym.core.messages import ToolCall
 from rollgym.envs.sokoban.game import NOOP
 
 NAMES = ("Up", "Down", "Left", "Right")
 SEPARATOR = " || "
 
+_DIRECTIONS = tuple(name.lower() for name in NAMES)
 _SEPARATORS = re.compile(r"\|\||,")
 _WRAPPING = " \t\r\n`'\""
 
@@ -31,3 +33,11 @@ def parse_actions(text: str, limit: int) -> tuple[list[int] | None, int]:
     if not valid or len(valid) < len(codes):
         return None, 0
     return valid, len(names) - len(valid)
+
+
+def move_calls(text: str) -> list[ToolCall]:
+    """Return actions by name, such as ``Right || Up``, as calls of the tool form."""
+    names = [part.strip().lower() for part in _SEPARATORS.split(text)]
+    # The tool form has no other action than a move, so waiting is a move as well.
+    directions = [name if name in _DIRECTIONS else "up" for name in names]
+    return [ToolCall(name="move", arguments={"direction": direction}) for direction in directions]

@@ -7,14 +7,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.env import StepResult, check_whole
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.core.tool_env import ToolEnv, tool
+from rollgym.core.tools import write_calls
 from rollgym.envs.arguments import check_choice
-from rollgym.envs.sokoban.actions import NAMES, SEPARATOR, parse_actions
+from rollgym.envs.sokoban.actions import NAMES, SEPARATOR, move_calls, parse_actions
 from rollgym.envs.sokoban.deadlock import is_lost
 from rollgym.envs.sokoban.game import BOX_REWARD, NOOP, SOLVED_REWARD, STEP_REWARD, Game
 from rollgym.envs.sokoban.generate import Rules, canonical, generate
@@ -27,7 +29,7 @@ SEARCH_LIMIT = 3_000
 """Positions that a search for `moves_left` looks at: far more than a room with one box has."""
 
 
-class SokobanEnv(TextEnv):
+class SokobanEnv(ToolEnv):
     """Push every box onto a target. Boxes can be pushed, one at a time, and never pulled.
 
     Observation: the room as a grid of symbols, one row a line; coordinates on request (``view``). A line
@@ -35,7 +37,8 @@ class SokobanEnv(TextEnv):
 
     Actions: ``Up``, ``Down``, ``Left``, ``Right`` walk, or push a box that is in the way. Also understood:
     ``push up``, ``move up`` (walk only, never push), ``noop``, and gym-sokoban's numbers 0 to 8. With
-    ``actions_per_turn=2``, up to two in one turn: ``Right || Up`` or ``Right, Up``; more are left out.
+    ``actions_per_turn=2``, up to two in one turn: ``Right || Up`` or ``Right, Up``; more are left out. With
+    ``tools=True`` the tool ``move``, as many calls per turn.
 
     Reward: gym-sokoban's. Each action -0.1; +1 when a box comes onto a target and -1 when one leaves it;
     +10 when all are on targets. A turn's reward is the sum over its actions. A turn that is not understood
@@ -75,6 +78,7 @@ class SokobanEnv(TextEnv):
         progress_reward: float = 0.0,
         end_when_lost: bool = False,
         tell_bumps: bool = False,
+        tools: bool = False,
         render_mode: str | None = None,
     ) -> None:
         check_choice("vocabulary of Sokoban", vocabulary, VOCABULARIES)
@@ -90,10 +94,14 @@ class SokobanEnv(TextEnv):
         self._file = None if levels is None else FileLevels(levels)
         self.tasks = self._file.tasks if self._file else TaskSet(self._rules.name)
         super().__init__(render_mode=render_mode)
+        self.max_calls_per_turn = self._per_turn
+        if not tools:
+            self.tools = ()
         self._view, self._table = view, translation(vocabulary)
         self.palette = palette(vocabulary)
-        self.instructions = _instructions(vocabulary, view, self._per_turn, self._max_steps)
-        idle = min(STEP_REWARD - self._penalty, sum([STEP_REWARD] * self._per_turn) - self._bump_penalty)
+        self.instructions = _instructions(vocabulary, view, self._per_turn, self._max_steps, tools)
+        bumps = self._bump_penalty * (self._per_turn if tools else 1)
+        idle = min(STEP_REWARD - self._penalty, sum([STEP_REWARD] * self._per_turn) - bumps)
         self.reward_range = _reward_range(self._per_turn, idle, self._progress, self._max_steps)
         self._left = 0
 
@@ -105,8 +113,24 @@ class SokobanEnv(TextEnv):
         self._left = self._moves_left() if self._progress else 0
         return self._show()
 
+    @tool
+    def move(self, direction: Literal["up", "down", "left", "right"]) -> StepResult:
+        """Walk one cell, or push a box that is in the way.
+
+        Args:
+            direction: Where to.
+        """
+        return self._take(direction)
+
+    def refuse(self, reason: str) -> StepResult:
+        """Count an invalid action as one step in which nothing moves."""
+        return self._take("", f"{reason} Nothing moved.")
+
     def respond(self, action: str) -> StepResult:
         """Play the actions of one turn, up to the end of the game."""
+        return super().respond(action) if self.tools else self._take(action)
+
+    def _take(self, action: str, problem: str = "") -> StepResult:
         codes, left_out = parse_actions(action, self._per_turn)
         reward, done = self._play([NOOP] if codes is None else codes)
         if self._progress:
@@ -118,7 +142,7 @@ class SokobanEnv(TextEnv):
             reward -= self._bump_penalty
         solved = self._game.solved
         lost = self._end_when_lost and self._moved[1] and not solved and is_lost(self._game.text)
-        note = self._note(codes, left_out)
+        note = problem or self._note(codes, left_out)
         return StepResult(
             f"{self._show()}\n{note}" if note else self._show(),
             reward,
@@ -138,7 +162,7 @@ class SokobanEnv(TextEnv):
             "steps_left": game.max_steps - game.steps,
             "moved_player": self._moved[0],
             "moved_box": self._moved[1],
-            "actions": NAMES,
+            "actions": [write_calls(move_calls(name)) for name in NAMES] if self.tools else NAMES,
             "actions_per_turn": self._per_turn,
         }
         if game.steps == 0 and self._level.difficulty is not None:
@@ -147,7 +171,8 @@ class SokobanEnv(TextEnv):
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         """As many random directions as a turn may have."""
-        return SEPARATOR.join(NAMES[int(i)] for i in rng.integers(len(NAMES), size=self._per_turn))
+        moves = SEPARATOR.join(NAMES[int(i)] for i in rng.integers(len(NAMES), size=self._per_turn))
+        return write_calls(move_calls(moves)) if self.tools else moves
 
     def render_text(self) -> str:
         """The grid, with the steps and boxes counted under it."""
@@ -204,7 +229,7 @@ def moves_left(board: str) -> float | None:
     return result.moves if result.solved else math.inf
 
 
-def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> str:
+def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int, tools: bool) -> str:
     symbols = "" if view in ("coords", "cells", "relative", "around") else f"Symbols: {legend(vocabulary)}.\n"
     coordinates_note = {
         "grid": "",
@@ -223,6 +248,9 @@ def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int) -> 
         if per_turn > 1
         else "Give one action per turn, for example: Right\n"
     )
+    if tools:
+        calls = "Call it once per turn" if per_turn == 1 else f"Call it up to {per_turn} times per turn"
+        several = f"Move with the tool `move`. {calls}.\n"
     return (
         "You are playing Sokoban. Push every box onto a target.\n"
         f"{symbols}{coordinates_note}"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollgym.core.agent import Briefing, SoloAgent
-from rollgym.envs.sokoban.actions import NAMES, SEPARATOR
+from rollgym.core.messages import ToolCall
+from rollgym.envs.sokoban.actions import NAMES, SEPARATOR, move_calls
 from rollgym.envs.sokoban.game import Game
 from rollgym.envs.sokoban.solver import plan
 
@@ -27,6 +28,10 @@ class SokobanExpert(SoloAgent):
         """Forget the last episode."""
         self._path = ""
         self._expected = ""
+
+    def calls(self, action: str) -> list[ToolCall]:
+        """Return moves as calls of the tool form."""
+        return move_calls(action)
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         """The next actions of the plan, as many as a turn may have."""

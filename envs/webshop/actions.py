@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from rollgym.core.env import bare
+from rollgym.core.messages import ToolCall
 from rollgym.envs.webshop.rules import Rules
 
 SEARCH, CLICK = "search", "click"
@@ -46,3 +47,12 @@ def _strict(text: str) -> tuple[str, str]:
     end = line.rfind("]")
     start = line.rfind("[", 1, max(end - 1, 0))
     return (line[:start], line[start + 1 : end]) if start > 0 else ("", "")
+
+
+def action_calls(text: str) -> list[ToolCall]:
+    """Return an action as a call of the tool form."""
+    match = _LENIENT.fullmatch(bare(text))
+    if match is None:
+        return []
+    key = "words" if match[1].lower() == SEARCH else "name"
+    return [ToolCall(name=match[1].lower(), arguments={key: match[2]})]

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.env import StepResult, check_whole
 from rollgym.core.errors import UsageError
 from rollgym.core.seeding import stable_digest
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.core.tool_env import ToolEnv, tool
+from rollgym.core.tools import write_calls
 from rollgym.envs.arguments import check_choice
+from rollgym.envs.webshop.actions import action_calls
 from rollgym.envs.webshop.compact import compact, compact_actions, shop_action, shop_words
 from rollgym.envs.webshop.html import html, template_called
 from rollgym.envs.webshop.pages import SEPARATOR, Page, shortened, text, text_rich, view
@@ -34,7 +37,7 @@ SEARCH_HINT = "search[your words]"
 """Entry of ``info["actions"]`` for a search."""
 
 
-class WebShopEnv(TextEnv):
+class WebShopEnv(ToolEnv):
     """Find the product that an instruction describes, choose its options, and buy it.
 
     Observation: the current page, as ``text`` (pieces joined by ``[SEP]``), ``text_rich`` (a line each,
@@ -43,7 +46,8 @@ class WebShopEnv(TextEnv):
 
     Actions: ``search[words]``, and ``click[name]`` for a button, a product or the value of an option.
     In the compact view: ``search``, ``open a``, ``choose red``, ``buy`` and so on, as ``info["actions"]`` has
-    them. An impossible action changes nothing and gives ``valid=False`` with reward 0.
+    them. With ``tools=True`` the tools ``search`` and ``click``; each call counts as a turn. An impossible
+    action changes nothing and gives ``valid=False`` with reward 0.
 
     Reward: 0 until ``click[buy now]``; then between 0 and 1: the share of attributes, options and price that
     the purchase gets right, times how well the product type matches.
@@ -74,8 +78,11 @@ class WebShopEnv(TextEnv):
         option_values: int | None = None,
         separator: str | None = None,
         reveal: bool = False,
+        tools: bool = False,
         render_mode: str | None = None,
     ) -> None:
+        if tools and observation == "compact":
+            raise UsageError("tools=true requires another observation than compact, which has other actions.")
         check_choice("observation", observation, (*OBSERVATIONS, "compact"))
         check_choice("kind of goals", goals, GOALS)
         check_choice("kind of splits", splits, SPLITS)
@@ -93,6 +100,8 @@ class WebShopEnv(TextEnv):
         self.shop = open_shop(shop, rules=rules, search=search, goals=goals)
         self.tasks, self._numbers = _tasks(self.shop, goals, splits)
         super().__init__(render_mode=render_mode)
+        if not tools:
+            self.tools = ()
         self._show = OBSERVATIONS.get(observation) or functools.partial(compact, shop=self.shop)
         if separator is not None:
             self._show = functools.partial(text, separator=separator)
@@ -101,7 +110,9 @@ class WebShopEnv(TextEnv):
         self._max_turns = max_turns
         self._spoken = observation in ("text", "text_rich", "compact")
         self._compact, self._reveal = observation == "compact", reveal
-        self.instructions = prompt(self.shop.rules, observation, max_turns, separator or SEPARATOR)
+        self.instructions = prompt(
+            self.shop.rules, observation, max_turns, separator or SEPARATOR, tools=tools
+        )
         self._goal = self.shop.catalog.goal(0)
         self._move(Session("0"))
         self._turns = 0
@@ -114,8 +125,38 @@ class WebShopEnv(TextEnv):
         self._turns = 0
         return self._shown()
 
+    @tool
+    def search(self, words: str) -> StepResult:
+        """Search for products.
+
+        Args:
+            words: What to look for, such as red cotton shirt.
+        """
+        return self._act(f"search[{' '.join(words.split())}]")
+
+    @tool
+    def click(self, name: str) -> StepResult:
+        """Click something on the page.
+
+        Args:
+            name: A product's id, a button such as buy now, or the value of an option.
+        """
+        return self._act(f"click[{' '.join(name.split())}]")
+
+    def refuse(self, reason: str) -> StepResult:
+        """Count an invalid action as a turn, and show the page again."""
+        self._turns += 1
+        return StepResult(
+            f"{reason}{self._separator}{self._shown()}",
+            truncated=self._turns >= self._max_turns,
+            valid=False,
+        )
+
     def respond(self, action: str) -> StepResult:
         """Search or click."""
+        return super().respond(action) if self.tools else self._act(action)
+
+    def _act(self, action: str) -> StepResult:
         shop_text = shop_action(action, self._page) if self._compact else action
         outcome = act(self.shop, self._goal, self._session, shop_text, self._page)
         self._turns += 1
@@ -133,7 +174,7 @@ class WebShopEnv(TextEnv):
             "has_search_bar": page.has_search_bar,
             "clickables": page.clickables,
             "options": _options(page),
-            "actions": list(means["means"]) if means else _actions(page),
+            "actions": list(means["means"]) if means else self._listed(page),
             "turns_left": self._max_turns - self._turns,
             "purchased": None,
             **means,
@@ -144,6 +185,14 @@ class WebShopEnv(TextEnv):
         """A random click; where there is a search bar, a search for some words of the instruction."""
         if self._compact:
             return super().random_action(observation, info, rng)
+        action = self._random_text(info, rng)
+        return write_calls(action_calls(action)) if self.tools else action
+
+    def _listed(self, page: Page) -> list[str]:
+        actions = _actions(page)
+        return [write_calls(action_calls(action)) for action in actions] if self.tools else actions
+
+    def _random_text(self, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         if info["has_search_bar"]:
             words = str(info["instruction"]).replace(",", " ").replace("[", " ").replace("]", " ").split()
             start = int(rng.integers(max(len(words) - 2, 1)))

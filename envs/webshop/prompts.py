@@ -13,7 +13,9 @@ _FORMS = {
 }
 
 
-def prompt(rules: Rules, observation: str, max_turns: int, separator: str = SEPARATOR) -> str:
+def prompt(
+    rules: Rules, observation: str, max_turns: int, separator: str = SEPARATOR, *, tools: bool = False
+) -> str:
     """The task, the actions by their grammar, and the limits, for a kind of observation."""
     # A separator of white space cannot be quoted in a sentence.
     name = separator.strip() or ("line breaks" if "\n" in separator else "spaces")
@@ -21,9 +23,9 @@ def prompt(rules: Rules, observation: str, max_turns: int, separator: str = SEPA
         f"You have {max_turns} turns. Only a purchase earns a reward: 1 when everything fits, less when "
         "something does not."
     )
-    return (
-        _COMPACT if observation == "compact" else _clicks(rules, _FORMS[observation].format(separator=name))
-    ) + ending
+    if observation == "compact":
+        return _COMPACT + ending
+    return (_tools if tools else _clicks)(rules, _FORMS[observation].format(separator=name)) + ending
 
 
 def _clicks(rules: Rules, form: str) -> str:
@@ -38,6 +40,19 @@ def _clicks(rules: Rules, form: str) -> str:
         "Examples: click[b09qcp4579], click[large], click[next >], click[< prev], click[description], "
         f"click[back to search].{named}\n"
         "- click[buy now] on a product's page buys it with the options chosen so far, and ends the visit.\n"
+        f"{form} Choose every option that the instruction names before you buy, and mind the price.\n"
+    )
+
+
+def _tools(rules: Rules, form: str) -> str:
+    where = "on any page" if rules.search_anywhere else "only on the search page"
+    named = "" if rules.clashing_values else " You may name the option too: size: large."
+    return (
+        "You are shopping in a web shop. Find a product that fits the instruction, choose the options it "
+        "asks for, and buy it.\n"
+        f"Use the tools `search` ({where}) and `click`. Click a product by its id, a button (next >, < prev, "
+        f"description, back to search), or the value of an option.{named}\n"
+        "A click on buy now on a product's page buys it with the options chosen so far, and ends the visit.\n"
         f"{form} Choose every option that the instruction names before you buy, and mind the price.\n"
     )
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollgym.core.agent import AgentSetup, Briefing, SoloAgent
+from rollgym.core.messages import ToolCall
 from rollgym.core.seeding import derive_rng
+from rollgym.envs.webshop.actions import action_calls
 from rollgym.envs.webshop.compact import search_words, spoken
 from rollgym.envs.webshop.matching import matching_values
 
@@ -36,6 +38,10 @@ class RuleAgent(SoloAgent):
     def start(self, briefing: Briefing) -> None:
         """Forget the last episode."""
         self._clicks: list[str] | None = None
+
+    def calls(self, action: str) -> list[ToolCall]:
+        """Return a search or a click as a call of the tool form."""
+        return action_calls(action)
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         """Choose the next action by the current page."""

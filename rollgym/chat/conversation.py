@@ -42,6 +42,8 @@ class Conversation:
         system: System message; empty for none.
         history: Earlier (observation, reply) pairs, rendered as text.
         tools: Tools that the model may call.
+        show_tools: Whether the prompt shows them; a policy trained on one environment may not need that.
+            Results are user messages where it does not.
     """
 
     def __init__(
@@ -50,12 +52,15 @@ class Conversation:
         system: str = "",
         history: Sequence[tuple[Observation, str]] = (),
         tools: Sequence[ToolSpec] = (),
+        *,
+        show_tools: bool = True,
     ) -> None:
         self.template = template
         self.tools = tuple(tools)
-        self._variables = template.tool_variables([_clean_spec(spec) for spec in tools])
+        shown = self.tools if show_tools else ()
+        self._variables = template.tool_variables([_clean_spec(spec) for spec in shown])
         self._system = clean_text(system)
-        if self.tools and not template.tools.native:
+        if shown and not template.tools.native:
             described = clean_text(template.tools.format.describe(self.tools))
             self._system = f"{self._system}\n\n{described}" if self._system else described
         self._messages: list[TemplateMessage] = []

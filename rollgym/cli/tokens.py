@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 from rollgym.chat import ChatTemplate, Conversation, load_tokenizer
 from rollgym.chat.tokenizer import MIDDLE
 from rollgym.core.errors import UsageError
+from rollgym.core.messages import Message, ToolCall, ToolSpec
 from rollgym.utils.cli_options import print_result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SYSTEM = "You play a game."
+TOOL = ToolSpec(
+    name="open",
+    description="Open something.",
+    parameters={"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
+)
+CALL = ToolCall(name="open", arguments={"thing": "door"})
 EXCHANGES = (("The door is shut.", "Open it"), ("It opens.", "Go in"))
 
 
@@ -52,29 +59,67 @@ def explain(template: ChatTemplate) -> dict[str, Any]:
         "control_tokens": len(template.controls),
         "observations": _try_injection(template),
         "turns_marked": facts.marked,
+        "tools": _explain_tools(template),
         "example": example(template),
+        "tool_example": tool_example(template),
     }
 
 
 def example(template: ChatTemplate) -> list[dict[str, Any]]:
     """Two turns, part by part: the ids of the template and of the policy."""
+    parts = _Parts(template)
     talk = Conversation(template, system=SYSTEM)
-    parts: list[dict[str, Any]] = []
-    row = 1
-
-    def note(who: str, mask: int, ids: tuple[int, ...]) -> None:
-        text = template.codec.decode(ids)
-        parts.append({"row": row, "who": who, "mask": mask, "ids": list(ids), "text": text})
-
     for observation, answer in EXCHANGES:
         talk.observe(observation)
-        row += talk.new_row
-        note("template", 0, talk.added_ids)
-        reply = template.codec.encode([template.facts.lead + answer + template.facts.tail], MIDDLE)
-        sampled = (*reply, *talk.stop_ids[:1])
+        text = template.facts.lead + answer + template.facts.tail
+        parts.add_turn(talk, text, talk.stop_ids[:1])
+    return parts.parts
+
+
+def tool_example(template: ChatTemplate) -> list[dict[str, Any]]:
+    """A tool call, its result and a reply, part by part."""
+    parts = _Parts(template)
+    talk = Conversation(template, system=SYSTEM, tools=[TOOL])
+    talk.observe(EXCHANGES[0][0])
+    end = template.tools.end_id if template.tools.native else None
+    stop = talk.stop_ids[:1] if end is None else (end,)
+    parts.add_turn(talk, template.call_text([CALL], [TOOL]), stop)
+    talk.observe([Message(role="tool", content=EXCHANGES[1][0], name=TOOL.name)])
+    parts.add_turn(talk, template.facts.lead + EXCHANGES[1][1] + template.facts.tail, talk.stop_ids[:1])
+    return parts.parts
+
+
+class _Parts:
+    """The parts of an example conversation: its row, who wrote it, its mask, ids and text."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.parts: list[dict[str, Any]] = []
+        self._codec = template.codec
+        self._row = 1
+
+    def add_turn(self, talk: Conversation, reply: str, stop_ids: tuple[int, ...]) -> None:
+        """Add what the template wrote since the last reply, and a reply."""
+        self._row += talk.new_row
+        self._add("template", 0, talk.added_ids)
+        sampled = (*self._codec.encode([reply], MIDDLE), *stop_ids)
         talk.reply(sampled)
-        note("policy", 1, sampled)
-    return parts
+        self._add("policy", 1, sampled)
+
+    def _add(self, who: str, mask: int, ids: tuple[int, ...]) -> None:
+        text = self._codec.decode(ids)
+        self.parts.append({"row": self._row, "who": who, "mask": mask, "ids": list(ids), "text": text})
+
+
+def _explain_tools(template: ChatTemplate) -> dict[str, Any]:
+    facts = template.tools
+    return {
+        "format": facts.format.name,
+        "native": facts.native,
+        "reason": facts.reason,
+        "parallel_calls": facts.parallel,
+        "stop_ids": list(facts.stop_ids),
+        "call": template.call_text([CALL], [TOOL]),
+    }
 
 
 def _try_injection(template: ChatTemplate) -> str:
@@ -99,12 +144,15 @@ def _print(screen: Console, report: dict[str, Any]) -> None:
     for name, text in _lines(report):
         table.add_row(name, escape(text))
     screen.print(table, highlight=False)
-    parts = Table("row", "written by", "mask", "ids", "text", box=None, pad_edge=False)
-    for part in report["example"]:
-        ids = " ".join(map(str, part["ids"]))
-        parts.add_row(str(part["row"]), part["who"], str(part["mask"]), ids, escape(repr(part["text"])))
     screen.print("\nTwo turns, part by part (the policy is trained on mask 1):")
-    screen.print(parts, highlight=False)
+    for title, name in (("", "example"), ("\nThe same with a tool call and its result:", "tool_example")):
+        parts = Table("row", "written by", "mask", "ids", "text", box=None, pad_edge=False)
+        for part in report[name]:
+            ids = " ".join(map(str, part["ids"]))
+            parts.add_row(str(part["row"]), part["who"], str(part["mask"]), ids, escape(repr(part["text"])))
+        if title:
+            screen.print(title)
+        screen.print(parts, highlight=False)
     screen.print("\n[bold green]✓[/] [bold]Conversations can be continued in token ids.[/]")
 
 
@@ -137,5 +185,14 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
             "observations",
             f"{outcome[report['observations']]} ({report['control_tokens']} such tokens){marks}",
         ),
+        ("tools", _tools_line(report["tools"])),
+        ("tool call", repr(report["tools"]["call"])),
     ]
     return [line for line in lines if line[0] != "before a reply" or report["before_reply"]]
+
+
+def _tools_line(tools: Mapping[str, Any]) -> str:
+    if not tools["native"]:
+        return f"described in the system message, calls in the form {tools['format']}: {tools['reason']}"
+    several = "" if tools["parallel_calls"] else ", one call per turn"
+    return f"rendered by the template, calls in the form {tools['format']}{several}"

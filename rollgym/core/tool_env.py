@@ -40,6 +40,12 @@ _tools: WeakKeyDictionary[type, dict[str, Tool]] = WeakKeyDictionary()
 
 def _tools_of_class(cls: type) -> dict[str, Tool]:
     if cls not in _tools:
+        for method in find_tools(cls).values():
+            if hasattr(ToolEnv, method):
+                raise UsageError(
+                    f"The tool {cls.__name__}.{method} replaces a method of environments: rename it, and set "
+                    f"the tool's name with @tool(name={method!r})."
+                )
         _tools[cls] = {name: Tool(name, cls, method) for name, method in find_tools(cls).items()}
     return _tools[cls]
 
@@ -106,44 +112,11 @@ class ToolEnv(TextEnv):
                 )
                 raise BadCall(f"A turn may have {count} at most, not {len(calls)}.")
         except BadCall as error:
-            return self._refuse_text(str(error))
-        problems = [self._problem(call) for call in calls]
+            return _refuse_text(self, str(error))
+        problems = [_problem(self, call) for call in calls]
         if any(problems):
-            return self._refuse_calls(calls, problems)
-        return _joined(calls, self._execute(calls))
-
-    def _refuse_text(self, problem: str) -> StepResult:
-        result = self.refuse(problem)
-        names = ", ".join(spec.name for spec in self.tools)
-        # Without the JSON form, which is for text: an agent with tools writes calls in another form.
-        stated = result.observation.replace(problem, f"No valid tool call. The tools are: {names}.")
-        message = Message(role="user", content=stated)
-        return replace(result, valid=False, info={**result.info, "messages": [message.to_openai()]})
-
-    def _refuse_calls(self, calls: Sequence[ToolCall], problems: Sequence[str]) -> StepResult:
-        """Return one answer for all calls of a turn of which at least one is invalid."""
-        first = next(number for number, problem in enumerate(problems) if problem)
-        refused = self.refuse(problems[first])
-        others = "Not executed, since another call of this turn is invalid."
-        results = [StepResult(problem or others, valid=False) for problem in problems]
-        results[first] = replace(refused, valid=False)
-        return _joined(calls, results)
-
-    def _problem(self, call: ToolCall) -> str:
-        try:
-            self.check_call(call)
-        except BadCall as error:
-            return str(error)
-        return ""
-
-    def _execute(self, calls: Sequence[ToolCall]) -> list[StepResult]:
-        results: list[StepResult] = []
-        for call in calls:
-            result = self.call_tool(call)
-            results.append(result if isinstance(result, StepResult) else StepResult(str(result)))
-            if results[-1].terminated or results[-1].truncated:
-                break
-        return results
+            return _refuse_calls(self, calls, problems)
+        return _joined(calls, _execute(self, calls))
 
     def facts(self) -> Mapping[str, Any]:
         """All calls as ``actions``, where they are few."""
@@ -157,12 +130,51 @@ class ToolEnv(TextEnv):
         spec = self.tools[int(rng.integers(len(self.tools)))]
         for _ in range(_TRIES):
             call = ToolCall(name=spec.name, arguments=random_arguments(spec, rng))
-            if not self._problem(call):
+            if not _problem(self, call):
                 return call.to_json()
         raise UsageError(
             f"A random agent cannot play {type(self).__name__}: no random arguments of the tool {spec.name} "
             "were valid. List the valid actions in info['actions'] (see facts()) or define random_action()."
         )
+
+
+# Functions and not methods: an environment's private methods may have any name.
+
+
+def _problem(env: ToolEnv, call: ToolCall) -> str:
+    try:
+        env.check_call(call)
+    except BadCall as error:
+        return str(error)
+    return ""
+
+
+def _refuse_text(env: ToolEnv, problem: str) -> StepResult:
+    result = env.refuse(problem)
+    names = ", ".join(spec.name for spec in env.tools)
+    # Without the JSON form, which is for text: an agent with tools writes calls in another form.
+    stated = result.observation.replace(problem, f"No valid tool call. The tools are: {names}.")
+    message = Message(role="user", content=stated)
+    return replace(result, valid=False, info={**result.info, "messages": [message.to_openai()]})
+
+
+def _refuse_calls(env: ToolEnv, calls: Sequence[ToolCall], problems: Sequence[str]) -> StepResult:
+    """Return one answer for all calls of a turn of which at least one is invalid."""
+    first = next(number for number, problem in enumerate(problems) if problem)
+    others = "Not executed, since another call of this turn is invalid."
+    results = [StepResult(problem or others, valid=False) for problem in problems]
+    results[first] = replace(env.refuse(problems[first]), valid=False)
+    return _joined(calls, results)
+
+
+def _execute(env: ToolEnv, calls: Sequence[ToolCall]) -> list[StepResult]:
+    results: list[StepResult] = []
+    for call in calls:
+        result = env.call_tool(call)
+        results.append(result if isinstance(result, StepResult) else StepResult(str(result)))
+        if results[-1].terminated or results[-1].truncated:
+            break
+    return results
 
 
 def _joined(calls: Sequence[ToolCall], results: Sequence[StepResult]) -> StepResult:

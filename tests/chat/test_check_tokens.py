@@ -6,7 +6,7 @@ import shutil
 import sys
 
 import pytest
-from talkers import CHATML, FAMILIES, family, make
+from talkers import CHATML, FAMILIES, TOOL_FAMILIES, family, make
 
 from rollgym.chat import load_tokenizer
 from rollgym.cli.tokens import check_tokens
@@ -25,7 +25,7 @@ def folder(tmp_path):
     return save
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", sorted(FAMILIES | TOOL_FAMILIES))
 def test_every_family_is_explained(folder, capsys, name):
     path = folder(family(name))
     assert check_tokens(path, as_json=True) == 0
@@ -38,6 +38,31 @@ def test_every_family_is_explained(folder, capsys, name):
     shown = capsys.readouterr().out
     assert "Conversations can be continued in token ids." in shown
     assert report["end_of_turn"] in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("qwen2.5 tools", "rendered by the template, calls in the form hermes"),
+        ("llama3 tools", "rendered by the template, calls in the form llama, one call per turn"),
+        (
+            "gemma",
+            "described in the system message, calls in the form json: the template does not show tools",
+        ),
+    ],
+)
+def test_tools_are_explained(folder, capsys, name, line):
+    path = folder(family(name))
+    assert check_tokens(path, as_json=True) == 0
+    report = json.loads(capsys.readouterr().out)
+    template, call, result, reply = report["tool_example"]
+    assert [part["mask"] for part in report["tool_example"]] == [0, 1, 0, 1]
+    assert "Open something." in template["text"]
+    assert report["tools"]["call"] in call["text"]
+    assert "It opens." in result["text"]
+    assert "Go in" in reply["text"]
+    assert check_tokens(path, as_json=False) == 0
+    assert line in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_example_is_the_conversation_itself(folder, capsys):

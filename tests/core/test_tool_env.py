@@ -264,6 +264,13 @@ def test_tools_that_are_not_methods():
     assert json.loads(env.random_action("", {}, np.random.default_rng(0)))["name"] == "echo"
 
 
+def test_a_tool_does_not_replace_a_method_of_environments():
+    cls = type("Broken", (ToolEnv,), {"close": tool(lambda self: "closed")})
+    cls.close._rollgym_tool = "close"
+    with pytest.raises(UsageError, match=r"Broken.close replaces a method of environments"):
+        cls()
+
+
 def no_hint(self, a): ...
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from rollgym.chat.tool_formats import find_format
 from rollgym.core.agent import Agent, AgentSetup, FunctionAgent, make_agent
 from rollgym.core.env import text_interface
 from rollgym.core.errors import RunError
@@ -61,7 +62,7 @@ def collect(env_id: str, env_kwargs: Mapping[str, Any]) -> Corpus:
     return Corpus(
         env_id=env_id,
         env_kwargs=env_kwargs,
-        instructions=good[0].instructions,
+        instructions=_instructions(good[0]),
         complaints=tuple(text for episode in played["nonsense"] for text in _texts(episode)),
         tasks=tuple(tuple(texts) for texts in by_task.values()),
         declared=tuple(declared),
@@ -69,6 +70,13 @@ def collect(env_id: str, env_kwargs: Mapping[str, Any]) -> Corpus:
         turns=turns,
         words=words,
     )
+
+
+def _instructions(episode: Episode) -> str:
+    """The instructions, and the tools as the prompt of a template without tools describes them."""
+    if not episode.tools:
+        return episode.instructions
+    return f"{episode.instructions}\n\n{find_format('json').describe(episode.tools)}"
 
 
 async def _play(env_id: str, env_kwargs: dict[str, Any], tasks: TaskSet | None) -> dict[str, list[Episode]]:

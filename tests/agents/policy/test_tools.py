@@ -178,6 +178,16 @@ def test_demonstrations_are_learned_as_calls(name):
     assert [turn.prompt_ids for turn in learned.turns] == [turn.prompt_ids for turn in episode.turns]
 
 
+@pytest.mark.parametrize("name", ["qwen2.5 tools", "llama3"])
+def test_a_policy_of_one_game_needs_no_schemas(name):
+    episode, agent, engine = run(name, [[TURN], [PULL]], instructions=False)
+    assert episode.error is None
+    assert episode.turns[0].info["valid"]
+    first, second = (agent.chat.codec.decode(request.prompt_ids) for request in engine.requests)
+    assert "Turn the dial." not in first
+    assert "The dial shows 2." in second
+
+
 def test_a_format_can_be_set():
     _, agent, engine = run("qwen2.5 tools", ['```json\n{"name": "pull"}\n```'], tool_format="json")
     assert "Each line is a tool" in agent.chat.codec.decode(engine.requests[0].prompt_ids)
