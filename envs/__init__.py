@@ -115,3 +115,9 @@ def register_all() -> None:
         summary="Put given lines of code together to a program that passes hidden tests",
         expert=f"{_HERE}.code.expert:SnippetsExpert",
     )
+    register(
+        "rollgym/Terminal-v0",
+        f"{_HERE}.terminal.env:TerminalEnv",
+        summary="Do tasks on files in a sandboxed shell, be judged by hidden checks",
+        expert=f"{_HERE}.terminal.expert:TerminalExpert",
+    )

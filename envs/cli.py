@@ -1,15 +1,18 @@
-"""Commands of environments: ``rollgym shop``, whose code is imported on first use."""
+"""Commands of environments, ``rollgym shop`` and ``rollgym export``: their code is imported on first use."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 
-class ShopGroup(TyperGroup):
-    """``rollgym shop``: other commands do not import its module, `rollgym.envs.webshop.cli`."""
+class LazyGroup(TyperGroup):
+    """A group of commands in a module that other commands do not import."""
+
+    module = ""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
@@ -20,11 +23,21 @@ class ShopGroup(TyperGroup):
         return self._load().get_command(ctx, cmd_name)
 
     def _load(self) -> TyperGroup:
-        from rollgym.envs.webshop.cli import app
-
-        group = typer.main.get_command(app)
+        group = typer.main.get_command(importlib.import_module(self.module).app)
         assert isinstance(group, TyperGroup)
         return group
+
+
+class ShopGroup(LazyGroup):
+    """``rollgym shop``."""
+
+    module = "rollgym.envs.webshop.cli"
+
+
+class ExportGroup(LazyGroup):
+    """``rollgym export``."""
+
+    module = "rollgym.envs.terminal.cli"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -34,5 +47,12 @@ def add_commands(app: typer.Typer) -> None:
         name="shop",
         help="Build, import, inspect and serve the shops of WebShop.",
         epilog="Example: rollgym shop info synthetic --verify",
+        no_args_is_help=True,
+    )
+    app.add_typer(
+        typer.Typer(cls=ExportGroup),
+        name="export",
+        help="Write tasks in the forms of other projects.",
+        epilog="Example: rollgym export harbor rollgym/Terminal-v0 --out tasks --count 20",
         no_args_is_help=True,
     )

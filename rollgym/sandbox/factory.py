@@ -87,6 +87,7 @@ def open_sandbox(settings: SandboxSettings | None = None) -> Sandbox:
     if settings.backend not in OPENERS:
         names = ", ".join(["auto", *OPENERS])
         raise UsageError(f"Unknown sandbox backend {settings.backend!r}; choose one of {names}.")
+    _check_links(settings.backend, settings)
     level = LEVELS[settings.backend]
     # backend="none" with allow_unsafe=True is an explicit request.
     if level < settings.minimum and not (settings.backend == "none" and settings.allow_unsafe):
@@ -100,6 +101,12 @@ def open_sandbox(settings: SandboxSettings | None = None) -> Sandbox:
         raise UsageError(f"The sandbox backend {settings.backend} does not work here: {error}") from error
 
 
+def _check_links(backend: str, settings: SandboxSettings) -> None:
+    if settings.links and backend != "namespaces":
+        paths = ", ".join(path for path, _ in settings.links)
+        raise UsageError(f"The sandbox backend {backend} cannot link {paths}; only namespaces can.")
+
+
 def _open_automatic(settings: SandboxSettings) -> Sandbox:
     reasons = []
     for name in AUTOMATIC:
@@ -107,6 +114,7 @@ def _open_automatic(settings: SandboxSettings) -> Sandbox:
             reasons.append(f"{name}: weaker than required")
             continue
         try:
+            _check_links(name, settings)
             return OPENERS[name](settings)
         except RollgymError as error:
             reasons.append(f"{name}: {str(error).rstrip('.')}")

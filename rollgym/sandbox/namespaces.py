@@ -49,6 +49,7 @@ def command(bwrap: str, python: Interpreter, settings: SandboxSettings, *, count
         client.ENVIRONMENT,
         mounts=python.folders,
         masks=masked(python, settings),
+        links=settings.links,
         counted=counted,
         as_pid_1=True,
     )
@@ -61,6 +62,7 @@ def confinement(
     *,
     mounts: Sequence[str] = (),
     masks: Sequence[str] = (),
+    links: Sequence[tuple[str, str]] = (),
     counted: bool,
     as_pid_1: bool = False,
 ) -> list[str]:
@@ -71,6 +73,7 @@ def confinement(
         environment: All variables that the process has.
         mounts: Folders to show read-only, beside those of the system.
         masks: Paths in them to hide.
+        links: Symbolic links: path and target.
         counted: Whether a cgroup limits its memory.
         as_pid_1: Whether the process reaps its orphans itself.
     """
@@ -90,6 +93,8 @@ def confinement(
     for folder in mounts:  # after /tmp, which may contain one
         words += ["--ro-bind", folder, folder]
     words += _masks(masks)
+    for path, target in links:
+        words += ["--symlink", target, path]
     # Both are unlimited tmpfs and writable by default.
     return [*words, "--remount-ro", "/dev", "--remount-ro", "/"]
 

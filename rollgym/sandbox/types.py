@@ -101,6 +101,8 @@ class SandboxSettings:
     """Modules imported once in the worker, available to each execution at no cost."""
     image: str | None = None
     """Image of the ``docker`` backend; default: the one built by `rollgym sandbox build-image`."""
+    links: tuple[tuple[str, str], ...] = ()
+    """Symbolic links outside the working folder: path and target, both absolute. ``namespaces`` only."""
 
 
 class Sandbox(Protocol):

@@ -6,7 +6,7 @@ import rollgym
 from rollgym.checks import check
 
 SHIPPED = [card.env_id for card in rollgym.list_envs() if card.env_id.startswith("rollgym/")]
-SLOW = {"rollgym/WebShopBrowser-v0"}
+SLOW = {"rollgym/WebShopBrowser-v0", "rollgym/Terminal-v0"}
 """Checked in full by tests of their own, which take minutes."""
 
 

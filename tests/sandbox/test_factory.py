@@ -89,3 +89,12 @@ def test_a_backend_that_does_not_work_is_not_replaced(broken: None) -> None:
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(UsageError, match="Unknown sandbox backend 'jail'; choose one of auto, namespaces"):
         open_sandbox(SandboxSettings(backend="jail"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["landlock", "docker", "none"])
+def test_links_need_namespaces(backend: Any) -> None:
+    settings = SandboxSettings(
+        backend=backend, minimum=Level.NONE, allow_unsafe=True, links=(("/app", "/work/session"),)
+    )
+    with pytest.raises(UsageError, match="cannot link /app; only namespaces can"):
+        open_sandbox(settings)

@@ -263,3 +263,18 @@ def test_user_ids_are_spare_and_differ() -> None:
         assert spare_uid() is None
     else:
         assert interpreter.NOBODY in (ids := {spare_uid() for _ in range(5)}) or len(ids) == 5
+
+
+def test_links_lead_into_the_working_folder_and_cannot_be_changed(open_or_skip: Opener) -> None:
+    links = (("/app", "/work/session"), ("/srv/logs", "/tmp/logs"))
+    sandbox = open_or_skip("namespaces", SandboxSettings(links=links))
+    try:
+        assert sandbox.run("open('/app/a.txt', 'w').write('x')").ok
+        assert sandbox.read("a.txt") == b"x"
+        ran = sandbox.exec(
+            "import os\nprint(os.readlink('/app'), os.readlink('/srv/logs'))\nos.unlink('/app')"
+        )
+        assert ran.stdout == "/work/session /tmp/logs\n"
+        assert "Read-only file system" in ran.stderr
+    finally:
+        sandbox.close()

@@ -297,7 +297,9 @@ def test_what_is_said_to_nonsense_is_whole() -> None:
 SHIPPED = [
     card.env_id for card in rollgym.list_envs() if card.env_id.startswith("rollgym/") and not card.needs
 ]
-WORDY = {"rollgym/Code-v0": 1000, "rollgym/PythonTool-v0": 1000, "rollgym/CodeSnippets-v0": 1000}
+WORDY = dict.fromkeys(
+    (f"rollgym/{name}-v0" for name in ("Code", "PythonTool", "CodeSnippets", "Terminal")), 1000
+)
 """Vocabularies that may be larger: problems and programs take more words than games."""
 
 
