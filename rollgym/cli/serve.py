@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from rollgym.core.errors import UsageError
 from rollgym.io.atomic import unused
-from rollgym.utils.cli_options import AgentArgs, console, parse_pairs
+from rollgym.utils.cli_options import AgentArgs, console, parse_pairs, read_api_key
 
 if TYPE_CHECKING:
     from rollgym.serve import RecordingServer, ServeOptions
@@ -85,7 +84,7 @@ def serve(
     options = ServeOptions(
         host=host,
         port=port,
-        api_key=_key(api_key_env),
+        api_key=read_api_key(api_key_env),
         model=name or model.resolve().name or "policy",
         env_id=env or UNKNOWN_ENV,
         temperature=temperature,
@@ -105,15 +104,6 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         return None if text is None else re.compile(text)
     except re.error as error:
         raise UsageError(f"--auxiliary: {text!r} is not a regular expression ({error}).") from None
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "")
-    if not key:
-        raise UsageError(f"--api-key-env: the variable {variable} is empty or not set.")
-    return key
 
 
 def _run(model: Path, options: ServeOptions, out: Path, resume: bool, settings: dict[str, Any]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rollgym.core.errors import UsageError
-from rollgym.utils.cli_options import EnvArgs, EnvModules, console, import_modules, parse_pairs
+from rollgym.utils.cli_options import EnvArgs, EnvModules, console, import_modules, parse_pairs, read_api_key
 from rollgym.utils.urls import is_loopback_host
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def serve_env(
     """
     if not mcp:
         raise UsageError("Choose a protocol: --mcp.")
-    key = _key(api_key_env)
+    key = read_api_key(api_key_env)
     if not is_loopback_host(host) and key is None and not stdio:
         raise UsageError(f"--host {host} is open to other machines: give --api-key-env NAME with a token.")
     import_modules(env_module)
@@ -69,14 +68,6 @@ def serve_env(
         out,
         idle,
     )
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    if not (key := os.environ.get(variable, "")):
-        raise UsageError(f"--api-key-env: the variable {variable} is empty or not set.")
-    return key
 
 
 def _run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -123,6 +124,15 @@ def check_resume(resume: bool, out: Path | None) -> None:
     """Raise `UsageError` for --resume without --out."""
     if resume and out is None:
         raise UsageError("--resume needs --out DIR, the results folder to finish.")
+
+
+def read_api_key(variable: str | None) -> str | None:
+    """Return the key in the environment variable that --api-key-env names; None without the option."""
+    if variable is None:
+        return None
+    if not (key := os.environ.get(variable, "")):
+        raise UsageError(f"--api-key-env: the variable {variable} is empty or not set.")
+    return key
 
 
 def import_modules(modules: Iterable[str] | None, flag: str = "--env-module") -> tuple[str, ...]:
