@@ -59,8 +59,8 @@ class EnvMCPServer:
         self._served, self._record = served, record
         self._max_players, self._idle_seconds = max_players, idle_seconds
         self._specs: Iterator[EpisodeSpec] = served.specs()
-        self._players: dict[str, EnvPlayer] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._players: dict[str, tuple[EnvPlayer, asyncio.Lock]] = {}
+        self._changing = asyncio.Lock()
         # Fails early for a wrong id or argument; also the source of tools and instructions.
         example = EnvPlayer(served, iter(()), record)
         self.instructions, self.tools = example.instructions, (START, *example.tools)
@@ -112,13 +112,14 @@ class EnvMCPServer:
     async def close(self) -> None:
         """Record running episodes as cancelled, and close all environments."""
         players, self._players = list(self._players.values()), {}
-        for player in players:
-            await asyncio.to_thread(player.close)
+        for player, lock in players:
+            async with lock:
+                await asyncio.to_thread(player.close)
 
     @contextlib.asynccontextmanager
     async def _player(self, name: str) -> AsyncIterator[EnvPlayer]:
         """Yield a client's player, alone."""
-        async with self._locks.setdefault(name, asyncio.Lock()):
+        async with self._changing:
             await self._drop_idle()
             if name not in self._players:
                 if len(self._players) >= self._max_players:
@@ -126,15 +127,16 @@ class EnvMCPServer:
                         f"{self._max_players} clients play already: end one, or wait until one is idle for "
                         f"{self._idle_seconds:g} s."
                     )
-                self._players[name] = await asyncio.to_thread(
-                    EnvPlayer, self._served, self._specs, self._record
-                )
-            yield self._players[name]
+                player = await asyncio.to_thread(EnvPlayer, self._served, self._specs, self._record)
+                self._players[name] = player, asyncio.Lock()
+            player, lock = self._players[name]
+            player.touch()
+        async with lock:
+            yield player
 
     async def _drop_idle(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for name, player in list(self._players.items()):
-            if now - player.used > self._idle_seconds and not self._locks[name].locked():
+        for name, (player, lock) in list(self._players.items()):
+            if player.idle_seconds > self._idle_seconds and not lock.locked():
                 del self._players[name]
                 await asyncio.to_thread(player.close, Outcome.TIME_LIMIT)
 

@@ -111,8 +111,16 @@ class EnvPlayer:
         self._started = 0.0
         self.episodes = 0
         """Number of episodes that were started."""
-        self.used = time.monotonic()
-        """Time of the last call."""
+        self.touch()
+
+    def touch(self) -> None:
+        """Note that the client is there."""
+        self._used = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since the last request of the client."""
+        return time.monotonic() - self._used
 
     @property
     def playing(self) -> bool:
@@ -121,7 +129,6 @@ class EnvPlayer:
 
     def start(self) -> str:
         """Start the next episode, after ending one that runs; returns its first observation."""
-        self.used = time.monotonic()
         self._end(Outcome.CANCELLED)
         spec = next(self._specs)
         options = {} if spec.task is None else {"task": spec.task, "split": spec.split}
@@ -139,7 +146,6 @@ class EnvPlayer:
             UsageError: No episode is running.
             EnvError: The environment raised; the episode is over.
         """
-        self.used = time.monotonic()
         if self._spec is None:
             raise UsageError("No episode is running: start one first.")
         action = clean_text(action[:MAX_ACTION_CHARS])
