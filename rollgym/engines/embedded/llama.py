@@ -141,7 +141,7 @@ class FusedDecoder:
         return self.head(self.states(batch, wanted))
 
     def states(self, batch: ForwardBatch, wanted: Tensor | None) -> Tensor:
-        """Return what the output layer reads of the wanted rows, instead of their logits."""
+        """Return the last hidden states of the wanted rows, which the output layer reads."""
         x = F.embedding(batch.ids, self.embed)
         turn = self.cos[batch.positions], self.sin[batch.positions]
         for number, layer in enumerate(self.layers):

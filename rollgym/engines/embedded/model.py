@@ -124,7 +124,7 @@ class Model:
 
     @torch.inference_mode()
     def states(self, spans: Sequence[Span], kv_cache: KVCache, wanted: Sequence[int]) -> Tensor:
-        """Compute spans of consecutive slots; returns what `logits` reads, a row for each wanted span.
+        """Compute spans of consecutive slots; returns the last hidden states after the wanted spans.
 
         Rows of padding may follow.
         """
@@ -140,7 +140,7 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits of `states`; of other decoders than `FusedDecoder`, states are logits."""
+        """Return the logits of `states`. The states of decoders other than `FusedDecoder` are logits."""
         if not isinstance(self._decoder, FusedDecoder) or self.one_token_at_a_time:
             return states
         if more := -len(states) % self.rule.rows:

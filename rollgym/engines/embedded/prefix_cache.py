@@ -50,8 +50,8 @@ class Node:
         self.sessions: set[str] = set()
         """Idle or running sessions whose prefix ends here."""
         self.states: dict[int, Tensor] = {}
-        """What the output layer reads after some of the ids, by index: the next token can be sampled again
-        without a pass of the model. Small beside keys and values, and not counted."""
+        """Last hidden states after some of the ids, by index: the next token can be sampled again without a
+        pass of the model. Small beside keys and values, and not counted."""
         self.used = 0
         """Time of the last use, on the cache's own clock."""
 
@@ -115,7 +115,7 @@ class PrefixCache:
         return hit
 
     def state(self, ids: Sequence[int]) -> Tensor | None:
-        """Return what the output layer reads after all of these ids, if it is cached."""
+        """Return the last hidden state after all of these ids, if it is cached."""
         hit = self.match(ids, len(ids))
         if sum(count for _, count in hit) != len(ids):
             return None
@@ -123,7 +123,7 @@ class PrefixCache:
         return node.states.get(count - 1)
 
     def add_states(self, ids: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Store what the output layer reads after some positions of ids whose prefix is cached."""
+        """Store the last hidden states at some positions of ids whose prefix is cached."""
         if not states:
             return
         self.insertions += 1

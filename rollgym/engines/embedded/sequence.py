@@ -33,7 +33,7 @@ class SequenceState:
         self.cached = 0
         """Number of ids whose keys and values are in the KV cache."""
         self.states: dict[int, Tensor] = {}
-        """What the output layer read at some positions, until it is in the prefix cache."""
+        """Last hidden states by position, until they are in the prefix cache."""
         self.looked_up = (0, -1)
         """Number of ids and of the cache's insertions when no cached state was found."""
         self.reuses = False
