@@ -220,8 +220,8 @@ def test_half_written_and_corrupt_results_are_distinguished(results: Path) -> No
     (results / "manifest.json").write_text(json.dumps(outside))
     with pytest.raises(ResultsError, match=r"entries\[0\]"):
         verify(results)
-    (results / "manifest.json").write_text('{"schema": 2, "kind": "bench"}')
-    with pytest.raises(ResultsError, match=r"schema 2, but this rollgym reads up to 1"):
+    (results / "manifest.json").write_text('{"schema": 3, "kind": "bench"}')
+    with pytest.raises(ResultsError, match=r"schema 3, but this rollgym reads up to 2"):
         verify(results)
     (results / "manifest.json").unlink()
     with pytest.raises(UsageError, match=r"is not a run folder"):

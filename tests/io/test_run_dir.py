@@ -104,8 +104,8 @@ def test_a_complete_last_line_without_its_newline_is_kept(run):
 
 def test_a_complete_last_line_that_cannot_be_read_is_named_and_never_removed(run):
     with open(run / EPISODES, "ab") as file:
-        file.write(encode_episode(episode("three")).replace(b'"schema":1', b'"schema":9'))
-    with pytest.raises(ResultsError, match=r"line 3: written with schema 9, but this rollgym reads up to 1"):
+        file.write(encode_episode(episode("three")).replace(b'"schema":2', b'"schema":9'))
+    with pytest.raises(ResultsError, match=r"line 3: written with schema 9, but this rollgym reads up to 2"):
         resume(run)
     assert b'"schema":9' in (run / EPISODES).read_bytes()
 
@@ -163,7 +163,7 @@ def test_tuples_in_the_settings_are_the_lists_they_become_in_json(run):
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (2, "was written with schema 2, but this rollgym reads up to 1: upgrade"),
+        (3, "was written with schema 3, but this rollgym reads up to 2: upgrade"),
         ("1", "has no schema version"),
     ],
 )
