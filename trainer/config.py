@@ -162,6 +162,8 @@ class EvaluationConfig(Settings):
 
     every: int = Field(default=10, ge=0)
     """Training steps between evaluations; 0 evaluates only at the start and at the end."""
+    on_start: bool = True
+    """Evaluate the untrained policy first."""
     episodes: int = Field(default=100, ge=1)
     """Episodes per environment."""
     split: str = "test"

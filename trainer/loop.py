@@ -81,7 +81,8 @@ class TrainLoop:
     async def begin(self) -> None:
         """Before the first step: evaluate the untrained policy, then warm-start it."""
         run = self.run
-        await run.evaluate("before")
+        if self.config.evaluation.on_start:
+            await run.evaluate("before")
         if self.config.warm_start is not None:
             run.console.phase("imitate")
             await warm_start(self.components, run, self.scheduler)

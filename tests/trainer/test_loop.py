@@ -99,6 +99,11 @@ def test_evaluations_come_at_the_start_every_so_often_and_at_the_end(
     assert phases(train_here("run", evaluation={"every": every}, stop={"steps": 5})) == expected
 
 
+def test_the_evaluation_of_the_untrained_policy_can_be_left_out(train_here: Run) -> None:
+    folder = train_here("run", evaluation={"every": 2, "on_start": False}, stop={"steps": 3})
+    assert phases(folder) == [(2, "training"), (3, "after")]
+
+
 def test_every_step_has_one_line_and_all_its_episodes(train_here: Run) -> None:
     folder = train_here("run")
     assert [line["step"] for line in lines(folder / "metrics.jsonl")] == [1, 2, 3, 4]

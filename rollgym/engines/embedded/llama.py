@@ -100,7 +100,11 @@ class _Norm:
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        """Return the normalized states in the dtype of the weights, computed in that of the states."""
+        weight = self.weight
+        if x.dtype == weight.dtype:
+            return torch.rms_norm(x, weight.shape, weight, self.eps)
+        return torch.rms_norm(x, weight.shape, weight.to(x.dtype), self.eps).to(weight.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,9 @@ class FusedDecoder:
         self.dim: int = attention.head_dim
         self.scale: float = attention.scaling
         self.embed: Tensor = base.embed_tokens.weight
+        self.residual = torch.float32 if self.embed.device.type == "cpu" else self.embed.dtype
+        """Dtype of the sums between layers. In bfloat16 they would lose more than all products do, and the
+        learner's autocast has float32 there, too."""
         self.norm = _norm(base.norm)
         head = module.lm_head
         tied = head.weight is self.embed
@@ -142,7 +149,7 @@ class FusedDecoder:
 
     def states(self, batch: ForwardBatch, wanted: Tensor | None) -> Tensor:
         """Return the last hidden states of the wanted rows, which the output layer reads."""
-        x = F.embedding(batch.ids, self.embed)
+        x = F.embedding(batch.ids, self.embed).to(self.residual)
         turn = self.cos[batch.positions], self.sin[batch.positions]
         for number, layer in enumerate(self.layers):
             x = x + self._attention(number, layer.norm_in(x), turn, batch)

@@ -1,6 +1,7 @@
 """The compute dtype: as asked for, or as measured."""
 
 import asyncio
+import copy
 from typing import Any
 
 import pytest
@@ -62,3 +63,24 @@ def test_small_models_run_in_float32_and_others_as_asked_for() -> None:
     asyncio.run(main())
     with pytest.raises(UsageError, match="dtype must be one of auto, float32, bfloat16, float16, not 'int8'"):
         make_engine(model, dtype="int8")
+
+
+def test_a_model_that_bfloat16_itself_moves_far_is_not_refused() -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(40)
+    ids = torch.tensor(prompt(0, 24))[None]
+    with torch.no_grad():
+        exact = torch.log_softmax(model(ids).logits, -1)
+        rounded = torch.log_softmax(copy.deepcopy(model).bfloat16()(ids).logits.float(), -1)
+    assert (exact - rounded).abs().mean(-1).max() > 0.1  # the limit for models that rounding moves less
+    engine = make_engine(model, dtype="bfloat16")
+    assert engine.fused
+    asyncio.run(engine.close())
+
+
+def test_sums_between_layers_are_float32_on_cpu() -> None:
+    engine = make_engine(make_model(), dtype="bfloat16")
+    decoder = engine._model._decoder
+    assert (decoder.residual, decoder.embed.dtype) == (torch.float32, torch.bfloat16)
+    asyncio.run(engine.close())
