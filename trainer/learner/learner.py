@@ -28,6 +28,7 @@ from rollgym.devices.torch_device import torch_device
 from rollgym.engines.base import WeightSource
 from rollgym.engines.embedded.features import position_limit
 from rollgym.engines.embedded.offload import trim_memory
+from rollgym.engines.embedded.precision import SMALLEST
 from rollgym.models.checkpoint_names import separable
 from rollgym.trainer.data.batch import Batch, balanced, micro_batches, mini_batches
 from rollgym.trainer.data.packing import bundles, whole_episodes
@@ -223,6 +224,9 @@ class Learner:
         metrics |= {} if value_only else engine_gap(batch, first) | entropy
         metrics["grad_norm"] = float(np.mean(norms))
         metrics["learning_rate"] = self.strategy.param_groups[0]["lr"]
+        if self._device.type == "cpu" and self.modules.parameters >= SMALLEST:
+            # Activations of many sizes leave gigabytes of free memory in the heap, which the engine cannot use.
+            trim_memory(self._device)
         return metrics
 
     def adapt_coefficients(self, metrics: Metrics) -> Coefficients:

@@ -143,8 +143,9 @@ class TrainedModules:
     ) -> None:
         self._config, self._temperature, self._device = config, options.temperature, device
         plain: Any = model if options.share_model else load_model(model, device)
-        size = sum(parameter.numel() for parameter in plain.parameters())
-        self.dtype = choose_dtype(config.dtype, device, size)
+        self.parameters = sum(parameter.numel() for parameter in plain.parameters())
+        """Number of the policy's parameters, trained or not."""
+        self.dtype = choose_dtype(config.dtype, device, self.parameters)
         """The compute dtype; weights are float32."""
         choose = known_layout if options.share_model else choose_layout
         self.layout = choose(plain, config.layout).agree(group)
