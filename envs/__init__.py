@@ -82,6 +82,12 @@ def register_all() -> None:
         expert_is="baseline",
     )
     register(
+        "rollgym/Nim-v0",
+        f"{_HERE}.nim.env:NimEnv",
+        summary="Take objects from heaps in turn with another player; the last object wins",
+        expert=f"{_HERE}.nim.expert:NimExpert",
+    )
+    register(
         "rollgym/WebShop-v0",
         f"{_HERE}.webshop.env:WebShopEnv",
         summary="Find a product in a web shop by an instruction, choose its options and buy it",
