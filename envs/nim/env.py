@@ -47,7 +47,7 @@ class NimEnv(RoleEnv):
     others_known = ("expert", "random")
     success_means = "the player took the last object"
     reward_range = (-1.0, 1.0)
-    palette = {letter: "bold cyan" for letter in LETTERS}
+    palette = dict.fromkeys(LETTERS, "bold cyan")
     tasks: TaskSet
 
     def __init__(

@@ -4,9 +4,9 @@ The roles act in turn, in any order that the environment chooses. Such an enviro
 
 - **One agent** (the default): the agent plays one role and scripted players inside the environment play the
   others, so it is an ordinary Gymnasium environment.
-- **All roles** (``others=None``): every action is that of the role in ``info["role"]``, and every observation
-  is for the role that acts next. ``info["role_rewards"]`` and ``info["role_success"]`` are by role; the reward
-  that `step` returns is that of the first role.
+- **All roles** (``others=None``): every action is that of the role in ``info["role"]``, and every
+  observation is for the role that acts next. ``info["role_rewards"]`` and ``info["role_success"]`` are by
+  role; the reward that `step` returns is that of the first role.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from rollgym.core.serialization import clean_text, jsonable
 from rollgym.core.tool_env import ToolEnv
 from rollgym.core.types import RoleSpec
 
-__all__ = ["RoleEnv", "ScriptedRole", "roles_of"]
+__all__ = ["ALL_ROLES", "RoleEnv", "ScriptedRole", "roles_of"]
 
+ALL_ROLES: Mapping[str, Any] = {"others": None}
+"""Argument of an environment with roles for the form in which agents play all of them."""
 ScriptedRole = Callable[[str, Mapping[str, Any]], str]
 """Chooses the action of a role from its observation and ``info``."""
 MAX_OTHER_TURNS = 10_000

@@ -108,6 +108,11 @@ def _acts_next(episode: Episode) -> str:
     return str(info.get(ROLE, ""))
 
 
+def own_trajectory(episode: Episode) -> Episode:
+    """Return the trajectory of the episode's own role; an episode of one agent is one already."""
+    return role_trajectory(episode, main_role(episode)) if episode.roles else episode
+
+
 def role_groups(groups: Sequence[Group], player: str | None = None) -> list[Group]:
     """Return groups of trajectories by role; groups of one-agent episodes stay as they are.
 
@@ -125,7 +130,7 @@ def _by_role(group: Group, player: str | None) -> list[Group]:
         return [group]
     parts: dict[str, list[Episode]] = {}
     for episode in group.episodes:
-        for role in trained_roles(episode, player):
+        for role in roles_of_player(episode, player):
             if any(turn.role == role for turn in episode.turns):
                 parts.setdefault(role, []).append(role_trajectory(episode, role))
     return [
@@ -134,11 +139,10 @@ def _by_role(group: Group, player: str | None) -> list[Group]:
     ]
 
 
-def trained_roles(episode: Episode, player: str | None) -> list[str]:
-    """Return the roles that a player has in an episode; all roles for ``None``."""
-    return [
-        role for role in role_names(episode) if player is None or episode.spec.players.get(role) == player
-    ]
+def roles_of_player(episode: Episode, player: str | None) -> list[str]:
+    """Return the roles that a player has in an episode; all for ``None``, or if one agent plays them all."""
+    players = episode.spec.players
+    return [role for role in role_names(episode) if player is None or players.get(role, player) == player]
 
 
 def by_turns(

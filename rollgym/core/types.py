@@ -207,7 +207,7 @@ class Turn:
     role: str = ""
     """The role that acted; empty in an episode of one agent."""
     rewards: dict[str, float] = field(default_factory=dict)
-    """The reward of each role that followed; ``reward`` is that of the episode's role (`EpisodeSpec.role`)."""
+    """The reward of each role that followed. ``reward`` is that of `EpisodeSpec.role`."""
 
     def __post_init__(self) -> None:
         _require(math.isfinite(self.reward), f"a reward must be finite, not {self.reward}")

@@ -14,7 +14,7 @@ from rollgym.core.env import text_interface
 from rollgym.core.errors import UnknownName, UsageError
 from rollgym.core.local_objects import is_local, origin_of
 from rollgym.core.registry import env_id_of, find_spec, import_module, make
-from rollgym.core.role_env import roles_of
+from rollgym.core.role_env import ALL_ROLES, roles_of
 from rollgym.core.roles import TeamAgent
 from rollgym.core.seeding import derive_seed
 from rollgym.core.tasks import TaskSet
@@ -24,10 +24,6 @@ from rollgym.utils.env_info import package_versions
 
 TURN_LIMIT = 2_000
 """Turn limit for environments that register none, so that an evaluation always ends."""
-
-
-ALL_ROLES = {"others": None}
-"""Argument of an environment with roles: agents play all of them (see `rollgym.core.role_env`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,11 +226,12 @@ def cast_roles(env_id: str, roles: Sequence[str], others: Mapping[str, str], age
             raise UsageError(f"{env_id} has no roles: one agent plays it.")
         if role not in roles:
             raise UnknownName(f"role of {env_id}", role, roles, f"Roles: {', '.join(roles)}.")
-    if others and set(others) == set(roles):
+    players = {role: others.get(role, agent) for role in roles} if others else {}
+    if players and agent not in players.values():
         raise UsageError(
             f"Every role of {env_id} is given to another agent, so agent {agent!r} plays none: leave one out."
         )
-    return {role: others.get(role, agent) for role in roles} if others else {}
+    return players
 
 
 def first_role_of(players: Mapping[str, str], agent: str) -> str:
