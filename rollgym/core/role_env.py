@@ -117,8 +117,8 @@ class RoleEnv(ToolEnv):
         observation, info = TextEnv.reset(self, seed=seed, options=options)
         start = _others_play(self, StepResult(observation))
         self._observation = clean_text(start.observation)
-        # Scripted roles may have changed the state that the facts describe.
-        info |= jsonable(self.facts())
+        # The facts of the first role to move may be secret to the agent, and scripted roles change the state.
+        info = {name: info[name] for name in ("success", "valid", "task", "split")} | jsonable(self.facts())
         if self.roles:
             info["role"] = self.to_move
         return self._observation, info
