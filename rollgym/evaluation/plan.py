@@ -152,7 +152,12 @@ class EnvFacts:
 
 def look_at(env_id: str, env_kwargs: Mapping[str, Any], limits: Limits) -> EnvFacts:
     """Make an environment and read its properties. Without any turn limit, episodes get `TURN_LIMIT`."""
-    env = make(env_id, **env_kwargs)
+    try:
+        env = make(env_id, **env_kwargs)
+    except UsageError as error:
+        if env_kwargs.get("others", "") is None and "'others'" in str(error):
+            raise UsageError(f"{env_id} has no roles: one agent plays it.") from error
+        raise
     try:
         face = text_interface(env)
         tasks, success_means, reward_range = face.tasks, face.success_means, face.reward_range

@@ -145,7 +145,7 @@ def test_games_replay_exactly(roles: dict[str, str], tmp_path: Any) -> None:
     assert [done.difference for done in replay(episodes)] == [None] * 30
 
 
-@pytest.mark.parametrize("kwargs", [{"heaps": 1}, {"largest": 1}, {"faults": 0}, {"others": "nobody"}])
+@pytest.mark.parametrize("kwargs", [{"heaps": 1}, {"largest": 1}, {"faults": 0}, {"others": "someone"}])
 def test_bad_options_are_refused(kwargs: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         NimEnv(**kwargs)
