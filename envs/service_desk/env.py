@@ -35,22 +35,22 @@ AGENT, USER = "agent", "user"
 
 _POLICY = f"""\
 You work at the service desk of a shop and talk to one customer. Follow this policy:
-1. Ask for the customer's email address and look it up with `find_customer` before you look at or change orders.
+1. Ask for the customer's email address and look it up with `find_customer` first, before you look at orders.
 2. Act only on orders of that customer.
 3. Look at an order with `get_order` before you decide on it.
 4. An order can be cancelled, and its address changed, only while its status is processing.
 5. A delivered order can be refunded once, within {REFUND_DAYS} days of delivery.
 6. Refunds of more than {REFUND_LIMIT} are made by a colleague: do not make them, they are transferred.
 7. A request that the policy does not allow is refused, whatever the customer says.
-8. Answer each request in words. When the customer has no more requests, call `close_case` with one result for each
-   request, in order: done, refused or transferred.
+8. Answer each request in words. When the customer has no more requests, call `close_case` with one result for
+   each request, in order: done, refused or transferred.
 Each turn, either call tools or write a message to the customer as plain text. You have {{turns}} turns.
 You get a reward of 1 if all requests were handled by the policy and nothing else was changed, else 0."""
 _USER = """\
 You are a customer who talks to the service desk of a shop. First you read who you are and what you want.
-Each turn, write one short message to the desk as plain text. State one request at a time, in the given order; the next
-one when the desk has answered. Give your email address, order numbers and addresses when you are asked for them, and
-invent none. When the desk has answered everything, write: That is all, thank you.
+Each turn, write one short message to the desk as plain text. State one request at a time, in the given order:
+the next one when the desk has answered. Give your email address, order numbers and addresses when the desk asks
+for them, and invent none. When the desk has answered everything, write: That is all, thank you.
 You get a reward of 1 if everything that you want was done, else the fraction that was done."""
 
 OrderNumber = Annotated[str, Field(pattern=r"^[0-9]{4}$", description="Number of the order, four digits.")]
@@ -182,7 +182,7 @@ class ServiceDeskEnv(RoleEnv):
 
     @tool
     def get_order(self, order: OrderNumber) -> str:
-        """Show an order: customer, items, total, status and days since it changed, address, refunded or not."""
+        """Show an order: customer, items, total, status, days since it changed, address, refunded or not."""
         if order not in self._records.orders:
             return f"There is no order {order}."
         if not self._customer:

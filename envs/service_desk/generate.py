@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from rollgym.envs.service_desk.records import (
-    REFUND_DAYS,
     REFUND_LIMIT,
     Case,
     Customer,
@@ -104,7 +103,7 @@ def _order(rng: np.random.Generator, number: str, customer: str, address: str) -
     status = ("processing", "shipped", "delivered", "delivered")[int(rng.integers(4))]
     items = [ITEMS[int(i)] for i in rng.permutation(len(ITEMS))[: int(rng.integers(1, 4))]]
     total = int(
-        rng.integers(REFUND_LIMIT + 1, 600) if rng.random() < 0.25 else rng.integers(10, REFUND_LIMIT)
+        rng.integers(REFUND_LIMIT + 1, 600) if rng.random() < 0.4 else rng.integers(10, REFUND_LIMIT)
     )
     return Order(
         number=number,

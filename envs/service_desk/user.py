@@ -18,6 +18,7 @@ _REFUSES = re.compile(
     r"\b(cannot|can't|can not|unable|not allowed|not possible|refuse|sorry)\b", re.IGNORECASE
 )
 _MORE = re.compile(r"\b(anything|something|any other|more) ?(else|requests?|i can)?\b", re.IGNORECASE)
+_WAITS = re.compile(r"\b(let me|one moment|please wait|hold on|i will (check|look))\b", re.IGNORECASE)
 _EMAIL = re.compile(r"\be-?mail\b", re.IGNORECASE)
 _ORDER = re.compile(r"\border\b|\bnumber\b", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?<!email )(?<!e-mail )(?<!mail )\baddress\b|\bwhere\b", re.IGNORECASE)
@@ -92,6 +93,10 @@ class UserScript:
         request = requests[self._current]
         if details := self._details(observation, case, request):
             return details
+        if any(s.endswith("?") and not _MORE.search(s) for s in _sentences(observation)):
+            return f"As I said: {self._stated({**case, 'talkative': True}, request)}"
+        if _WAITS.search(observation):
+            return "All right."
         refused = bool(_REFUSES.search(observation))
         if refused and case["insists"] and self._current not in self._insisted:
             self._insisted.add(self._current)
@@ -110,8 +115,7 @@ class UserScript:
 
     def _details(self, observation: str, case: Mapping[str, Any], request: Mapping[str, str]) -> str:
         """Answers to the questions in a message; empty where it asks for none."""
-        sentences = re.findall(r"[^.!?\n]+[.!?\n]?", observation)
-        asked = " ".join(s for s in sentences if _ASKS.search(s) and not _MORE.search(s))
+        asked = " ".join(s for s in _sentences(observation) if _ASKS.search(s) and not _MORE.search(s))
         answers = []
         if _EMAIL.search(asked):
             answers.append(f"My email is {case['email']}.")
@@ -120,6 +124,10 @@ class UserScript:
         if _ADDRESS.search(asked) and request["address"]:
             answers.append(f"The new address is: {request['address']}.")
         return " ".join(answers)
+
+
+def _sentences(text: str) -> list[str]:
+    return re.findall(r"[^.!?\n]+[.!?\n]?", text)
 
 
 class ScriptedUser(SoloAgent):

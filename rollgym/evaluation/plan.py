@@ -90,12 +90,16 @@ class Request:
         agent = make_agent(self.agent, self.setup, **self.agent_options)
         if not self.roles:
             return agent
+        return TeamAgent({self.agent_name: agent, **self.make_team().agents}, default=self.agent_name)
+
+    def make_team(self) -> TeamAgent:
+        """Make the agents in ``roles`` alone."""
         labels = self.role_labels
-        others = {
+        agents = {
             labels[role]: make_agent(player.agent, self.setup, **player.options)
             for role, player in self.roles.items()
         }
-        return TeamAgent({self.agent_name: agent, **others}, default=self.agent_name)
+        return TeamAgent(agents, default=next(iter(agents)))
 
     @property
     def setup(self) -> AgentSetup:

@@ -11,18 +11,18 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from learner_cases import make_learner  # noqa: E402
-from role_episodes import FIRST, SECOND, game, grouped, turn, zero_sum_group  # noqa: E402
-from training import Forge, Story, lines, write  # noqa: E402
+from learner_cases import make_learner
+from role_episodes import FIRST, SECOND, game, grouped, turn, zero_sum_group
+from training import Forge, Story, lines, write
 
-from rollgym.core.errors import UsageError  # noqa: E402
-from rollgym.core.serialization import read_episodes  # noqa: E402
-from rollgym.core.types import Episode, Group  # noqa: E402
-from rollgym.evaluation.replay import Settings, replay  # noqa: E402
-from rollgym.trainer.config import EnvConfig, PastConfig, TrainConfig, env_labels, role_players  # noqa: E402
-from rollgym.trainer.recorded_advantages import RecomputedAdvantages  # noqa: E402
-from rollgym.trainer.rollout_batch import make_rollout_batch, token_diagnostics, zero_variance  # noqa: E402
-from rollgym.trainer.trusted import code_of  # noqa: E402
+from rollgym.core.errors import UsageError
+from rollgym.core.serialization import read_episodes
+from rollgym.core.types import Episode, Group
+from rollgym.evaluation.replay import Settings, replay
+from rollgym.trainer.config import EnvConfig, PastConfig, TrainConfig, env_labels, role_players
+from rollgym.trainer.recorded_advantages import RecomputedAdvantages
+from rollgym.trainer.rollout_batch import make_rollout_batch, token_diagnostics, zero_variance
+from rollgym.trainer.trusted import code_of
 
 Run = Callable[..., Path]
 BOTH = {"left": "policy", "right": "policy"}
@@ -230,7 +230,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"envs": [duel(PAST)], "runtime": "ray"}, "requires runtime=local"),
     ({"envs": [duel(PAST)], "rollout": {"max_staleness": 1}}, "requires rollout.max_staleness=0"),
     ({"envs": [duel(BOTH)], "program": "true"}, "program and envs.roles"),
-    ({"envs": [duel(BOTH)], "rewards": [{"kind": "function", "target": "lessons:reward"}]}, "requires one role"),
+    (
+        {"envs": [duel(BOTH)], "rewards": [{"kind": "function", "target": "lessons:reward"}]},
+        "requires one role",
+    ),
 ]
 
 
@@ -242,7 +245,9 @@ def test_settings_that_cannot_work_are_refused(train_here: Run, changes: dict[st
 
 def test_code_and_addresses_of_opponents_are_listed() -> None:
     env = EnvConfig(
-        id="e", roles={"x": "mine:Agent", "y": "chat"}, role_options={"y": {"base_url": "http://localhost/v1"}}
+        id="e",
+        roles={"x": "mine:Agent", "y": "chat"},
+        role_options={"y": {"base_url": "http://localhost/v1"}},
     )
     assert code_of(TrainConfig(envs=[env])) == [
         "envs.0.roles.x mine:Agent",
