@@ -28,7 +28,7 @@ You get a reward of 1 for a win and -1 for a loss."""
 class NimEnv(RoleEnv):
     """A game of Nim for two players, each a role; or for one agent against a scripted player.
 
-    Observation: the other player's last move, and the heaps, in one or two lines.
+    Observation: the heaps and the other player's last move, in one line.
 
     Actions: a heap's letter and a number of objects, such as ``B 2``.
 
@@ -89,7 +89,7 @@ class NimEnv(RoleEnv):
         if not any(self._heaps):
             return self._over(mover, f"{{mover}} took {move}, the last.", mover)
         self.to_move = self.next_role()
-        return StepResult(f"The other player took {move}.\n{self._shown()}")
+        return StepResult(f"{self._shown()} The other player took {move}.")
 
     def facts(self) -> Mapping[str, Any]:
         """The heaps and the moves."""
@@ -124,7 +124,7 @@ class NimEnv(RoleEnv):
             winner = self.next_role()
             return self._over(winner, "{mover} made too many invalid moves.", role, valid=False)
         note = "That is not a move: give the letter of a heap and a number of objects in it."
-        return StepResult(f"{note}\n{self._shown()}", valid=False)
+        return StepResult(f"{self._shown()} {note}", valid=False)
 
     def _over(self, winner: str, note: str, mover: str, *, valid: bool = True) -> StepResult:
         """The end, addressed to the one agent or to the role that acted last."""

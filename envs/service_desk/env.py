@@ -49,8 +49,8 @@ You get a reward of 1 if all requests were handled by the policy and nothing els
 _USER = """\
 You are a customer who talks to the service desk of a shop. First you read who you are and what you want.
 Each turn, write one short message to the desk as plain text. State one request at a time, in the given order:
-the next one when the desk has answered. Give your email address, order numbers and addresses when the desk asks
-for them, and invent none. When the desk has answered everything, write: That is all, thank you.
+the next one when the desk has answered. Give your email address, order numbers and addresses when the desk
+asks for them, and invent none. When the desk has answered everything, write: That is all, thank you.
 You get a reward of 1 if everything that you want was done, else the fraction that was done."""
 
 OrderNumber = Annotated[str, Field(pattern=r"^[0-9]{4}$", description="Number of the order, four digits.")]

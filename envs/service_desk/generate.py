@@ -102,9 +102,7 @@ def _records(rng: np.random.Generator) -> Records:
 def _order(rng: np.random.Generator, number: str, customer: str, address: str) -> Order:
     status = ("processing", "shipped", "delivered", "delivered")[int(rng.integers(4))]
     items = [ITEMS[int(i)] for i in rng.permutation(len(ITEMS))[: int(rng.integers(1, 4))]]
-    total = int(
-        rng.integers(REFUND_LIMIT + 1, 600) if rng.random() < 0.4 else rng.integers(10, REFUND_LIMIT)
-    )
+    total = int(rng.integers(REFUND_LIMIT + 1, 600) if rng.random() < 0.4 else rng.integers(10, REFUND_LIMIT))
     return Order(
         number=number,
         customer=customer,

@@ -46,13 +46,17 @@ def role_success(episode: Episode, role: str) -> bool | None:
 def role_trajectory(episode: Episode, role: str) -> Episode:
     """Return the episode as one role lived it: its own turns only, each with all that followed for it.
 
-    A turn's reward is the sum of the role's rewards from its action to its next one, whoever acted. Rewards
+    A turn's reward is the sum of the role's rewards from its action to its next one, also after turns of others. Rewards
     before its first turn are added to that turn: no action of the role caused them, so they shift the return
     of all its actions alike. The ids of episode and group get the role as a suffix, so that groups compare
     the trajectories of one role.
 
     Raises:
         UsageError: The episode has no such role.
+
+    Example:
+        >>> rollgym.role_trajectory(episode, "player_2").total_reward
+        -1.0
     """
     spec = next((spec for spec in episode.roles if spec.name == role), None)
     if spec is None:

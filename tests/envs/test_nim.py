@@ -37,7 +37,7 @@ def test_gymnasium_accepts_both_forms() -> None:
 def test_a_game_of_two_roles() -> None:
     env = laid_out(2, 1)
     observation, reward, over, _, info = env.step("A 1")
-    assert observation == "The other player took A 1.\nHeaps: A 1, B 1."
+    assert observation == "Heaps: A 1, B 1. The other player took A 1."
     assert (reward, over, info["role"], info["actions"]) == (0.0, False, "player_2", ["A 1", "B 1"])
     assert env.step("B 1")[4]["role"] == "player_1"
     observation, reward, over, _, info = env.step("a1.")
@@ -60,7 +60,7 @@ def test_the_second_player_can_win() -> None:
 def test_an_invalid_move_changes_nothing_but_the_count(action: str) -> None:
     env = laid_out(2, 1)
     observation, reward, over, _, info = env.step(action)
-    assert observation.endswith("\nHeaps: A 2, B 1.")
+    assert observation.startswith("Heaps: A 2, B 1. That is not a move")
     assert (reward, over, info["valid"], info["role"]) == (0.0, False, False, "player_1")
 
 
@@ -98,7 +98,7 @@ def test_with_one_agent_the_agent_can_always_win() -> None:
     first_moves = set()
     for task in range(60):
         observation, info = env.reset(options={"task": task})
-        first_moves.add(observation.startswith("The other player"))
+        first_moves.add(("The other player" in observation))
         over = False
         while not over:
             observation, reward, over, _, info = env.step(expert.choose(observation, info))

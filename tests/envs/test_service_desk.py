@@ -24,7 +24,13 @@ ME, OTHER = "ada.berg@post.example", "finn.holm@post.example"
 
 
 def order(number: str, customer: str = "C1", **more: Any) -> Order:
-    fields = {"items": ["lamp"], "total": 50, "status": "processing", "days": 1, "address": "1 Elm Street, Selby"}
+    fields = {
+        "items": ["lamp"],
+        "total": 50,
+        "status": "processing",
+        "days": 1,
+        "address": "1 Elm Row, Selby",
+    }
     return Order(number=number, customer=customer, **{**fields, **more})
 
 
@@ -48,6 +54,7 @@ def desk(*requests: Request, orders: Sequence[Order] = (), **kwargs: Any) -> Ser
     return env
 
 
+FOUND, SEEN = ("find_customer", {"email": ME}), ("get_order", {"order": "1111"})
 CANCEL = Request(kind="cancel", order="1111")
 
 
@@ -111,12 +118,12 @@ def test_results_of_tools_are_json() -> None:
     ("requests", "steps", "results", "problem"),
     [
         ([CANCEL], [], ["refused"], "the results are not those"),
-        ([CANCEL], [("find_customer", {"email": ME}), ("get_order", {"order": "1111"})], ["done"], "records are not"),
-        ([CANCEL], [("get_order", {"order": "1111"})], ["done"], "before the customer was known"),
+        ([CANCEL], [FOUND, SEEN], ["done"], "records are not"),
+        ([CANCEL], [SEEN], ["done"], "before the customer was known"),
         ([CANCEL], [("cancel_order", {"order": "1111"})], ["done"], "changed an order before the customer"),
         (
             [CANCEL],
-            [("find_customer", {"email": ME}), ("cancel_order", {"order": "1111"})],
+            [FOUND, ("cancel_order", {"order": "1111"})],
             ["done"],
             "changed an order that was not looked up",
         ),
@@ -128,7 +135,7 @@ def test_results_of_tools_are_json() -> None:
         ),
         (
             [Request(kind="refund", order="1111")],
-            [("find_customer", {"email": ME}), ("get_order", {"order": "1111"}), ("refund_order", {"order": "1111"})],
+            [FOUND, SEEN, ("refund_order", {"order": "1111"})],
             ["done"],
             "order 1111 must not be refunded",
         ),
@@ -203,9 +210,9 @@ def test_the_agent_does_not_see_what_the_user_wants() -> None:
 # --- the scripted user
 
 
-def user(*requests: Request, talkative: bool = False, insists: bool = False) -> tuple[UserScript, dict[str, Any]]:
+def user(*requests: Request, insists: bool = False) -> tuple[UserScript, dict[str, Any]]:
     case = Case(
-        email=ME, name="Ada Berg", requests=requests, records=Records(), talkative=talkative, insists=insists
+        email=ME, name="Ada Berg", requests=requests, records=Records(), talkative=False, insists=insists
     )
     script, info = UserScript(np.random.default_rng(0)), {"case": describe(case)}
     script.reply("", info)
