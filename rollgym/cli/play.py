@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -24,6 +23,8 @@ from rollgym.utils.cli_options import (
 )
 
 if TYPE_CHECKING:
+    import asyncio
+
     import gymnasium as gym
     from rich.console import Console, RenderableType
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rollgym.core.roles import TeamAgent
 
 EPILOG = "Example: rollgym play rollgym/Sokoban-v0 --split test --task 3"
+T = TypeVar("T")
 YOU = "you"
 HELP = (
     "/hint the expert's action   /rules the instructions   /new another task   /quit leave   "
@@ -133,14 +135,22 @@ class PlaySession:
         self.others = others
         self.others_playing: dict[str, Player] = {}
         """The players of the other roles in the current episode."""
-        self._loop = asyncio.Runner()
+        self._loop: asyncio.Runner | None = None
 
     def close(self) -> None:
         """Close the environment and the agents."""
         self.env.close()
         if self.others is not None:
-            self._loop.run(self.others.team.close())
-        self._loop.close()
+            self._run(self.others.team.close())
+        if self._loop is not None:
+            self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run in one event loop for the whole session: connections of an agent belong to a loop."""
+        import asyncio  # here: `rollgym --help` must not wait for it
+
+        self._loop = self._loop or asyncio.Runner()
+        return self._loop.run(work)
 
     def play(self, options: dict[str, Any], seed: int | None) -> None:
         """Play episodes until the person quits."""
@@ -216,7 +226,7 @@ class PlaySession:
         player = self.others_playing.get(str(info.get("role")))
         if player is None:
             return ""
-        answer = self._loop.run(_first(player, observation, info))
+        answer = self._run(_first(player, observation, info))
         action = answer if isinstance(answer, str) else str(answer.action)
         self.screen.print(f"{info['role']}: {action}", style="magenta", markup=False, highlight=False)
         return action
@@ -265,7 +275,7 @@ class PlaySession:
         if self.hints is None:
             return "This environment has no expert."
         try:
-            answer = asyncio.run(_first(self.hints, observation, info))
+            answer = self._run(_first(self.hints, observation, info))
         except Exception as error:
             # Experts follow their own plan and may fail on a state that it does not reach.
             return f"The expert has no hint for this state ({type(error).__name__})."

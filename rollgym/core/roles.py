@@ -46,10 +46,10 @@ def role_success(episode: Episode, role: str) -> bool | None:
 def role_trajectory(episode: Episode, role: str) -> Episode:
     """Return the episode as one role lived it: its own turns only, each with all that followed for it.
 
-    A turn's reward is the sum of the role's rewards from its action to its next one, also after turns of others. Rewards
-    before its first turn are added to that turn: no action of the role caused them, so they shift the return
-    of all its actions alike. The ids of episode and group get the role as a suffix, so that groups compare
-    the trajectories of one role.
+    A turn's reward is the sum of the role's rewards from its action to its next one, also after turns of
+    others. Rewards before its first turn are added to that turn: no action of the role caused them, so they
+    shift the return of all its actions alike. The ids of episode and group get the role as a suffix, so that
+    groups compare the trajectories of one role.
 
     Raises:
         UsageError: The episode has no such role.

@@ -98,7 +98,7 @@ def test_with_one_agent_the_agent_can_always_win() -> None:
     first_moves = set()
     for task in range(60):
         observation, info = env.reset(options={"task": task})
-        first_moves.add(("The other player" in observation))
+        first_moves.add("The other player" in observation)
         over = False
         while not over:
             observation, reward, over, _, info = env.step(expert.choose(observation, info))
