@@ -82,6 +82,18 @@ def register_all() -> None:
         expert_is="baseline",
     )
     register(
+        "rollgym/Nim-v0",
+        f"{_HERE}.nim.env:NimEnv",
+        summary="Take objects from heaps in turn with another player; the last object wins",
+        expert=f"{_HERE}.nim.expert:NimExpert",
+    )
+    register(
+        "rollgym/ServiceDesk-v0",
+        f"{_HERE}.service_desk.env:ServiceDeskEnv",
+        summary="Serve a customer of a shop with tools, by a written policy",
+        expert=f"{_HERE}.service_desk.expert:ServiceDeskExpert",
+    )
+    register(
         "rollgym/WebShop-v0",
         f"{_HERE}.webshop.env:WebShopEnv",
         summary="Find a product in a web shop by an instruction, choose its options and buy it",

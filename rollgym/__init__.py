@@ -45,10 +45,12 @@ if TYPE_CHECKING:
     from rollgym.core.errors import RollgymError, RunError, UsageError
     from rollgym.core.messages import Message, ToolCall, ToolSpec
     from rollgym.core.registry import EnvInfo, list_envs, make, register
+    from rollgym.core.role_env import RoleEnv
+    from rollgym.core.roles import role_trajectory
     from rollgym.core.tasks import Task, TaskSet
     from rollgym.core.tool_env import ToolEnv
     from rollgym.core.tools import tool
-    from rollgym.core.types import Episode, EpisodeSpec, Group, Limits, Outcome, Turn
+    from rollgym.core.types import Episode, EpisodeSpec, Group, Limits, Outcome, RoleSpec, Turn
     from rollgym.evaluation.api import evaluate
     from rollgym.evaluation.run_results import RunResults, load_run
     from rollgym.trainer.main import atrain, train
@@ -64,10 +66,12 @@ _HOMES = {
     "core.errors": "RollgymError RunError UsageError",
     "core.messages": "Message ToolCall ToolSpec",
     "core.registry": "EnvInfo list_envs make register",
+    "core.role_env": "RoleEnv",
+    "core.roles": "role_trajectory",
     "core.tasks": "Task TaskSet",
     "core.tool_env": "ToolEnv",
     "core.tools": "tool",
-    "core.types": "Episode EpisodeSpec Group Limits Outcome Turn",
+    "core.types": "Episode EpisodeSpec Group Limits Outcome RoleSpec Turn",
     "evaluation.api": "evaluate",
     "evaluation.run_results": "RunResults load_run",
     "trainer.main": "atrain train",
@@ -90,6 +94,8 @@ __all__ = [
     "Outcome",
     "Player",
     "Report",
+    "RoleEnv",
+    "RoleSpec",
     "RollgymError",
     "RunError",
     "RunResults",
@@ -116,6 +122,7 @@ __all__ = [
     "make_agent",
     "register",
     "register_agent",
+    "role_trajectory",
     "sft",
     "tool",
     "train",

@@ -21,6 +21,7 @@ RUN = [
             "reproducibility",
             "write_an_environment",
             "training",
+            "roles",
             "sft",
             "ray",
             "troubleshooting",

@@ -18,7 +18,8 @@ from rollgym.agents.policy.options import PolicyOptions
 from rollgym.config.loader import Closed, Renames, Settings, load, parse, renamed_settings
 from rollgym.core.errors import UsageError
 from rollgym.core.files import read_bounded
-from rollgym.core.types import Limits
+from rollgym.core.role_env import ALL_ROLES
+from rollgym.core.types import Episode, Limits
 from rollgym.devices.types import DeviceConfig
 from rollgym.rewards.settings import RewardSettings
 from rollgym.trainer.advantages import ESTIMATORS, AdvantageConfig, find_estimator
@@ -29,6 +30,9 @@ from rollgym.trainer.learner.strategies import find_strategy
 from rollgym.trainer.losses.settings import LossConfig
 from rollgym.trainer.renamed import RENAMED_KEYS, RENAMED_VALUES, SINCE
 from rollgym.trainer.reward_shaping import RewardShapingConfig
+
+POLICY, PAST = "policy", "past"
+"""Players of ``envs.roles``: the policy that is trained, and a past version of it."""
 
 
 class EnvConfig(Settings):
@@ -44,6 +48,17 @@ class EnvConfig(Settings):
     """Share of the groups, relative to the weights of the other environments."""
     limits: Closed[Limits] = Limits(seconds=600)
     """Limits that end an episode from outside."""
+    roles: dict[str, str] = Field(default_factory=dict)
+    """In an environment with roles, the player of each: ``policy`` (also of roles left out), ``past`` (a past
+    version of the policy), or an agent. Default: one agent; the environment's scripted players have the other
+    roles, as in every evaluation."""
+    role_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of the agents in ``roles``, by role."""
+
+    @property
+    def train_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of the environment in training, where agents may play all roles."""
+        return {**self.kwargs, **ALL_ROLES} if self.roles else self.kwargs
 
 
 class ModelConfig(Settings):
@@ -218,6 +233,13 @@ class TrackingConfig(Settings):
     `rollgym view`; 0 keeps none. Each costs one additional forward pass over the batch."""
 
 
+class PastConfig(Settings):
+    """The past version of the policy that plays the roles given to ``past``."""
+
+    every: int = Field(default=20, ge=1)
+    """Training steps after which it gets the current weights. It starts as the policy before step 1."""
+
+
 class RayConfig(Settings):
     """The Ray cluster; read with runtime=ray."""
 
@@ -275,6 +297,7 @@ class TrainConfig(Settings):
     checkpoints: CheckpointConfig = CheckpointConfig()
     stop: StopConfig = StopConfig()
     curriculum: CurriculumConfig | None = None
+    past: PastConfig = PastConfig()
     tracking: TrackingConfig = TrackingConfig()
 
     @property
@@ -356,6 +379,7 @@ class TrainConfig(Settings):
                 "rollout.on_weight_update=restart requires rollout.max_staleness >= 1: with 0 no episode is "
                 "in flight during a weight update."
             )
+        _check_roles(self)
         if self.curriculum is not None and len(self.envs) < 2:
             raise UsageError("curriculum requires at least two environments in envs, the easiest first.")
 
@@ -386,12 +410,64 @@ def load_recorded(path: Path, root: Path | None = None) -> TrainConfig:
     return load(TrainConfig, values)
 
 
+def _check_roles(config: TrainConfig) -> None:
+    """Check the players of roles against each other and against the other settings."""
+    for number, env in enumerate(config.envs):
+        for role in env.role_options:
+            if env.roles.get(role) in (None, POLICY, PAST):
+                raise UsageError(
+                    f"envs.{number}.role_options.{role} requires an agent in envs.{number}.roles.{role}."
+                )
+    players = [player for env in config.envs for player in env.roles.values()]
+    if config.program is not None and players:
+        raise UsageError("program and envs.roles cannot be combined: the program plays whole episodes.")
+    if PAST not in players:
+        if config.past != PastConfig():
+            raise UsageError("past requires a role with the player `past` in envs.roles.")
+        return
+    if config.runtime != "local" or config.engine.kind != "embedded":
+        raise UsageError("The player `past` requires runtime=local and engine.kind=embedded.")
+    if config.rollout.max_staleness:
+        raise UsageError(
+            "The player `past` requires rollout.max_staleness=0: no episode may see its weights change."
+        )
+
+
+def plays_in(episode: Episode, env: EnvConfig) -> bool:
+    """Return whether a training episode belongs to an environment of the mixture."""
+    spec = episode.spec
+    if spec.env_id != env.id or spec.env_kwargs != env.train_kwargs:
+        return False
+    # Names of agents in records may have a number.
+    return all(spec.players.get(role, "").partition(" #")[0] == player for role, player in env.roles.items())
+
+
+def role_players(config: TrainConfig) -> list[dict[str, str]]:
+    """Return, for each environment, the name of the player of each role in ``roles``.
+
+    Names of agents are unique over the environments: an agent is made for one role of one environment.
+    """
+    agents = [p for env in config.envs for p in env.roles.values() if p not in (POLICY, PAST)]
+    seen: dict[str, int] = {}
+    result = []
+    for env in config.envs:
+        players = {}
+        for role, player in env.roles.items():
+            players[role] = player
+            if agents.count(player) > 1:
+                seen[player] = seen.get(player, 0) + 1
+                players[role] = f"{player} #{seen[player]}"
+        result.append(players)
+    return result
+
+
 def env_labels(config: TrainConfig) -> list[str]:
     """Return a label for each environment: its id, with its arguments where several have the same id."""
     ids = [env.id for env in config.envs]
     labels: list[str] = []
     for number, env in enumerate(config.envs):
-        words = " ".join(f"{name}={json.dumps(value)}" for name, value in env.kwargs.items())
+        settings = {**env.kwargs, **env.roles}
+        words = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
         label = env.id if ids.count(env.id) == 1 else f"{env.id} {words}".strip()
         labels.append(label if label not in labels else f"{label} #{number}")
     return labels

@@ -89,6 +89,7 @@ class TrainLoop:
             await run.keep_reference()
             await run.evaluate("warm_start")
             await run.keep_best()
+        await run.renew_past()
         await run.save()
 
     async def train_stage(self, clock: Clock) -> str | None:
@@ -125,7 +126,7 @@ class TrainLoop:
                 metrics = await components.compute(learner.update, rollout.batch)
                 tokens: Sequence[dict[str, list[float]]] = ()
                 if run.tokens_due:
-                    tokens = await components.compute(token_diagnostics, learner, rollout.batch)
+                    tokens = await components.compute(token_diagnostics, learner, rollout.batch, groups)
             state.coefficients = learner.adapt_coefficients(metrics)
             stopwatch.lap("train")
 
@@ -133,7 +134,9 @@ class TrainLoop:
             async with scheduler.updating(state.version + 1):
                 await components.sync_weights(state.version + 1)
             state.version += 1
+            past_age = state.step - state.past_step
             state.step += 1
+            await run.renew_past()
             run.note_position()
             scheduler.release(len(groups))
             stopwatch.lap("sync")
@@ -144,6 +147,8 @@ class TrainLoop:
                 | components.colocation_metrics
                 | losses
             )
+            if components.past is not None:
+                metrics["past_age"] = float(past_age)
             run.record(groups, metrics | stopwatch.metrics(rollout.metrics), tokens)
             return run.advances(groups)
 

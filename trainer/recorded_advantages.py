@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollgym.core.errors import RollgymError, one_line
+from rollgym.core.roles import by_turns, role_groups
 from rollgym.core.types import Episode, Group
 from rollgym.trainer.advantages import find_estimator
-from rollgym.trainer.config import TrainConfig, load_recorded
+from rollgym.trainer.config import POLICY, TrainConfig, load_recorded
 from rollgym.trainer.data.sequences import token_episode
 from rollgym.trainer.reward_shaping import format_check, shape_rewards
 
@@ -67,10 +68,13 @@ def _advantages(episodes: Sequence[Episode], config: TrainConfig) -> dict[str, l
     parser = format_check(config.agent.parser) if config.reward_shaping.format_penalty else None
     trajectories = [
         shaped.trajectory(token_episode(shaped.episode).tokens_per_turn)
-        for shaped in shape_rewards(_groups(episodes), config.reward_shaping, format_missed=parser)
+        for shaped in shape_rewards(
+            role_groups(_groups(episodes), POLICY), config.reward_shaping, format_missed=parser
+        )
     ]
     result = find_estimator(config.estimator)(trajectories, config.advantage)
-    return {t.name: a.tolist() for t, a in zip(trajectories, result.advantages, strict=True)}
+    parts = {t.name: a.tolist() for t, a in zip(trajectories, result.advantages, strict=True)}
+    return {episode.spec.episode_id: by_turns(episode, parts) for episode in episodes}
 
 
 def _groups(episodes: Sequence[Episode]) -> list[Group]:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from rollgym.core.errors import UsageError
+from rollgym.core.roles import by_turns, role_groups, role_names, role_return, role_success
 from rollgym.core.types import Episode, Group
 from rollgym.trainer.advantages import find_estimator
-from rollgym.trainer.config import TrainConfig, env_labels
+from rollgym.trainer.config import POLICY, TrainConfig, env_labels, plays_in
 from rollgym.trainer.data.batch import Batch, make_batch
 from rollgym.trainer.data.sequences import FloatArray, token_episode
 from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
@@ -50,8 +51,10 @@ def make_rollout_batch(
     Raises:
         UsageError: No episode has a turn.
     """
+    played = [episode for group in groups for episode in group.episodes]
     shaped = _shape(groups, config, config.reward_shaping)
     episodes = [each.episode for each in shaped]
+    """One for each role of the policy in each of ``played``."""
     if not any(episode.turns for episode in episodes):
         raise UsageError(
             "Nothing to train on: no episode has a turn. If all of them ended with token_limit, the first "
@@ -79,13 +82,19 @@ def make_rollout_batch(
     staleness = token_staleness(episodes, version)
     if staleness.any():
         arrays["staleness"] = staleness
-    metrics = {**result.metrics, **episode_metrics(episodes), **env_metrics(episodes, config)}
+    metrics = {
+        **result.metrics,
+        **episode_metrics(played),
+        **env_metrics(played, config),
+        **role_metrics(played),
+    }
     return RolloutBatch(batch.with_arrays(**arrays), metrics)
 
 
 def _shape(groups: Sequence[Group], config: TrainConfig, shaping: RewardShapingConfig) -> list[ShapedEpisode]:
+    """Shape the trajectories of the policy: in an environment with roles, one for each of its roles."""
     format_missed = format_check(config.agent.parser) if shaping.format_penalty else None
-    return shape_rewards(groups, shaping, format_missed=format_missed)
+    return shape_rewards(role_groups(groups, POLICY), shaping, format_missed=format_missed)
 
 
 def _model_outputs(
@@ -119,9 +128,13 @@ def zero_variance(group: Group, config: TrainConfig) -> bool:
     Uses the rewards of `make_rollout_batch` without the KL penalty, which needs the learner.
     """
     shaped = _shape([group], config, replace(config.reward_shaping, normalize="none"))
-    totals = [float(each.rewards.sum()) for each in shaped]
-    if max(totals) - min(totals) > config.rollout.equal_tolerance:
+    totals: dict[str, list[float]] = {}
+    for each in shaped:  # by role: each role is compared with itself
+        totals.setdefault(each.episode.spec.group_id, []).append(float(each.rewards.sum()))
+    if any(max(own) - min(own) > config.rollout.equal_tolerance for own in totals.values()):
         return False
+    if not shaped:
+        return True
     estimator = find_estimator(config.estimator)
     if not estimator.centered:
         return True
@@ -132,11 +145,22 @@ def zero_variance(group: Group, config: TrainConfig) -> bool:
     return not any(advantages.any() for advantages in estimator(trajectories, settings).advantages)
 
 
-def token_diagnostics(learner: LearnerProtocol, batch: Batch) -> list[dict[str, list[float]]]:
+def token_diagnostics(
+    learner: LearnerProtocol, batch: Batch, groups: Sequence[Group]
+) -> list[dict[str, list[float]]]:
     """After an update: advantage and ratio (new / rollout probability) of each episode's action tokens."""
     ratios = np.exp(learner.logprobs(batch) - batch.arrays["behavior"])
-    both = zip(batch.by_episode(batch.arrays["advantages"]), batch.by_episode(ratios), strict=True)
-    return [{"advantages": _rounded(advantages), "ratios": _rounded(ratio)} for advantages, ratio in both]
+    values = {"advantages": batch.arrays["advantages"], "ratios": ratios}
+    names = [episode.name for episode in batch.episodes]
+    parts = {
+        kind: dict(zip(names, map(_rounded, batch.by_episode(array)), strict=True))
+        for kind, array in values.items()
+    }
+    return [
+        {kind: by_turns(episode, own) for kind, own in parts.items()}
+        for group in groups
+        for episode in group.episodes
+    ]
 
 
 def _rounded(values: FloatArray) -> list[float]:
@@ -167,9 +191,21 @@ def env_metrics(episodes: Sequence[Episode], config: TrainConfig) -> Metrics:
     """In a mixture: metrics of each environment, as ``env/NAME/success`` and so on."""
     result: Metrics = {}
     for env, label in zip(config.envs, env_labels(config), strict=True) if len(config.envs) > 1 else ():
-        own = [e for e in episodes if e.spec.env_id == env.id and e.spec.env_kwargs == env.kwargs]
+        own = [episode for episode in episodes if plays_in(episode, env)]
         metrics = episode_metrics(own) if own else {"episodes": 0.0}
         result |= {f"env/{label}/{name}": metrics[name] for name in PER_ENV if name in metrics}
+    return result
+
+
+def role_metrics(episodes: Sequence[Episode]) -> Metrics:
+    """In environments with roles: return and success of each role, as ``role/NAME/return`` and so on."""
+    result: Metrics = {}
+    for role in dict.fromkeys(name for episode in episodes for name in role_names(episode)):
+        own = [episode for episode in episodes if role in role_names(episode)]
+        result[f"role/{role}/return"] = float(np.mean([role_return(episode, role) for episode in own]))
+        successes = [role_success(episode, role) for episode in own if episode.success is not None]
+        if successes:
+            result[f"role/{role}/success"] = float(np.mean([bool(success) for success in successes]))
     return result
 
 

@@ -24,6 +24,7 @@ from rollgym.agents.policy.saved_options import model_settings
 from rollgym.agents.prompting import load_template
 from rollgym.chat import load_tokenizer
 from rollgym.core.errors import RunError, UsageError, boundary
+from rollgym.core.roles import TeamAgent
 from rollgym.core.seeding import derive_seed
 from rollgym.engines.base import Engine, GenerateRequest, Generation, WeightSource
 from rollgym.engines.embedded.engine import EmbeddedEngine
@@ -43,13 +44,14 @@ from rollgym.rollout.scheduler import Scheduler
 from rollgym.rollout.task_sampler import TaskSampler
 from rollgym.trainer.builtin_policy.model import make_policy
 from rollgym.trainer.colocation import Colocation
-from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.config import PAST, TrainConfig
 from rollgym.trainer.learner.config import LearnerOptions
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.objective import GAP_LIMIT
 from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
 from rollgym.trainer.learner.weight_export import holds_weights
 from rollgym.trainer.rollout_batch import zero_variance
+from rollgym.trainer.self_play import PastPolicy, make_team
 
 T = TypeVar("T")
 MODEL, IMITATED = "model", "imitated"
@@ -99,6 +101,10 @@ class Components:
     """Which component runs on which device."""
     colocation: Colocation | None = None
     """Set if engines share devices with the learner."""
+    team: TeamAgent | None = None
+    """Plays training episodes in environments with roles: the policy and its opponents."""
+    past: PastPolicy | None = None
+    """Set if a role has a past version of the policy."""
 
     async def compute(self, work: Callable[..., T], *args: object) -> T:
         """Call ``work(*args)`` in the learner's thread."""
@@ -125,7 +131,7 @@ class Components:
         return Scheduler(
             tasks,
             self.pool,
-            self.agent,
+            self.team or self.agent,
             scheduler_config(self.config),
             eval_agent=self.eval_agent,
             log=log,
@@ -145,6 +151,12 @@ class Components:
             imitated = self.folder / IMITATED
             self.export(imitated)
         self.learner.end_imitation(imitated)
+
+    def save(self, folder: Path) -> None:
+        """Write everything that is not in the run's state into the folder of a checkpoint."""
+        self.learner.save(folder)
+        if self.past is not None:
+            self.past.save(folder)
 
     def export(self, folder: Path) -> None:
         """Write the current policy as a model folder in Hugging Face format."""
@@ -200,9 +212,17 @@ class LocalRuntime:
         self._stack.push_async_callback(engine.close)
         pool = LocalPool(workers, modules=config.imports) if workers else InlinePool()
         self._stack.push_async_callback(pool.close)
-        components = make_components(config, self._folder, engine, pool, learner, self._thread, runtime=self)
+        past = None
+        if any(PAST in env.roles.values() for env in config.envs):
+            past = PastPolicy(EmbeddedEngine(self._model, **engine_options(config)), self._folder / PAST)
+            self._stack.push_async_callback(past.engine.close)
+        components = make_components(
+            config, self._folder, engine, pool, learner, self._thread, runtime=self, past=past
+        )
         if components.scorer is not None:
             self._stack.push_async_callback(components.scorer.close)
+        if components.team is not None:
+            self._stack.push_async_callback(components.team.close)
         components.plan = {
             "runtime": "local",
             "layout": "colocated",
@@ -244,6 +264,7 @@ def make_components(
     pool: EnvPool,
     learner: LearnerProtocol,
     thread: Executor,
+    past: PastPolicy | None = None,
     **more: Any,
 ) -> Components:
     """The components with their agent and scorer; ``more`` are further fields of `Components`."""
@@ -261,6 +282,9 @@ def make_components(
     agent = eval_agent = PolicyAgent(engine, tokenizer, config.agent)
     if config.eval_agent != config.agent:
         eval_agent = PolicyAgent(engine, tokenizer, config.eval_agent)
+    past_agent = None if past is None else PolicyAgent(past.engine, tokenizer, config.agent)
+    team = make_team(config, agent, past_agent)
+    more |= {"team": team, "past": past}
     return Components(config, folder, engine, agent, eval_agent, pool, learner, scorer, thread, **more)
 
 

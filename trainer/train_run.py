@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +30,13 @@ from rollgym.core.files import replacing
 from rollgym.core.seeding import derive_seed
 from rollgym.core.types import SCHEMA_VERSION, Episode, Group
 from rollgym.evaluation.metrics import exclusion_note, summarize
-from rollgym.evaluation.plan import Plan, Request, look_at, plan
+from rollgym.evaluation.plan import Plan, Request, cast_roles, first_role_of, look_at, plan
 from rollgym.evaluation.run_warnings import FEW_VALID, RunWarning, as_json, warnings_of
 from rollgym.io.run_dir import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, write_json
 from rollgym.rollout.events import EventLog
 from rollgym.rollout.scheduler import Scheduler
 from rollgym.rollout.task_sampler import EnvSource, TaskSampler
-from rollgym.trainer.config import EnvConfig, TrainConfig, env_labels
+from rollgym.trainer.config import POLICY, EnvConfig, TrainConfig, env_labels, plays_in, role_players
 from rollgym.trainer.learner.protocol import Metrics
 from rollgym.trainer.tracking.checkpoint import Checkpoints
 from rollgym.trainer.tracking.console import Console
@@ -148,6 +148,9 @@ class TrainRun:
             if (self.folder / REFERENCE).is_dir():
                 await components.compute(learner.set_reference, self.folder / REFERENCE)
             await components.sync_weights(self.state.version)
+            if components.past is not None:
+                await components.compute(components.past.restore, self._resume_from)
+                await components.past.load()
             self.console.note(f"resuming after step {self.state.step}")
 
     async def go_back(self, lost: ActorLost) -> None:
@@ -195,6 +198,14 @@ class TrainRun:
             components, folder = self.components, self.folder / REFERENCE
             await components.compute(components.export, folder)
             await components.compute(components.learner.set_reference, folder)
+
+    async def renew_past(self) -> None:
+        """Give the past version of the policy the current weights, if a role has it and they are due."""
+        components, state = self.components, self.state
+        if components.past is not None and state.step % self.config.past.every == 0:
+            await components.compute(components.past.export, components.export)
+            await components.past.load()
+            state.past_step = state.step
 
     def note_layout(self, choice: LayoutChoice) -> None:
         """Print and save how the learner lays out sequences."""
@@ -260,7 +271,7 @@ class TrainRun:
             float(bool(episode.success))
             for group in groups
             for episode in group.episodes
-            if episode.spec.env_id == hardest.id and episode.spec.env_kwargs == hardest.kwargs
+            if plays_in(episode, hardest)
         ]
         if successes:
             rate = sum(successes) / len(successes)
@@ -334,7 +345,7 @@ class TrainRun:
         components = self.components
         with self.stop.deferred():
             await components.compute(
-                self.checkpoints.save, self.state.step, self.state.to_json(), components.learner.save
+                self.checkpoints.save, self.state.step, self.state.to_json(), components.save
             )
         self._saved_step = self.state.step
         self.fresh = False
@@ -406,14 +417,21 @@ def held_out(config: TrainConfig, env: EnvConfig) -> Plan:
 
 def make_task_sampler(config: TrainConfig, envs: Sequence[EnvConfig], stage: int) -> TaskSampler:
     """The training tasks, in an order that depends on the seed alone."""
-    return TaskSampler(
-        [_env_source(env, config) for env in envs], seed=derive_seed("tasks", config.seed, stage)
-    )
+    # `envs` are the first ones of the config.
+    sources = [_env_source(env, config, players) for env, players in zip(envs, role_players(config))]  # noqa: B905
+    return TaskSampler(sources, seed=derive_seed("tasks", config.seed, stage))
 
 
-def _env_source(env: EnvConfig, config: TrainConfig) -> EnvSource:
-    facts = look_at(env.id, env.kwargs, env.limits)
+def _env_source(env: EnvConfig, config: TrainConfig, others: Mapping[str, str]) -> EnvSource:
+    facts = look_at(env.id, env.train_kwargs, env.limits)
     tasks = facts.tasks
+    players = cast_roles(env.id, facts.roles, others, POLICY)
+    roles = [role for role, player in players.items() if player == POLICY]
+    if config.rewards and len(roles) > 1:
+        raise UsageError(
+            f"rewards requires one role of {env.id} with the player `policy`, not {len(roles)}: it rewards "
+            "one role."
+        )
     if tasks is not None and config.rollout.groups > tasks.size(env.split):
         raise UsageError(
             f"rollout.groups is {config.rollout.groups}, but the split {env.split!r} of {env.id} has only "
@@ -421,12 +439,14 @@ def _env_source(env: EnvConfig, config: TrainConfig) -> EnvSource:
         )
     return EnvSource(
         env_id=env.id,
-        env_kwargs=env.kwargs,
+        env_kwargs=env.train_kwargs,
         env_version=facts.version,
         tasks=tasks,
         split=env.split,
         weight=env.weight,
         limits=facts.limits,
+        role=first_role_of(players, POLICY),
+        players=players,
     )
 
 

@@ -38,6 +38,8 @@ class TrainState:
     """Held-out success of the last evaluation."""
     evaluated: int = 0
     """Last step with a complete evaluation."""
+    past_step: int = 0
+    """Training step of the weights of the past version of the policy, if a role has it."""
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     seconds: float = 0.0

@@ -26,6 +26,11 @@ def code_of(config: TrainConfig) -> list[str]:
     for number, env in enumerate(config.envs):
         named += [f"envs.{number}.id {env.id}"] * (":" in env.id)
         named += [f"envs.{number}.kwargs.sandbox {text}" for text in weakened(env.kwargs.get("sandbox"))]
+        named += [f"envs.{number}.roles.{role} {name}" for role, name in env.roles.items() if ":" in name]
+        urls = [
+            (role, options["base_url"]) for role, options in env.role_options.items() if "base_url" in options
+        ]
+        named += [f"envs.{number}.role_options.{role}.base_url {url}" for role, url in urls]
     for number, reward in enumerate(config.rewards):
         named += [f"rewards.{number}.target {reward.target}"] * (reward.target is not None)
         named += [f"rewards.{number}.url {reward.url}"] * (reward.url is not None)

@@ -40,6 +40,7 @@ from rollgym.checks.report import (
     RuleWarning,
     Status,
 )
+from rollgym.checks.roles import roles
 from rollgym.checks.rollout import EnvUnderTest, named
 from rollgym.core.errors import UnknownName, UsageError
 from rollgym.core.registry import env_id_of, find_spec, import_module
@@ -85,6 +86,8 @@ RULES: tuple[Rule, ...] = (
          "It shows that the tasks can be solved from what an agent sees.", expert),
     Rule("random", "random actions are valid and do not win",
          "The random agent is the lower baseline of every comparison.", random_agent),
+    Rule("roles", "agents can play all roles",
+         "Self-play and simulated users need to know who acts, and each role its own reward.", roles),
 )  # fmt: skip
 
 

@@ -51,15 +51,19 @@ def evaluate(
     env_module: cli.EnvModules = None,
     agent_arg: cli.AgentArgs = None,
     agent_module: cli.AgentModules = None,
+    role: cli.Roles = None,
+    role_arg: cli.RoleArgs = None,
 ) -> None:
     """Evaluate an agent on an environment.
 
     Plays episodes and reports success, return, length and time, with confidence intervals.
     Every episode is written when it ends. Ctrl-C keeps finished episodes; --resume plays the rest.
     The same seed plays the same tasks with the same randomness, for any number of workers.
+    In an environment with roles, --role gives roles to other agents: the results are those of --agent.
     """
     from rollgym.cli.tables import play
     from rollgym.core.types import Limits
+    from rollgym.evaluation.plan import RoleAgent
     from rollgym.evaluation.runner import Evaluation, Request, check_agent, open_folder, plan
 
     cli.check_resume(resume, out)
@@ -68,6 +72,11 @@ def evaluate(
         limits = Limits(turns=max_turns, tokens=max_tokens, seconds=max_seconds)
     except ValueError as error:
         raise UsageError(f"--max-turns, --max-tokens and --max-seconds: {error}.") from None
+    roles = {
+        name: RoleAgent(agent=player, options=options)
+        for name, (player, options) in cli.parse_roles(role, role_arg).items()
+    }
+    human = "human" in (agent, *(player.agent for player in roles.values()))
     request = Request(
         env_id=env,
         agent=agent,
@@ -76,11 +85,12 @@ def evaluate(
         split=split,
         per_task=per_task,
         workers=workers,
-        concurrency=1 if agent == "human" else concurrency,
+        concurrency=1 if human else concurrency,
         env_kwargs=cli.parse_pairs(env_arg, "--env-arg"),
         agent_options=cli.parse_pairs(agent_arg, "--agent-arg") | cli.model_options(model, base_url),
         modules=cli.import_modules(env_module),
         limits=limits,
+        roles=roles,
     )
     todo = plan(request)
     cli.say_notes(check_agent(request))
@@ -89,7 +99,7 @@ def evaluate(
     )
     evaluation = Evaluation(todo, folder)
     try:
-        play(evaluation, evaluation.stop, quiet=agent == "human")
+        play(evaluation, evaluation.stop, quiet=human)
     finally:
         summary = evaluation.close()
     _report(evaluation, summary, as_json)

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+import secrets
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from rollgym.utils.cli_options import EnvArgs, EnvModules, EnvName, console, import_modules, parse_pairs
+from rollgym.utils.cli_options import (
+    AgentModules,
+    EnvArgs,
+    EnvModules,
+    EnvName,
+    RoleArgs,
+    Roles,
+    console,
+    import_modules,
+    parse_pairs,
+    parse_roles,
+)
 
 if TYPE_CHECKING:
+    import asyncio
+
     import gymnasium as gym
     from rich.console import Console, RenderableType
 
     from rollgym.core.agent import Player
+    from rollgym.core.roles import TeamAgent
 
 EPILOG = "Example: rollgym play rollgym/Sokoban-v0 --split test --task 3"
+T = TypeVar("T")
+YOU = "you"
 HELP = (
     "/hint the expert's action   /rules the instructions   /new another task   /quit leave   "
     "/say TEXT plays TEXT verbatim\nquit, exit and help also work without the slash."
@@ -36,30 +54,73 @@ def play(
     seed: Annotated[int | None, typer.Option(help="Seed of the episode.", show_default="random")] = None,
     env_arg: EnvArgs = None,
     env_module: EnvModules = None,
+    agent_module: AgentModules = None,
+    role: Roles = None,
+    role_arg: RoleArgs = None,
 ) -> None:
     """Play an environment in the terminal.
 
     Type an action, or its first letters if they are unambiguous. /help shows the other commands.
+    In an environment with roles, --role gives roles to agents; you play the others.
     """
     from rollgym.core.registry import make
 
     import_modules(env_module)
+    import_modules(agent_module, "--agent-module")
     kwargs = parse_pairs(env_arg, "--env-arg")
-    session = PlaySession(console(), make(env, **kwargs), env, kwargs)
+    others = _others(env, kwargs, parse_roles(role, role_arg))
+    if others is not None:
+        kwargs = dict(others.env_kwargs)
+    session = PlaySession(console(), make(env, **kwargs), env, kwargs, others)
     try:
         options = {"task": task, "split": split}
         session.play({key: value for key, value in options.items() if value is not None}, seed)
     except (EOFError, KeyboardInterrupt):
         session.screen.print("\nBye.", style="dim")
     finally:
-        session.env.close()
+        session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """The agents that play the other roles."""
+
+    team: TeamAgent
+    players: Mapping[str, str]
+    """The agent of each role; ``you`` for the person."""
+    env_kwargs: Mapping[str, Any]
+
+    @property
+    def role(self) -> str:
+        """The first role of the person."""
+        return next(role for role, player in self.players.items() if player == YOU)
+
+
+def _others(
+    env: str, kwargs: Mapping[str, Any], roles: Mapping[str, tuple[str, dict[str, Any]]]
+) -> Others | None:
+    from rollgym.core.types import Limits
+    from rollgym.evaluation.plan import Request, RoleAgent, cast_roles, look_at
+
+    if not roles:
+        return None
+    agents = {role: RoleAgent(agent=name, options=options) for role, (name, options) in roles.items()}
+    request = Request(env_id=env, agent="human", env_kwargs=kwargs, roles=agents)
+    found = look_at(env, request.env_kwargs, Limits()).roles
+    players = cast_roles(env, found, request.role_labels, YOU)
+    return Others(request.make_team(), players, request.env_kwargs)
 
 
 class PlaySession:
     """Interactive episodes of one environment."""
 
     def __init__(
-        self, screen: Console, env: gym.Env[str, str], env_id: str, kwargs: Mapping[str, Any]
+        self,
+        screen: Console,
+        env: gym.Env[str, str],
+        env_id: str,
+        kwargs: Mapping[str, Any],
+        others: Others | None = None,
     ) -> None:
         from rollgym.core.env import text_interface
         from rollgym.core.tool_env import tools_of
@@ -71,6 +132,25 @@ class PlaySession:
         self.interface = text_interface(env)
         self.tools = tools_of(self.interface)
         self.hints: Player | None = None
+        self.others = others
+        self.others_playing: dict[str, Player] = {}
+        """The players of the other roles in the current episode."""
+        self._loop: asyncio.Runner | None = None
+
+    def close(self) -> None:
+        """Close the environment and the agents."""
+        self.env.close()
+        if self.others is not None:
+            self._run(self.others.team.close())
+        if self._loop is not None:
+            self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run in one event loop for the whole session: connections of an agent belong to a loop."""
+        import asyncio  # here: `rollgym --help` must not wait for it
+
+        self._loop = self._loop or asyncio.Runner()
+        return self._loop.run(work)
 
     def play(self, options: dict[str, Any], seed: int | None) -> None:
         """Play episodes until the person quits."""
@@ -90,16 +170,20 @@ class PlaySession:
         with boundary(EnvError, f"{self.env_id} raised in reset()"):
             observation, info = self.env.reset(seed=seed, options=options or None)
         self.hints = self._expert()
+        self._start_others(seed)
         total, turn, over = 0.0, 0, False
         self._show(observation, info)
         while not over:
-            word = self._ask(observation, info)
+            word = self._others_action(observation, info) or self._ask(observation, info)
             if word == "/new":
                 return True
             if word == "/quit":
                 return False
             with boundary(EnvError, f"{self.env_id} raised in step()"):
                 observation, reward, terminated, truncated, info = self.env.step(word)
+            if self.others is not None:  # the person's own
+                reward = info["role_rewards"][self.others.role]
+                info["success"] = info["role_success"][self.others.role]
             over, turn, total = terminated or truncated, turn + 1, total + float(reward)
             self._show(observation, info)
             score = f"turn {turn}   reward {reward:+g}   return {total:+g}"
@@ -110,6 +194,42 @@ class PlaySession:
         self.screen.print(f"{word} Return {total:g} in {turn} turns.", style=style)
         answer = self.screen.input("Another one? [y/N] ", markup=False)
         return answer.strip().lower() in ("y", "yes", "/new")
+
+    def _start_others(self, seed: int | None) -> None:
+        """Start the agents of the other roles on a new episode."""
+        from rollgym.core.agent import Briefing, as_player
+        from rollgym.core.role_env import roles_of
+        from rollgym.core.types import EpisodeSpec
+
+        if self.others is None:
+            return
+        players = dict(self.others.players)
+        spec = EpisodeSpec(
+            episode_id="play",
+            env_id=self.env_id,
+            env_kwargs=dict(self.kwargs),
+            sampling_seed=secrets.randbits(31) if seed is None else seed,
+            players=players,
+        )
+        self.others_playing = {
+            role.name: as_player(
+                self.others.team.player(
+                    Briefing(spec=spec, instructions=role.instructions, tools=role.tools, role=role.name)
+                )
+            )
+            for role in roles_of(self.interface)
+            if players[role.name] != YOU
+        }
+
+    def _others_action(self, observation: str, info: Mapping[str, Any]) -> str:
+        """The action of an agent whose turn it is; empty on the person's turn."""
+        player = self.others_playing.get(str(info.get("role")))
+        if player is None:
+            return ""
+        answer = self._run(_first(player, observation, info))
+        action = answer if isinstance(answer, str) else str(answer.action)
+        self.screen.print(f"{info['role']}: {action}", style="magenta", markup=False, highlight=False)
+        return action
 
     def _ask(self, observation: str, info: Mapping[str, Any]) -> str:
         """The next action, after any commands before it."""
@@ -152,12 +272,10 @@ class PlaySession:
             return None
 
     def _hint(self, observation: str, info: Mapping[str, Any]) -> str:
-        import asyncio
-
         if self.hints is None:
             return "This environment has no expert."
         try:
-            answer = asyncio.run(_first(self.hints, observation, info))
+            answer = self._run(_first(self.hints, observation, info))
         except Exception as error:
             # Experts follow their own plan and may fail on a state that it does not reach.
             return f"The expert has no hint for this state ({type(error).__name__})."

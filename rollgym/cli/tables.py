@@ -44,6 +44,10 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
         counted = "" if whole is None else f"  success of all episodes {whole:.3f}"
         table.add_row(f"[{style}]excluded[/]", f"[{style}]{summary['excluded']}[/]{counted}")
     table.add_row("return", f"[bold]{number(summary['mean_return'])}[/]  {interval(summary['return_ci'])}")
+    for role, own in summary.get("roles", {}).items():
+        rate = "–" if own["success_rate"] is None else f"{own['success_rate']:.3f}"
+        words = f"success {rate}  return {number(own['mean_return'])}"
+        table.add_row(escape(role), f"{escape(own['player'] or summary['agent'])}  {words}")
     if summary["per_task"] > 1:
         table.add_row("pass@k", "  ".join(f"{k}: {value:.3f}" for k, value in summary["pass_at_k"].items()))
     for name, unit, digits in (("length", "turns", 1), ("seconds", "s", 3)):

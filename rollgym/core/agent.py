@@ -65,6 +65,8 @@ class Briefing:
     instructions: str
     tools: tuple[ToolSpec, ...] = ()
     """Tools that the agent may call; empty where actions are plain text."""
+    role: str = ""
+    """The role to play; empty in an episode of one agent. Each role gets its own player and briefing."""
 
 
 @runtime_checkable

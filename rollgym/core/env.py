@@ -94,6 +94,10 @@ class StepResult:
     valid: bool = True
     """False for an action that the environment does not accept; it changes no state but counters."""
     info: Mapping[str, Any] = field(default_factory=dict)
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """The reward of each role, in a `RoleEnv`, which does not read ``reward``; 0 for a role left out."""
+    successes: Mapping[str, bool] = field(default_factory=dict)
+    """Success by role, in a `RoleEnv` whose roles do not succeed together; otherwise ``success`` counts."""
 
 
 @runtime_checkable

@@ -181,6 +181,13 @@ def _joined(calls: Sequence[ToolCall], results: Sequence[StepResult]) -> StepRes
     """Return the results of the executed calls of a turn as one result."""
     messages = []
     info: dict[str, Any] = {}
+    rewards: dict[str, float] = {}
+    successes: dict[str, bool] = {}
+    for result in results:
+        for role, reward in result.rewards.items():
+            rewards[role] = rewards.get(role, 0.0) + float(reward)
+        for role, success in result.successes.items():
+            successes[role] = successes.get(role, False) or bool(success)
     for call, result in zip(calls, results, strict=False):
         message = Message(role="tool", content=result.observation, tool_call_id=call.id, name=call.name)
         messages.append(message.to_openai())
@@ -198,6 +205,8 @@ def _joined(calls: Sequence[ToolCall], results: Sequence[StepResult]) -> StepRes
         success=any(result.success for result in results),
         valid=all(result.valid for result in results),
         info={**info, "messages": messages},
+        rewards=rewards,
+        successes=successes,
     )
 
 

@@ -83,8 +83,26 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSpec:
+    """A role of an episode that several agents play: its name, its instructions and its tools.
+
+    Example:
+        >>> RoleSpec(name="player_2", instructions="Take the last object.")
+    """
+
+    name: str
+    instructions: str = ""
+    """Shown to the agent in this role once, before its first observation."""
+    tools: tuple[ToolSpec, ...] = ()
+    """Tools that the agent in this role may call."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.name), "a role needs a name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSpec:
-    """The complete start of an episode: environment, task, seeds, group and limits.
+    """The complete start of an episode: environment, task, seeds, group, limits and players.
 
     Example:
         >>> EpisodeSpec(episode_id="test-7-0", env_id="rollgym/Sokoban-v0", task=7, split="test", env_seed=1)
@@ -104,6 +122,10 @@ class EpisodeSpec:
     group_id: str = ""
     member: int = 0
     limits: Limits = field(default_factory=Limits)
+    role: str = ""
+    """The role whose reward and success are those of the episode. Empty: the first role, or the only one."""
+    players: dict[str, str] = field(default_factory=dict)
+    """The name of the agent in each role; empty where one agent plays the whole episode."""
 
     def __post_init__(self) -> None:
         _require(bool(self.episode_id), "episode_id must not be empty")
@@ -182,9 +204,15 @@ class Turn:
     finish_reason: str | None = None
     seconds: Seconds = field(default_factory=Seconds)
     usage: Usage | None = None
+    role: str = ""
+    """The role that acted; empty in an episode of one agent."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """The reward of each role that followed. ``reward`` is that of `EpisodeSpec.role`."""
 
     def __post_init__(self) -> None:
         _require(math.isfinite(self.reward), f"a reward must be finite, not {self.reward}")
+        for role, reward in self.rewards.items():
+            _require(math.isfinite(reward), f"a reward must be finite, not {reward} of {role}")
         _require(
             not self.logprobs or len(self.logprobs) == len(self.action_ids),
             f"{len(self.action_ids)} action_ids but {len(self.logprobs)} logprobs",
@@ -247,6 +275,8 @@ class Episode:
     """Unix time."""
     seconds: float = 0.0
     """Wall time from start to end."""
+    roles: tuple[RoleSpec, ...] = ()
+    """The roles of the episode; empty where one agent plays it. See `rollgym.core.roles`."""
 
     def __post_init__(self) -> None:
         _require(self.attempts >= 1, f"attempts must be >= 1, not {self.attempts}")
@@ -344,4 +374,5 @@ class Group:
 
 
 def _start(spec: EpisodeSpec) -> tuple[object, ...]:
-    return spec.env_id, spec.env_kwargs, spec.env_version, spec.split, spec.task, spec.env_seed
+    task = spec.split, spec.task, spec.env_seed
+    return spec.env_id, spec.env_kwargs, spec.env_version, *task, spec.role, spec.players

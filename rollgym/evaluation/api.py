@@ -9,8 +9,13 @@ from typing import Any
 from rollgym.core.agent import Agent
 from rollgym.core.types import Limits
 from rollgym.evaluation import runner
+from rollgym.evaluation.plan import RoleAgent
 from rollgym.evaluation.run_results import RunResults, load_run
 from rollgym.io.atomic import new_folder
+
+AgentLike = str | Agent | Callable[..., Any]
+Player = AgentLike | tuple[AgentLike, Mapping[str, Any]]
+"""An agent, or a pair of an agent and its options."""
 
 
 def evaluate(
@@ -25,6 +30,7 @@ def evaluate(
     concurrency: int = 0,
     env_kwargs: Mapping[str, Any] | None = None,
     agent_options: Mapping[str, Any] | None = None,
+    roles: Mapping[str, Player] | None = None,
     limits: Limits | None = None,
     modules: Sequence[str] = (),
     out: str | Path | None = None,
@@ -45,6 +51,8 @@ def evaluate(
         concurrency: Episodes in flight; 0 derives it from the agent and the workers.
         env_kwargs: Arguments for the environment.
         agent_options: Options for the agent, such as ``{"model": "runs/demo/final"}``.
+        roles: Other agents by role, in an environment with roles: an agent as above, or a pair of one and its
+            options. ``agent`` plays the remaining roles, and the results are those of the first of them.
         limits: Limits per episode on turns, tokens and seconds.
         modules: Modules to import first, here and in the workers: they register environments.
         out: Results folder; by default ``runs/<time>-<env>-<agent>``.
@@ -75,8 +83,14 @@ def evaluate(
         agent_options=dict(agent_options or {}),
         modules=tuple(modules),
         limits=limits or Limits(),
+        roles={role: _role_agent(player) for role, player in (roles or {}).items()},
     )
     names = (request.env_name.removeprefix("rollgym/"), request.agent_name)
     folder = new_folder(*names) if out is None else Path(out)
     runner.evaluate(request, folder, resume=resume)
     return load_run(folder)
+
+
+def _role_agent(player: Player) -> RoleAgent:
+    agent, options = player if isinstance(player, tuple) else (player, {})
+    return RoleAgent(agent=agent, options=dict(options))

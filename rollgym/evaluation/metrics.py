@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollgym.core.roles import role_names, role_return, role_success
 from rollgym.core.seeding import stable_digest
 from rollgym.core.types import Episode, Outcome
 from rollgym.evaluation.run_warnings import as_json, warnings_of
@@ -48,6 +49,7 @@ def summarize(manifest: dict[str, Any], episodes: Sequence[Episode]) -> dict[str
         "per_task": manifest["per_task"],
         **_success(clusters),
         "success_all": _success_all(episodes),
+        **_roles(clusters),
         **_returns(clusters),
         "pass_at_k": _pass_at_k(clusters),
         "outcomes": {kind.value: outcomes[kind] for kind in Outcome if outcomes[kind]},
@@ -76,6 +78,22 @@ def _success(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
 
 def _successes(episodes: Sequence[Episode]) -> list[float]:
     return [float(e.scored_success) for e in episodes if e.scored_success is not None]
+
+
+def _roles(clusters: Sequence[Sequence[Episode]]) -> dict[str, Any]:
+    """Success and return of each role, where agents play several; else nothing."""
+    episodes = [episode for cluster in clusters for episode in cluster if episode.roles]
+    roles: dict[str, Any] = {}
+    for role in dict.fromkeys(name for episode in episodes for name in role_names(episode)):
+        own = [episode for episode in episodes if role in role_names(episode)]
+        successes = [role_success(e, role) for e in own if e.scored_success is not None]
+        known = [success for success in successes if success is not None]
+        roles[role] = {
+            "player": own[0].spec.players.get(role, ""),
+            "success_rate": sum(known) / len(known) if known else None,
+            "mean_return": sum(role_return(episode, role) for episode in own) / len(own),
+        }
+    return {"roles": roles} if roles else {}
 
 
 def _success_all(episodes: Sequence[Episode]) -> float | None:

@@ -19,6 +19,7 @@ from typing import Any
 from rollgym.core.errors import ResultsError, RollgymError, UsageError
 from rollgym.core.files import read_bounded
 from rollgym.core.registry import find_spec, is_registered
+from rollgym.core.roles import ROLE, ROLE_REWARDS, ROLE_SUCCESS, main_role
 from rollgym.core.seeding import derive_rng
 from rollgym.core.serialization import MOST_BYTES, decode_episode
 from rollgym.core.text import shorten
@@ -159,25 +160,38 @@ async def _first_difference(episode: Episode, session: EnvSession, scored: bool)
     found = _compare(
         0, (("instructions", episode.instructions, start.instructions), ("tools", tools[0], tools[1]))
     )
+    roles = [[(spec.name, spec.instructions) for spec in specs] for specs in (episode.roles, start.roles)]
+    found = found or _compare(0, (("roles", roles[0], roles[1]),))
     found = found or _compare_info(0, episode.reset_info, start.info)
     observation, info = start.observation, start.info
+    role = main_role(episode)
     for number, turn in enumerate(episode.turns, 1):
-        found = found or _compare(number, (("observation", turn.observation, observation),))
+        acts = info.get(ROLE, "") if start.roles else ""
+        found = found or _compare(
+            number, (("role", turn.role, acts), ("observation", turn.observation, observation))
+        )
         if found:
             return found
         try:
             step = await session.step(turn.action)
         except RollgymError as error:
             return Difference(turn=number, field="step", recorded="a step result", now=str(error))
-        found = _compare_step(number, turn, step, scored)
+        found = _compare_step(number, turn, step, scored, role)
         observation, info = step.observation, step.info
     return found or _compare_end(episode, observation, info, scored)
 
 
-def _compare_step(number: int, turn: Turn, step: Step, scored: bool) -> Difference | None:
+def _compare_step(number: int, turn: Turn, step: Step, scored: bool, role: str) -> Difference | None:
     reward, info = (turn.reward, turn.info) if not scored else _unscored(turn)
+    rewards = (step.info.get(ROLE_REWARDS) or {}) if turn.role else {}
     said = (
-        ("reward", reward, step.reward),
+        ("reward", reward, rewards.get(role, step.reward)),
+        # Reward workers change the reward of the episode's role alone.
+        *(
+            (f"reward of {name}", turn.rewards[name], rewards.get(name))
+            for name in turn.rewards
+            if name != role
+        ),
         ("terminated", turn.terminated, step.terminated),
         ("truncated", turn.truncated, step.truncated),
     )
@@ -200,6 +214,8 @@ def _compare_end(
     if found:
         return found
     said = info.get("success")
+    if episode.roles and isinstance(successes := info.get(ROLE_SUCCESS), Mapping):
+        said = successes.get(main_role(episode), said)
     success = None if said is None or episode.outcome.failed else bool(said)
     if not (scored and any("reward_details" in turn.info for turn in episode.turns)):
         found = _compare(last, (("success", episode.success, success),))

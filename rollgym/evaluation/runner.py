@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rollgym.core.agent import Agent, make_agent
+from rollgym.core.agent import Agent
 from rollgym.core.errors import RunError, one_line
 from rollgym.core.serialization import jsonable
 from rollgym.core.types import Episode, EpisodeSpec, Outcome
@@ -62,7 +62,7 @@ class Evaluation:
     async def run(self) -> None:
         """Run the missing episodes. `stop` ends early; finished episodes are kept."""
         request = self.plan.request
-        agent = make_agent(request.agent, request.setup, **request.agent_options)
+        agent = request.make_agent()
         pool: EnvPool = (
             LocalPool(request.workers, modules=request.modules)
             if request.workers
@@ -163,7 +163,7 @@ def check_agent(request: Request) -> list[str]:
     Returns:
         The agent's notes on where its settings came from, one sentence each.
     """
-    agent = make_agent(request.agent, request.setup, **request.agent_options)
+    agent = request.make_agent()
     run_to_end(agent.close)
     return [str(note) for note in agent.notes]
 

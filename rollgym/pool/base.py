@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rollgym.core.messages import ToolSpec
-from rollgym.core.types import EpisodeSpec
+from rollgym.core.types import EpisodeSpec, RoleSpec
 from rollgym.pool.errors import LeaseLost
 
 __all__ = ["EnvPool", "EnvSession", "LeaseLost", "Reset", "Step"]
@@ -26,6 +26,7 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
     seconds: float = 0.0
     """Seconds inside the environment, including its construction."""
     tools: tuple[ToolSpec, ...] = ()
+    roles: tuple[RoleSpec, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

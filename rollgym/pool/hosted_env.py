@@ -14,6 +14,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from rollgym.core.env import TextEnv, text_interface
 from rollgym.core.errors import EnvError, RollgymError, boundary, one_line
 from rollgym.core.registry import make
+from rollgym.core.role_env import RoleEnv, roles_of
 from rollgym.core.serialization import clean_text, jsonable
 from rollgym.core.tool_env import tools_of
 from rollgym.core.types import EpisodeSpec
@@ -54,6 +55,7 @@ class HostedEnv:
             instructions=clean_text(self._face.instructions),
             seconds=seconds,
             tools=tools_of(self._face),
+            roles=roles_of(self._face),
         )
 
     def step(self, action: str) -> Step:
@@ -131,6 +133,8 @@ def _info_is_plain(env: Env) -> bool:
     while type(layer) in _TRANSPARENT_WRAPPERS:
         layer = layer.env
     kind = type(layer)
+    if isinstance(layer, RoleEnv):
+        return kind.step is RoleEnv.step and kind.reset is RoleEnv.reset
     return isinstance(layer, TextEnv) and kind.step is TextEnv.step and kind.reset is TextEnv.reset
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rollgym.core.errors import RewardError, RollgymError, UsageError, one_line
 from rollgym.core.failures import failure_of
+from rollgym.core.roles import main_role
 from rollgym.core.serialization import clean_text
 from rollgym.core.types import Episode, Failure, Turn
 from rollgym.rewards.scoring import Score, Scorer
@@ -92,13 +93,15 @@ class CompositeScorer:
         """The episode with its score: in the rewards, in ``info["rewards"]`` and in its success."""
         scores = await self.scores(episode)
         total = self._combine(scores)
-        turns = list(episode.turns) if self.keep_environment else [_replaced(t) for t in episode.turns]
+        turns = (
+            list(episode.turns) if self.keep_environment else [_replaced(t, episode) for t in episode.turns]
+        )
         last, own = turns[-1], episode.turns[-1].reward
         details = {name: self._detail(name, score) for name, score in scores.items()}
         info = {"rewards": {ENVIRONMENT: own, **total.parts}, "reward_details": details}
         kept = [own] if self.keep_environment else []
         reward = math.fsum([*kept, *total.parts.values()])
-        turns[-1] = replace(last, reward=reward, info={**last.info, **info})
+        turns[-1] = replace(_with_reward(last, reward, episode), info={**last.info, **info})
         success = episode.success if total.success is None else total.success
         return replace(episode, turns=tuple(turns), success=success)
 
@@ -167,9 +170,16 @@ async def _ask(name: str, scorer: Scorer, episode: Episode) -> Score:
     return score
 
 
-def _replaced(turn: Turn) -> Turn:
+def _replaced(turn: Turn, episode: Episode) -> Turn:
     """Return the turn without the environment's reward, which stays in its info."""
-    return replace(turn, reward=0.0, info={**turn.info, "rewards": {ENVIRONMENT: turn.reward}})
+    info = {**turn.info, "rewards": {ENVIRONMENT: turn.reward}}
+    return replace(_with_reward(turn, 0.0, episode), info=info)
+
+
+def _with_reward(turn: Turn, reward: float, episode: Episode) -> Turn:
+    """Return the turn with another reward of the episode's role; the rewards of other roles stay."""
+    rewards = {**turn.rewards, main_role(episode): reward} if episode.roles else {}
+    return replace(turn, reward=reward, rewards=rewards)
 
 
 def _checked_weight(name: str, weight: object) -> float:

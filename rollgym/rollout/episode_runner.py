@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -29,8 +29,10 @@ from rollgym.core.errors import (
     one_line,
 )
 from rollgym.core.failures import failure_of, outcome_of
+from rollgym.core.roles import ROLE, ROLE_REWARDS, ROLE_SUCCESS, find_role
+from rollgym.core.seeding import derive_seed
 from rollgym.core.serialization import clean_text, jsonable
-from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn
+from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, RoleSpec, Seconds, Turn
 from rollgym.pool.base import EnvPool, EnvSession, LeaseLost, Reset, Step
 from rollgym.rewards.composite import score_episode
 from rollgym.rewards.scoring import Scorer
@@ -112,7 +114,10 @@ class EpisodeRunner:
         self._started = time.time()
         self._clock = time.perf_counter()
         self._session: EnvSession | None = None
-        self._player: Player | None = None
+        self._players: dict[str, Player] = {}
+        """By role; an episode of one agent has the role "" alone."""
+        self._role = ""
+        """The role that acts next."""
         self._start: Reset | None = None
         self._observation = ""
         self._final: tuple[tuple[int, ...], bool] = ((), False)
@@ -138,7 +143,7 @@ class EpisodeRunner:
             self.cancelled_by_caller = not self._cancel_requested
             outcome = Outcome.CANCELLED
         except RollgymError as failure:
-            by_agent = caused_by_agent(failure, self._failed_in)
+            by_agent = self._own_turn and caused_by_agent(failure, self._failed_in)
             outcome, error = outcome_of(failure), replace(failure_of(failure), by_agent=by_agent)
         except Exception as bug:
             # A bug: the episode ends all the same, with the error as its outcome.
@@ -189,19 +194,50 @@ class EpisodeRunner:
         self._enter(EpisodeState.RESETTING)
         with _Border(EnvError, "the environment could not be reset"):
             self._start = await session.reset()
-        self._observe(self._start.observation, self._start.info)
+        with _Border(EnvError, "the environment's roles are invalid"):
+            _check_players(self.spec, self._start.roles)
+            self._observe(self._start.observation, self._start.info)
         with boundary(AgentError, "the agent could not start"):
-            start = self._start
-            briefing = Briefing(spec=self.spec, instructions=start.instructions, tools=start.tools)
-            self._player = player = as_player(self._agent.player(briefing))
-        return await self._turns(session, player)
+            for briefing in self._briefings(self._start):
+                self._players[briefing.role] = as_player(self._agent.player(briefing))
+        return await self._turns(session)
+
+    def _briefings(self, start: Reset) -> list[Briefing]:
+        """One briefing per role. The seed differs by role: an agent in two roles must not sample alike."""
+        if not start.roles:
+            return [Briefing(spec=self.spec, instructions=start.instructions, tools=start.tools)]
+        seed = self.spec.sampling_seed
+        return [
+            Briefing(
+                spec=replace(self.spec, sampling_seed=derive_seed("role", seed, role.name)),
+                instructions=role.instructions,
+                tools=role.tools,
+                role=role.name,
+            )
+            for role in start.roles
+        ]
+
+    @property
+    def _roles(self) -> tuple[RoleSpec, ...]:
+        return self._start.roles if self._start else ()
+
+    @property
+    def _main_role(self) -> str:
+        """The role whose reward and success are those of the episode."""
+        return self.spec.role or next((role.name for role in self._roles), "")
+
+    @property
+    def _own_turn(self) -> bool:
+        """True where the agent of the episode's role acts, not an opponent."""
+        players = self.spec.players
+        return players.get(self._role) == players.get(self._main_role)
 
     async def _close(self) -> None:
         """Close the session and the player. A cancellation waits for that: a half-closed session leaks."""
         if self._session is None:
             return
         self._enter(EpisodeState.CLOSING)
-        closing = asyncio.create_task(_close_session(self._session, self._player))
+        closing = asyncio.create_task(_close_session(self._session, list(self._players.values())))
         cancelled = False
         while not closing.done():
             try:
@@ -225,24 +261,27 @@ class EpisodeRunner:
             scored = await score_episode(self._scorer, self._end(outcome, None))
         self.turns, self._success = list(scored.turns), scored.success
 
-    async def _turns(self, session: EnvSession, player: Player) -> Outcome:
+    async def _turns(self, session: EnvSession) -> Outcome:
         tokens = 0
         while True:
             outcome = self._limit_reached(tokens)
             if outcome is not None:
-                return self._cut_short(outcome, player)
-            turn = await self._turn(session, player)
+                return self._cut_short(outcome)
+            turn = await self._turn(session, self._players[self._role])
             tokens += len(turn.prompt_ids) + len(turn.action_ids)
             if turn.terminated:
                 return Outcome.TERMINATED
             if turn.truncated:
-                return self._cut_short(Outcome.TRUNCATED, player)
+                return self._cut_short(Outcome.TRUNCATED)
 
-    def _cut_short(self, outcome: Outcome, player: Player) -> Outcome:
-        """Record the tokens that the player would have read next, if it can: a critic needs them."""
-        if self.turns:
+    def _cut_short(self, outcome: Outcome) -> Outcome:
+        """Record the tokens that the next player would have read, if it can: a critic needs them.
+
+        A role that has not acted yet is left out: it has no conversation that they could continue.
+        """
+        if any(turn.role == self._role for turn in self.turns):
             with boundary(AgentError, "the agent could not read the last observation"):
-                self._final = player.final_prompt(self._observation)
+                self._final = self._players[self._role].final_prompt(self._observation)
         return outcome
 
     async def _turn(self, session: EnvSession, player: Player) -> Turn:
@@ -258,12 +297,24 @@ class EpisodeRunner:
         seconds = Seconds(queue=max(waited, 0.0), generate=decided - began, step=step.seconds)
         with _Border(AgentError, "the agent's action cannot be recorded"):
             turn = _make_turn(self._observation, action, step, seconds)
+        if self._roles:
+            with _Border(EnvError, "the environment's rewards are invalid"):
+                rewards = _role_rewards(step.info, self._roles)
+                turn = replace(turn, role=self._role, rewards=rewards, reward=rewards[self._main_role])
         self.turns.append(turn)
-        self._observe(step.observation, step.info)
+        with _Border(EnvError, "the environment's roles are invalid"):
+            self._observe(step.observation, step.info)
         return turn
 
     def _observe(self, observation: str, info: dict[str, Any]) -> None:
         success = info.get("success")
+        if self._roles:
+            if find_role(self._roles, info.get(ROLE)) is None:
+                raise ValueError(f"info['{ROLE}'] is {info.get(ROLE)!r}, which is not a role")
+            self._role = str(info[ROLE])
+            successes = info.get(ROLE_SUCCESS)
+            if isinstance(successes, dict):
+                success = successes.get(self._main_role, success)
         self._observation, self._info = observation, info
         self._success = None if success is None else bool(success)
 
@@ -296,7 +347,23 @@ class EpisodeRunner:
             attempts=self._attempts,
             started=self._started,
             seconds=time.perf_counter() - self._clock,
+            roles=self._roles,
         )
+
+
+def _check_players(spec: EpisodeSpec, roles: Sequence[RoleSpec]) -> None:
+    """Refuse players of roles that the environment does not have."""
+    for role in (*spec.players, *([spec.role] if spec.role else [])):
+        if find_role(roles, role) is None:
+            names = ", ".join(known.name for known in roles) or "none; others=null makes it ask all roles"
+            raise EnvError(f"{spec.env_id} has no role {role!r} (roles: {names})")
+
+
+def _role_rewards(info: dict[str, Any], roles: Sequence[RoleSpec]) -> dict[str, float]:
+    given = info.get(ROLE_REWARDS)
+    if not isinstance(given, dict) or any(find_role(roles, role) is None for role in given):
+        raise ValueError(f"info['{ROLE_REWARDS}'] must hold rewards by role, not {given!r}")
+    return {role.name: float(given.get(role.name, 0.0)) for role in roles}
 
 
 def caused_by_agent(error: RollgymError, state: EpisodeState) -> bool:
@@ -338,16 +405,21 @@ class _Border:
                 raise self._kind(f"{self._where}: it was cancelled from within") from error
 
 
-async def _close_session(session: EnvSession, player: Player | None) -> None:
+async def _close_session(session: EnvSession, players: Sequence[Player]) -> None:
     try:
         with _Border(EnvError, "the environment could not be closed"):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await session.close()
     finally:
-        if player is not None:
-            with _Border(AgentError, "the agent could not leave"):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await player.leave()
+        async with AsyncExitStack() as stack:  # all players leave, also after one fails to
+            for player in players:
+                stack.push_async_callback(_leave, player)
+
+
+async def _leave(player: Player) -> None:
+    with _Border(AgentError, "the agent could not leave"):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await player.leave()
 
 
 def _as_action(answer: AgentAction | str) -> AgentAction:

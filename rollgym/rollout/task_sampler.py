@@ -29,6 +29,10 @@ class EnvSource:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     env_version: str = ""
     limits: Limits = field(default_factory=Limits)
+    role: str = ""
+    """As in `EpisodeSpec`."""
+    players: Mapping[str, str] = field(default_factory=dict)
+    """As in `EpisodeSpec`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
@@ -88,6 +92,8 @@ class TaskSampler:
             group_id=task.group_id,
             member=member,
             limits=source.limits,
+            role=source.role,
+            players=dict(source.players),
         )
 
     def _next(self) -> GroupTask:

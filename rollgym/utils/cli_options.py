@@ -65,6 +65,14 @@ AgentModules = Annotated[
 AgentArgs = Annotated[
     list[str] | None, _repeatable("--agent-arg", "KEY=VALUE", "Option for the agent, as JSON or text")
 ]
+Roles = Annotated[
+    list[str] | None,
+    _repeatable("--role", "ROLE=AGENT", "Give a role of the environment to another agent"),
+]
+RoleArgs = Annotated[
+    list[str] | None,
+    _repeatable("--role-arg", "ROLE.KEY=VALUE", "Option for the agent of a role, as JSON or text"),
+]
 WeakSandbox = Annotated[
     bool,
     typer.Option("--allow-weak-sandbox", help="Accept sandbox settings of the file that weaken the sandbox."),
@@ -112,6 +120,25 @@ def parse_pairs(pairs: Iterable[str] | None, flag: str) -> dict[str, Any]:
         except ValueError:
             values[key] = text
     return values
+
+
+def parse_roles(
+    roles: Iterable[str] | None, arguments: Iterable[str] | None
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Parse --role and --role-arg into (agent, options) by role."""
+    agents: dict[str, tuple[str, dict[str, Any]]] = {}
+    for pair in roles or ():
+        role, equals, agent = pair.partition("=")
+        if not equals or not role or not agent:
+            raise UsageError(f"--role {pair!r}: expected ROLE=AGENT, as in player_2=expert.")
+        agents[role] = (agent, {})
+    for pair in arguments or ():
+        role, dot, rest = pair.partition(".")
+        if not dot or role not in agents:
+            name = pair.partition("=")[0]  # without the value: it may be a secret
+            raise UsageError(f"--role-arg {name!r}: expected ROLE.KEY=VALUE for a role given with --role.")
+        agents[role][1].update(parse_pairs([rest], "--role-arg"))
+    return agents
 
 
 def model_options(model: str | None, base_url: str | None) -> dict[str, Any]:

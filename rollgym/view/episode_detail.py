@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from rollgym.core.files import read_bounded
-from rollgym.core.types import Episode, Turn
+from rollgym.core.roles import role_return, role_success
+from rollgym.core.types import Episode, RoleSpec, Turn
 from rollgym.view.page import bounded, bounded_text
 from rollgym.view.reader import RunView
 
@@ -189,9 +190,21 @@ def episode_detail(episode: Episode, step: int | None) -> dict[str, Any]:
         "seconds": episode.seconds,
         "error": bounded(msgspec.to_builtins(episode.error)),
         "instructions": bounded(episode.instructions),
+        **({"roles": bounded([_role(episode, role) for role in episode.roles])} if episode.roles else {}),
         "reset": bounded(episode.reset_info),
         "final": bounded(episode.final_observation),
         "turns": [_turn(turn) for turn in episode.turns],
+    }
+
+
+def _role(episode: Episode, role: RoleSpec) -> dict[str, Any]:
+    """Return a role with its player, its return and its success."""
+    return {
+        "name": role.name,
+        "player": episode.spec.players.get(role.name, ""),
+        "return": role_return(episode, role.name),
+        "success": role_success(episode, role.name),
+        "instructions": role.instructions,
     }
 
 
@@ -199,6 +212,8 @@ def _turn(turn: Turn) -> dict[str, Any]:
     """Return a turn without empty fields."""
     seconds = turn.seconds
     optional = {
+        "role": turn.role or None,
+        "rewards": turn.rewards,
         "response": turn.response,
         "prompt_ids": turn.prompt_ids,
         "action_ids": turn.action_ids,

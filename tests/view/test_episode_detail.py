@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from made_runs import line_of, make_episode
+from role_episodes import FIRST, SECOND, game
+from role_episodes import turn as role_turn
 
 from rollgym.view import RunView
 from rollgym.view.episode_detail import EpisodeDetails
@@ -33,6 +35,22 @@ def test_a_turn_keeps_what_it_has(make_run: MakeRun) -> None:
     assert turn["info"] == {"valid": False}
     assert turn["logprobs"] == (-0.5, -2.0)
     assert "usage" not in turn
+
+
+def test_roles_have_players_returns_and_instructions(make_run: MakeRun) -> None:
+    turns = [role_turn(FIRST), role_turn(SECOND, first=-1, second=1)]
+    body = bodies(make_run([game(0, turns, players={FIRST: "policy", SECOND: "past"})])).body(0)
+    assert [turn["role"] for turn in body["turns"]] == [FIRST, SECOND]
+    assert body["turns"][1]["rewards"] == {FIRST: -1, SECOND: 1}
+    roles = [(role["name"], role["player"], role["return"], role["success"]) for role in body["roles"]]
+    assert roles == [(FIRST, "policy", -1.0, False), (SECOND, "past", 1.0, True)]
+    assert body["roles"][0]["instructions"] == "You are first."
+
+
+def test_an_episode_of_one_agent_has_no_roles(make_run: MakeRun) -> None:
+    body = bodies(make_run([make_episode(0)])).body(0)
+    assert "roles" not in body
+    assert "role" not in body["turns"][0]
 
 
 def test_a_megabyte_is_cut_and_said_so(make_run: MakeRun) -> None:

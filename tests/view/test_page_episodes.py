@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from made_runs import failed_episode, line_of, make_episode
+from role_episodes import FIRST, SECOND, game, turn
 
 from rollgym.core.types import Outcome
 from rollgym.view import export
@@ -114,3 +115,24 @@ def test_an_episode_that_never_began_is_shown(make_run: MakeRun, tmp_path: Path,
     lost = make_episode(0, outcome=Outcome.WORKER_LOST, turns=(), success=None)
     page = open_page(export(make_run([lost]), tmp_path / "page.html").path, "#episodes/0")
     page.wait_for_selector("text=No turns.")
+
+
+def test_turns_show_their_role(make_run: MakeRun, tmp_path: Path, open_page: OpenPage) -> None:
+    turns = [turn(FIRST), turn(SECOND, first=-1, second=1)]
+    players = {FIRST: "policy", SECOND: "past"}
+    page = open_page(
+        export(make_run([game(0, turns, players=players)]), tmp_path / "p.html").path, "#episodes/0"
+    )
+    page.wait_for_selector(".turns .turn")
+    assert page.locator(".turn-head .role").all_inner_texts() == [FIRST, SECOND]
+    assert page.locator(".turn-head .reward").all_inner_texts() == [
+        "reward player_1 0, player_2 0",
+        "reward player_1 -1, player_2 1",
+    ]
+    facts = page.inner_text(".facts")
+    assert "policy, return -1" in facts
+    assert "past, return 1" in facts
+    assert page.locator("summary").all_inner_texts()[:2] == [
+        "instructions of player_1",
+        "instructions of player_2",
+    ]

@@ -153,6 +153,8 @@ class RayRuntime:
                 task.cancel()
             if self._components is not None and self._components.scorer is not None:
                 await self._components.scorer.close()
+            if self._components is not None and self._components.team is not None:
+                await self._components.team.close()
             if self._pool is not None:
                 await self._pool.close()
             if self._engine is not None:

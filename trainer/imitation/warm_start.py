@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rollgym.core.agent import Agent, AgentSetup, make_agent
 from rollgym.core.errors import UsageError
+from rollgym.core.roles import own_trajectory
 from rollgym.core.seeding import derive_seed
 from rollgym.core.types import Episode, EpisodeSpec
 from rollgym.evaluation.plan import Request, plan
@@ -108,7 +109,7 @@ async def demonstrations(components: Components, settings: WarmStartConfig) -> l
                 f"No episode in {settings.run} succeeded on a task of envs in its training split: there is "
                 "nothing to imitate. Record some with `rollgym eval --split train`."
             )
-        return [Demonstration(episode) for episode in good[: settings.episodes]]
+        return [Demonstration(own_trajectory(episode)) for episode in good[: settings.episodes]]
     played = await play(settings, components.config, components.pool)
     demos = [
         demo

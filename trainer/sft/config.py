@@ -160,6 +160,11 @@ class SFTConfig(Settings):
             )
         if self.data.agent is not None and not self.envs:
             raise UsageError("data.agent requires envs: the agent plays demonstrations in them.")
+        if any(env.roles for env in self.envs):
+            raise UsageError(
+                "envs.roles is a setting of reinforcement learning: supervised fine-tuning plays the form of "
+                "an environment with one agent."
+            )
         if self.data.agent is None and (self.data.agent_options or self.data.mistakes):
             raise UsageError("data.agent_options and data.mistakes require data.agent.")
         self.demonstrations().check_mistakes("data")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rollgym.agents.policy.agent import PolicyAgent
 from rollgym.agents.policy.options import PolicyOptions
 from rollgym.chat import load_tokenizer
 from rollgym.core.errors import AgentError, UsageError
+from rollgym.core.roles import own_trajectory
 from rollgym.core.seeding import derive_rng, file_hash
 from rollgym.core.types import Episode
 from rollgym.engines.base import Engine
@@ -187,8 +188,8 @@ class DataReader:
         match record.content:
             case Broken(reason):
                 self._broken(record.place, reason)
-            case Episode():
-                episodes.append(record)
+            case Episode() as episode:
+                episodes.append(replace(record, content=own_trajectory(episode)))
             case Chat():
                 self._add(record, examples)
 

@@ -20,6 +20,7 @@ function episodeView(body, row, siblings, mode, go) {
     ["step", body.step], ["outcome", body.outcome.replaceAll("_", " ")], ["return", number(body.return, 4)],
     ["turns", body.turns.length], ["tokens", row.tokens || null], ["time", seconds(body.seconds)],
     ["attempts", body.attempts > 1 ? body.attempts : null],
+    ...(body.roles ?? []).map((role) => [role.name, `${role.player ? `${role.player}, ` : ""}return ${number(role.return, 4)}`]),
   ];
   const shown = { turns: () => turnsView(body), tokens: () => tokenView(body), group: () => groupView(siblings, go), raw: () => textBlock(JSON.stringify(body, null, 1)) };
   return h(
@@ -40,6 +41,10 @@ function failureView(error) {
     error.traceback && folded("traceback", () => textBlock(error.traceback)));
 }
 
+function roleRewards(turn) {
+  return Object.entries(turn.rewards ?? {}).map(([role, reward]) => `${shorten(role, 60)} ${number(reward)}`).join(", ");
+}
+
 function turnsView(body) {
   const env = body.spec.env_id;
   const cards = body.turns.map((turn, index) => {
@@ -48,12 +53,13 @@ function turnsView(body) {
       "li",
       { class: "turn" },
       h("div", { class: "turn-head" }, h("b", {}, `Turn ${index + 1}`),
+        turn.role && h("span", { class: "role" }, shorten(turn.role, 60)),
         turn.info?.valid === false && h("span", { class: "badge bad" }, "invalid action"),
         h("span", { class: "grow" }),
         turn.policy_version !== undefined && h("span", {}, `version ${turn.policy_version}`),
         turn.finish_reason && h("span", {}, turn.finish_reason),
         h("span", { title: "queue, generation, environment" }, turn.seconds.map(seconds).join(" + ")),
-        h("span", { class: turn.reward > 0 ? "reward plus" : turn.reward < 0 ? "reward minus" : "reward" }, `reward ${number(turn.reward)}`)),
+        h("span", { class: turn.reward > 0 ? "reward plus" : turn.reward < 0 ? "reward minus" : "reward" }, `reward ${turn.role ? roleRewards(turn) : number(turn.reward)}`)),
       observation(env, turn.observation, seen),
       h("div", { class: "act" }, h("span", { class: "who" }, "action"), action(env, turn.action)),
       turn.response !== undefined && turn.response !== turn.action && folded("full response", () => withCode(turn.response, "said")),
@@ -64,7 +70,9 @@ function turnsView(body) {
   return h(
     "div",
     {},
-    body.instructions && folded("instructions", () => textBlock(body.instructions)),
+    body.roles
+      ? body.roles.map((role) => folded(`instructions of ${shorten(role.name, 60)}`, () => textBlock(role.instructions)))
+      : body.instructions && folded("instructions", () => textBlock(body.instructions)),
     h("ol", { class: "turns" }, lazily(cards)),
     body.final && h("div", { class: "turn final" }, h("div", { class: "turn-head" }, h("b", {}, "Final observation")), observation(env, body.final, after)),
     !body.turns.length && h("p", { class: "empty" }, "No turns."),

@@ -78,7 +78,7 @@ function tokenView(body) {
   const spans = [];
   let place = 0;
   turns.forEach((turn, index) => {
-    const line = h("div", { class: "turn-tokens" }, h("span", { class: "where" }, `turn ${index + 1}`));
+    const line = h("div", { class: "turn-tokens" }, h("span", { class: "where" }, `turn ${index + 1}${body.turns[index].role ? ` ${shorten(body.turns[index].role, 60)}` : ""}`));
     for (const token of turn) {
       const shown = tokenText(token, texts);
       const span = h("span", { class: token.mask ? "token own" : "token", data: { place: String(place) } }, shown === "" ? "\u2205" : shown);

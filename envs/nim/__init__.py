@@ -1,0 +1,1 @@
+"""Nim: two players take objects from heaps; the last object wins."""
