@@ -151,11 +151,15 @@ def split_reasoning(text: str, opened: bool = True) -> tuple[str, str]:
     return "", text
 
 
-def split_unfinished(text: str) -> tuple[str, str] | None:
-    """Return the reasoning so far and the rest of an unfinished reply to a prompt without open reasoning.
+def split_unfinished(text: str, opened: bool) -> tuple[str, str] | None:
+    """Return the reasoning so far and the rest of an unfinished reply: the text itself without reasoning.
 
     ``None`` while it is not certain whether the reply starts with reasoning.
     """
+    if opened:
+        # Until the end, all of it may turn out to be content.
+        start, end = _REASONING[0]
+        return split_reasoning(text) if end in text and start not in text.partition(end)[0] else None
     start_of_text = text.lstrip()
     for start, end in _REASONING:
         if start.startswith(start_of_text):

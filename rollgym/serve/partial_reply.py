@@ -39,7 +39,10 @@ class TokenText:
         if text.endswith(_INCOMPLETE) or not text.startswith(before):
             return
         self.text += text[len(before) :]
-        self._start, self._done = self._done, len(self._ids)
+        # A tokenizer may drop the space at the start of a text: the context must show something.
+        if self._codec.decode(self._ids[self._done :], special=self._special):
+            self._start = self._done
+        self._done = len(self._ids)
 
 
 class PartialReply:
@@ -88,11 +91,7 @@ class PartialReply:
         raw, plain = self._raw.text, self._plain.text
         if self._format.channels:
             return ("" if self._as_text and self._tools else unfinished_channels(raw)), ""
-        if self._opened:
-            reasoning, rest = self._format.split(raw, True)
-            parts = (reasoning, rest) if rest is not raw else None
-        else:
-            parts = split_unfinished(raw)
+        parts = split_unfinished(raw, self._opened)
         if parts is None:
             return "", ""
         reasoning, rest = parts

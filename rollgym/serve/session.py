@@ -8,7 +8,6 @@ a sub-agent or any other second conversation in the same session start a new row
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import logging
 import time
@@ -22,21 +21,21 @@ from rollgym.core.errors import AgentError
 from rollgym.core.messages import Message, ToolSpec
 from rollgym.core.seeding import derive_seed
 from rollgym.core.tools import write_calls
-from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn, Usage
+from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn
 from rollgym.engines.base import Engine, GenerateRequest, Generation, Sampling
 from rollgym.serve.dialects.base import Reply, StreamHead
-from rollgym.serve.generation import find_stop, generate_until_stop
+from rollgym.serve.generation import generate_until_stop
 from rollgym.serve.options import ServeOptions
 from rollgym.serve.partial_reply import PartialReply
 from rollgym.serve.reply_feed import ReplyFeed
 from rollgym.serve.requests import ApiError, ChatRequest
+from rollgym.serve.visible_reply import visible_reply
 
 _log = logging.getLogger(__name__)
 MAX_CONVERSATIONS = 64
 """Number of most recent replies per session that a request can continue with the sampled ids."""
 MAX_KEPT_TOKENS = 500_000
 """Bound on the tokens of all those replies with their prompts; twice the latest where that is more."""
-_ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class SessionLog(Protocol):
@@ -215,7 +214,9 @@ class Session:
                 prompt.conversation if index == len(generations) - 1 else prompt.conversation.fork()
             )
             whole = conversation.reply(generation.token_ids)
-            reply = self._reply(request, prompt, conversation, whole, generation, f"{name}/{index}")
+            reply = visible_reply(
+                request, conversation, whole, generation, name=f"{name}/{index}", begun=prompt.begun
+            )
             reply = replace(reply, usage=replace(reply.usage, prompt_tokens=len(prompt.ids)))
             if record:
                 known = zip(reply.message.tool_calls, conversation.last_message.tool_calls, strict=False)
@@ -287,41 +288,6 @@ class Session:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _reply(
-        self,
-        request: ChatRequest,
-        prompt: _Prompt,
-        conversation: BranchingConversation,
-        whole: str,
-        generation: Generation,
-        name: str,
-    ) -> Reply:
-        """Return what the client sees of a reply."""
-        codec = self._context.template.codec
-        message, parsed = conversation.last_message, conversation.last_parsed
-        hide_calls = request.max_calls == 0 and bool(message.tool_calls)
-        if not parsed.in_parts or (hide_calls and parsed.rest == conversation.reply_text):
-            message = Message(role="assistant", content=whole)
-        elif hide_calls:
-            message = replace(message, content=parsed.rest.strip())
-        begun = codec.decode(prompt.begun, special=False)
-        sampled = whole.removeprefix(begun)
-        text = _until(request.stops, message.text, begun)
-        reasoning = _until(request.stops, message.reasoning)
-        calls = tuple(
-            replace(call, id=_call_id(f"{name}/{index}"))
-            for index, call in enumerate(message.tool_calls[: request.max_calls])
-        )
-        reason = generation.finish_reason
-        texts = (codec.decode([token_id]) for token_id in generation.token_ids)
-        return Reply(
-            message=replace(message, content=text, reasoning=reasoning, tool_calls=calls),
-            finish_reason="tool_calls" if calls and reason == "stop" else reason,
-            stop=min((stop for stop in request.stops if stop in sampled), key=sampled.index, default=None),
-            tokens=tuple(zip(texts, generation.logprobs, strict=True)) if request.logprobs else (),
-            usage=Usage(completion_tokens=len(generation.token_ids)),
-        )
 
     def _turn(
         self, request: ChatRequest, prompt: _Prompt, generation: Generation, reply: Reply, whole: str
@@ -504,18 +470,6 @@ def _overruled(request: ChatRequest, options: ServeOptions) -> tuple[str, ...]:
     fixed = {"temperature": options.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     ignored = [name for name, value in request.sampling.items() if value != fixed[name]]
     return tuple(ignored if request.seed is None else [*ignored, "seed"])
-
-
-def _until(stops: Sequence[str], text: str, begun: str = "") -> str:
-    """Return a text up to the first stop string, which does not count in what the reply began with."""
-    start = len(begun) if text.startswith(begun) else 0
-    return text[:start] + text[start:][: find_stop(text[start:], stops)]
-
-
-def _call_id(name: str) -> str:
-    """Return an id for a tool call: nine letters and digits, which every chat template accepts."""
-    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-    return "".join(_ID_LETTERS[number // 36**place % 36] for place in range(9))
 
 
 def continued(template: ChatTemplate, past: Kept | None, request: ChatRequest) -> BranchingConversation:
