@@ -72,14 +72,22 @@ class PartialReply:
         self._stop_ids = frozenset(stop_ids)
         self._raw = TokenText(template.codec, special=True)
         self._plain = TokenText(template.codec, special=False)
+        self._ended = False
+        """Whether a stop string was sampled: what follows is not a part of the reply."""
         for token_id in begun:
-            self.add(token_id)
+            self._raw.add(token_id)
+            self._plain.add(token_id)
+        self._begun = len(self._plain.text)
+        self._overlap = max((len(stop) for stop in self._stops), default=1) - 1
 
     def add(self, token_id: int) -> None:
         """Append a sampled token."""
-        if token_id not in self._stop_ids:
-            self._raw.add(token_id)
-            self._plain.add(token_id)
+        if self._ended or token_id in self._stop_ids:
+            return
+        start = max(self._begun, len(self._plain.text) - self._overlap)
+        self._raw.add(token_id)
+        self._plain.add(token_id)
+        self._ended = any(self._plain.text.find(stop, start) >= 0 for stop in self._stops)
 
     @property
     def certain(self) -> tuple[str, str]:

@@ -50,9 +50,10 @@ def check(name: str, ids: list[int], *, tools: bool, stops: tuple[str, ...], max
     ended = next((n for n, token_id in enumerate(ids) if token_id in conversation.stop_ids), len(ids))
     ids = ids[: ended + 1]
     seen: list[tuple[str, str]] = []
-    for number, token_id in enumerate(ids, 1):
+    for token_id in ids:  # also those after a stop string: an engine samples some at once
         partial.add(token_id)
         seen.append(partial.certain)
+    for number in range(1, len(ids) + 1):
         if find_stop(chat.codec.decode(ids[:number], special=False), stops) is not None:
             ids = ids[:number]
             break
