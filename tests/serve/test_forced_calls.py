@@ -1,7 +1,7 @@
 """``tool_choice``: the start of the call is part of the prompt, the rest is sampled."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from talkers import HERMES_TOOLS, TOOL_FAMILIES, make
 from rollgym.chat import ChatTemplate, Conversation
 from rollgym.core.messages import Message, ToolCall, ToolSpec
 from rollgym.core.types import Episode
-from rollgym.engines.base import GenerateRequest
 from rollgym.testing import ScriptedEngine
 from rollgym.trainer.data.sequences import token_episode
 
@@ -39,26 +38,6 @@ def choice(dialect: str, name: str | None) -> dict[str, Any]:
     return {"tool_choice": named if dialect == "responses" else {"type": "function", "function": named}}
 
 
-class Completing(Scripted):
-    """Replies to a prompt that ends with a part of a reply with the rest of that reply."""
-
-    def _reply(self, request: GenerateRequest) -> Sequence[int]:
-        said = self._texts.pop(0)
-        tools = [ToolSpec(name="move"), ToolSpec(name="look")]
-        text = said if isinstance(said, str) else self.template.call_text(said, tools)
-        whole = self.template.codec.encode([text], "\n")
-        size = next(
-            n
-            for n in range(len(whole), -1, -1)
-            if request.prompt_ids[len(request.prompt_ids) - n :] == tuple(whole[:n])
-        )
-        ends = self.template.tools.end_id if not isinstance(said, str) else None
-        ids = (*whole[size:], ends if ends is not None else request.sampling.stop_ids[0])
-        self.starts.append(request)
-        self.sampled.append(ids)
-        return ids
-
-
 def play(serving: Serving, scripted: Scripted, talk: Callable[[Any], Any]) -> list[Episode]:
     async def run() -> list[Episode]:
         async with serving(inner=scripted.engine, tokens=scripted.template) as place:
@@ -77,7 +56,7 @@ def test_a_forced_call_is_recorded_exactly(
     serving: Serving, name: str, dialect: str, forced: str | None, stream: bool
 ) -> None:
     final = "<|channel|>final<|message|>It opens." if name == "gpt-oss tools" else "It opens."
-    scripted = Completing(name, [[UP], final])
+    scripted = Scripted(name, [[UP], final])
     begun = scripted.template.forced_call([forced] if forced else ["move", "look"])
 
     async def talk(place: Any) -> None:
@@ -153,7 +132,7 @@ def test_a_call_that_goes_wrong_is_text(serving: Serving, dialect: str, stream: 
 
 
 def test_several_replies_begin_with_the_same_call(serving: Serving) -> None:
-    scripted = Completing("qwen2.5 tools", [[UP], [ToolCall(name="move", arguments={"direction": "down"})]])
+    scripted = Scripted("qwen2.5 tools", [[UP], [ToolCall(name="move", arguments={"direction": "down"})]])
 
     async def talk(place: Any) -> None:
         body = {"model": "policy", "messages": [ASK.to_openai()], "n": 2, "tools": [MOVE.to_openai()]}
