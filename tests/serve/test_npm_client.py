@@ -25,9 +25,10 @@ pytestmark = [
 SETTINGS = {
     "privacy": {"usageStatisticsEnabled": False},
     "telemetry": {"enabled": False},
-    "general": {"disableAutoUpdate": True, "disableUpdateNag": True, "enableAutoUpdate": False},
+    "general": {"enableAutoUpdate": False},
 }
-OPTIONS = ["--bare", "--yolo", "--auth-type", "openai", "--model", "policy", "--chat-recording=false"]
+# Its minimal mode (--bare) ignores the settings, and with them that it shall not report its use.
+OPTIONS = ["--yolo", "--auth-type", "openai", "--model", "policy", "--chat-recording=false"]
 
 
 def shell(command: str) -> list[ToolCall]:
