@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from rollgym.core.errors import AgentError
-from rollgym.engines.base import BadRequest, Engine, FinishReason, GenerateRequest, Generation, WeightSource
+from rollgym.engines.base import (
+    BadRequest,
+    Engine,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    OnToken,
+    WeightSource,
+)
 
 Script = Callable[[GenerateRequest], Sequence[int]]
 """Maps a request to the token ids of its reply."""
@@ -71,11 +79,18 @@ class ScriptedEngine(Engine):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Reply with the script's ids."""
+        return await self._generate(request, None)
+
+    async def stream(self, request: GenerateRequest, on_token: OnToken) -> Generation:
+        """Reply with the script's ids, one by one."""
+        return await self._generate(request, on_token)
+
+    async def _generate(self, request: GenerateRequest, on_token: OnToken | None) -> Generation:
         self.requests.append(request)
         self._check(request)
         self.active.add(request.request_id)
         try:
-            return await self._reply(request)
+            return await self._reply(request, on_token)
         except asyncio.CancelledError:
             self.cancelled.append(request.request_id)
             raise
@@ -93,7 +108,7 @@ class ScriptedEngine(Engine):
         if len(request.prompt_ids) >= self._context_length:
             raise BadRequest(f"A prompt of {len(request.prompt_ids)} ids leaves no room for a reply.")
 
-    async def _reply(self, request: GenerateRequest) -> Generation:
+    async def _reply(self, request: GenerateRequest, on_token: OnToken | None) -> Generation:
         sampling = request.sampling
         ids: list[int] = []
         versions: list[int] = []
@@ -109,6 +124,8 @@ class ScriptedEngine(Engine):
                 break
             ids.append(token)
             versions.append(self._version)
+            if on_token is not None:
+                on_token(token)
             if token in sampling.stop_ids:
                 reason = "stop"
                 break

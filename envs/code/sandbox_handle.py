@@ -29,8 +29,8 @@ _BACKENDS = get_args(get_type_hints(SandboxSettings)["backend"])
 def sandbox_settings(values: Mapping[str, Any] | None) -> SandboxSettings:
     """Settings from plain values: ``{"minimum": "namespaces", "limits": {"seconds": 5}}``."""
     values = _mapping("sandbox", values or {})
-    # Links belong to the environment.
-    names = [option.name for option in fields(SandboxSettings) if option.name != "links"]
+    # Links and folders belong to the environment.
+    names = [option.name for option in fields(SandboxSettings) if option.name not in ("links", "folders")]
     for name in values:
         check_choice("setting of the sandbox", name, names)
     check_choice("sandbox backend", values.get("backend", "auto"), _BACKENDS)

@@ -15,6 +15,7 @@ from rollgym.core.tasks import Task
 from rollgym.core.tool_env import ToolEnv, tool
 from rollgym.envs.arguments import check_choice
 from rollgym.envs.code.sandbox_handle import SandboxHandle
+from rollgym.envs.terminal.containers import ContainerHandle
 from rollgym.envs.terminal.generate import Generated
 from rollgym.envs.terminal.harbor import TaskFolders
 from rollgym.envs.terminal.judge import judge_task
@@ -23,6 +24,7 @@ from rollgym.envs.terminal.shell import (
     MAX_COMMAND_BYTES,
     ROOT,
     SESSION,
+    Places,
     command_hash,
     copy_files,
     format_ran,
@@ -85,6 +87,7 @@ class TerminalEnv(ToolEnv):
         level: int | None = None,
         folder: str | None = None,
         unsupported: str = "error",
+        images: str = "none",
         reward: str = "all",
         max_turns: int = 15,
         output_chars: int = 4_000,
@@ -92,7 +95,11 @@ class TerminalEnv(ToolEnv):
         reveal: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        """Tasks are generated, or those of a folder of task folders; ``sandbox`` sets the limits."""
+        """Tasks are generated, or those of a folder of task folders; ``sandbox`` sets the limits.
+
+        ``images`` allows tasks that need a container image: ``use`` one that the Docker engine has, or
+        ``build`` it, which runs the instructions of the task's Dockerfile in the engine.
+        """
         check_choice("reward", reward, REWARDS)
         check_whole("max_turns", max_turns)
         check_whole("output_chars", output_chars, 100)
@@ -103,10 +110,11 @@ class TerminalEnv(ToolEnv):
         elif families is not None or level is not None:
             raise UsageError("families and level are for generated tasks; a folder has its own.")
         else:
-            self._source = TaskFolders(folder, unsupported)
+            self._source = TaskFolders(folder, unsupported, images)
             links = tuple((root, SESSION) for root in self._source.roots) + LINKS[1:]
         self.tasks = self._source.tasks
-        self._handle = _handle(sandbox, links)
+        self._sandboxes = self._handle = _handle(sandbox, links)
+        self._containers = ContainerHandle(_with_limits(sandbox), build=images == "build")
         self._fraction, self._max_turns = reward == "fraction", max_turns
         self._chars, self._reveal = output_chars, reveal
         super().__init__(render_mode=render_mode)
@@ -121,6 +129,11 @@ class TerminalEnv(ToolEnv):
         """Put the task's files into a fresh sandbox."""
         self._task: TerminalTask | FolderTask = self._source.load(task)
         self._turns, self._seconds, self._last_command = 0, 0.0, ""
+        self._handle.fresh()
+        self._handle, self._places = self._sandboxes, Places()
+        if isinstance(self._task, FolderTask) and self._task.image is not None:
+            self._handle, self._task = self._containers, self._containers.select(self._task)
+            self._places = self._containers.places
         self._handle.fresh()
         self._start(self._task.tree)
         if isinstance(self._task, TerminalTask) and self._task.family == "git":
@@ -197,7 +210,8 @@ class TerminalEnv(ToolEnv):
 
     def close(self) -> None:
         """Close the sandbox."""
-        self._handle.close()
+        self._sandboxes.close()
+        self._containers.close()
 
     @property
     def _root(self) -> str:
@@ -250,10 +264,10 @@ class TerminalEnv(ToolEnv):
         return replace(limits, seconds=min(limits.seconds, left)) if left > 0 else None
 
     def _judge(self, text: str) -> StepResult:
-        tree = self._handle.use(_copy)
+        tree = self._handle.use(self._copy)
         # No process of the agent runs while its files are judged.
         self._handle.fresh()
-        verdict = judge_task(self._handle, self._task, tree)
+        verdict = judge_task(self._handle, self._task, tree, self._places)
         share = isinstance(self._task, FolderTask) or self._fraction
         return StepResult(
             f"{text}Hidden checks: {verdict.passed} of {verdict.of} hold.",
@@ -263,23 +277,27 @@ class TerminalEnv(ToolEnv):
             info={"hidden": {"passed": verdict.passed, "of": verdict.of}},
         )
 
+    def _copy(self, sandbox: Sandbox) -> Tree | None:
+        try:
+            return copy_files(sandbox, Limits(), self._places.root)
+        except ValueError:
+            return None
 
-def _copy(sandbox: Sandbox) -> Tree | None:
-    try:
-        return copy_files(sandbox, Limits())
-    except ValueError:
-        return None
 
-
-def _handle(values: Mapping[str, Any] | None, links: tuple[tuple[str, str], ...]) -> SandboxHandle:
-    """Make the sandbox of an environment, with the limits and links of a shell."""
+def _with_limits(values: Any) -> Any:
+    """Add the default limits of a command to settings of a sandbox."""
     given = dict(values) if isinstance(values, Mapping) else values
     if given is None or isinstance(given, dict):
         given = dict(given or {})
         limits = given.get("limits") or {}
         if isinstance(limits, Mapping):
             given["limits"] = {**LIMITS, **limits}
-    handle = SandboxHandle(given)
+    return given
+
+
+def _handle(values: Mapping[str, Any] | None, links: tuple[tuple[str, str], ...]) -> SandboxHandle:
+    """Make the sandbox of an environment, with the limits and links of a shell."""
+    handle = SandboxHandle(_with_limits(values))
     if handle.settings.backend not in ("auto", "namespaces"):
         raise UsageError(
             f"Terminal tasks run in the sandbox backend namespaces, not in {handle.settings.backend}: "

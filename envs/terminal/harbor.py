@@ -5,7 +5,8 @@ A task folder holds ``task.toml``, ``instruction.md``, ``environment/Dockerfile`
 or ``reward.json``.
 
 A task whose Dockerfile only copies files and sets variables on a plain base image needs no image: the sandbox
-has the programs of this machine. `read_dockerfile` decides that by reading. Others are not supported.
+has the programs of this machine. `read_dockerfile` decides that by reading. Others need an image, which is
+looked up or built when the task is played (`rollgym.envs.terminal.images`), if that is allowed.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from rollgym.core.errors import UsageError
 from rollgym.core.seeding import stable_digest
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.arguments import check_choice
-from rollgym.envs.terminal.harness import MAX_TREE_BYTES, MAX_TREE_FILES, make_entry
-from rollgym.envs.terminal.types import EPOCH, FolderTask, Tree, file
+from rollgym.envs.terminal.harness import MAX_TREE_BYTES, MAX_TREE_FILES, make_entry, pack
+from rollgym.envs.terminal.types import EPOCH, FolderTask, TaskImage, Tree, file
 
 UNSUPPORTED = ("error", "skip")
+IMAGES = ("none", "use", "build")
+"""What tasks may do that need an image: nothing, use one that the engine has, or also build it."""
+BUILT_IMAGE = "rollgym-task"
+"""Name of images built from task folders; a digest of the folder follows."""
 PLAIN_IMAGES = re.compile(r"(?:debian|ubuntu|python|bash)(?::[\w.-]+)?")
 """Base images whose programs the machine has too."""
 IGNORED = ("CMD", "LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK")
@@ -59,8 +64,9 @@ class NeedsImage(Exception):
 class TaskFolders:
     """The tasks of a folder of task folders, or of one task folder."""
 
-    def __init__(self, folder: str, unsupported: str = "error") -> None:
+    def __init__(self, folder: str, unsupported: str = "error", images: str = "none") -> None:
         check_choice("value of unsupported", unsupported, UNSUPPORTED)
+        check_choice("value of images", images, IMAGES)
         top = Path(folder).expanduser()
         if not top.is_dir():
             raise UsageError(f"folder must be a folder of task folders; {folder} is none.")
@@ -68,16 +74,20 @@ class TaskFolders:
         reasons: list[str] = []
         for path in sorted(find_tasks(top)):
             try:
-                loaded.append(read_task(path, str(path.relative_to(top)) if path != top else path.name))
+                task = read_task(path, str(path.relative_to(top)) if path != top else path.name)
+                if task.image is not None and images == "none":
+                    raise NeedsImage(task.needs)
+                loaded.append(task)
             except NeedsImage as reason:
                 reasons.append(f"{path.name}: {reason}")
         if reasons and unsupported == "error":
             raise UsageError(
-                f"{len(reasons)} of {len(reasons) + len(loaded)} tasks in {folder} need a container "
-                "image, which "
-                f"rollgym/Terminal-v0 does not build ({reasons[0]}). Leave them out with "
-                "unsupported='skip', or run "
-                "them with Harbor."
+                f"{len(reasons)} of {len(reasons) + len(loaded)} tasks in {folder} need a container image "
+                f"({reasons[0]}). Play them in Docker with images='use' or images='build' (docs: Terminal), "
+                "or leave them out with unsupported='skip'."
+                if images == "none"
+                else f"{len(reasons)} of {len(reasons) + len(loaded)} tasks in {folder} are not supported "
+                f"({reasons[0]}). Leave them out with unsupported='skip', or run them with Harbor."
             )
         if not loaded:
             left_out = f"; {len(reasons)} were left out ({reasons[0]})" if reasons else ""
@@ -91,7 +101,12 @@ class TaskFolders:
     @property
     def roots(self) -> tuple[str, ...]:
         """The working folders inside."""
-        return tuple(sorted({task.root for task in self._loaded}))
+        return tuple(sorted({task.root for task in self._loaded if task.image is None}))
+
+    @property
+    def has_images(self) -> bool:
+        """Whether any task needs an image."""
+        return any(task.image is not None for task in self._loaded)
 
     def load(self, task: Task) -> FolderTask:
         """Return the task at this place."""
@@ -112,7 +127,7 @@ def read_task(path: Path, name: str) -> FolderTask:
     """Read one task folder.
 
     Raises:
-        NeedsImage: It cannot run without an image.
+        NeedsImage: It is not supported, even with an image.
         UsageError: It is not a valid task folder.
     """
     settings = _settings(path)
@@ -122,13 +137,32 @@ def read_task(path: Path, name: str) -> FolderTask:
     tests = _read_files(path / "tests")
     if "test.sh" not in tests:
         raise UsageError(f"The task folder {path} has no tests/test.sh.")
-    if not (path / "environment" / "Dockerfile").is_file():
-        raise NeedsImage("it has no environment/Dockerfile")
+    environment = _table(settings, "environment", path)
+    named = environment.get("docker_image")
+    if named is not None and not (isinstance(named, str) and named):
+        raise UsageError(f"docker_image in {path / 'task.toml'} must be the name of an image, not {named!r}.")
+    if named is None and not (path / "environment" / "Dockerfile").is_file():
+        raise NeedsImage("it has no environment/Dockerfile and no docker_image")
     for other in ("docker-compose.yaml", "docker-compose.yml", ".dockerignore"):
         if (path / "environment" / other).exists():
             raise NeedsImage(f"its environment has a {other}")
     context = _read_files(path / "environment")
-    root, tree, env = read_dockerfile(context["Dockerfile"]["content"].decode("utf-8", "replace"), context)
+    root, tree, env, image, needs = "", Tree(), dict[str, str](), None, ""
+    if named is not None:
+        image, needs = TaskImage(name=named), f"its image is {named}"
+    else:
+        text = context["Dockerfile"]["content"].decode("utf-8", "replace")
+        try:
+            root, tree, env = read_dockerfile(text, context)
+        except NeedsImage as reason:
+            needs = str(reason)
+            digest = stable_digest(pack(context)).hex()[:16]
+            image = TaskImage(
+                name=f"{BUILT_IMAGE}:{digest}",
+                context=context,
+                seconds=_seconds(environment, path, "build_timeout_sec"),
+                source=str(path / "environment"),
+            )
     verifier = _table(settings, "verifier", path)
     solution = path / "solution" / "solve.sh"
     return FolderTask(
@@ -142,6 +176,8 @@ def read_task(path: Path, name: str) -> FolderTask:
         agent_seconds=_seconds(_table(settings, "agent", path), path),
         verifier_seconds=_seconds(verifier, path),
         solution=_text(path, "solution/solve.sh") if solution.is_file() else None,
+        image=image,
+        needs=needs,
     )
 
 
@@ -159,10 +195,10 @@ def _table(settings: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]
     return table
 
 
-def _seconds(table: Mapping[str, Any], path: Path) -> float:
-    seconds = table.get("timeout_sec", DEFAULT_SECONDS)
+def _seconds(table: Mapping[str, Any], path: Path, name: str = "timeout_sec") -> float:
+    seconds = table.get(name, DEFAULT_SECONDS)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
-        raise UsageError(f"timeout_sec in {path / 'task.toml'} must be a number above 0, not {seconds!r}.")
+        raise UsageError(f"{name} in {path / 'task.toml'} must be a number above 0, not {seconds!r}.")
     return float(seconds)
 
 
@@ -305,38 +341,60 @@ def _copied(
 
 def _unpacked(content: bytes) -> Tree | None:
     """Return the files of a tar archive; ``None`` if it is none."""
-    tree: Tree = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            for member in archive:
-                name = str(PurePosixPath(member.name))
-                mtime, mode = int(member.mtime), member.mode & 0o777
-                if name.startswith("/") or ".." in name.split("/") or name == ".":
-                    continue
-                if member.isdir():
-                    tree[name] = make_entry("folder", mode, mtime)
-                elif member.issym():
-                    tree[name] = make_entry("link", mode, mtime, target=member.linkname)
-                elif member.isfile():
-                    if member.size > MAX_TREE_BYTES or len(tree) >= MAX_TREE_FILES:
-                        raise NeedsImage("an archive of its environment is too large")
-                    stream = archive.extractfile(member)
-                    assert stream is not None
-                    tree[name] = file(stream.read(), mode=mode, mtime=mtime)
-                if sum(len(entry["content"]) for entry in tree.values()) > MAX_TREE_BYTES:
-                    raise NeedsImage("an archive of its environment is too large")
+            return read_archive(archive)
     except (tarfile.TarError, EOFError, OSError, ValueError):
         return None
+
+
+def read_archive(archive: tarfile.TarFile, below: str = "") -> Tree:
+    """Return the files of an archive below a folder; devices, and names outside it, are left out.
+
+    Raises:
+        NeedsImage: They are too many or too large.
+    """
+    tree: Tree = {}
+    size = 0
+    for member in archive:
+        name = str(PurePosixPath(member.name))
+        if below:
+            inside = name.startswith(f"{below}/")
+            name = name[len(below) + 1 :] if inside else "."
+        mtime, mode = int(member.mtime), member.mode & 0o777
+        if name.startswith("/") or ".." in name.split("/") or name == ".":
+            continue
+        if member.isdir():
+            tree[name] = make_entry("folder", mode, mtime)
+        elif member.issym():
+            tree[name] = make_entry("link", mode, mtime, target=member.linkname)
+        elif member.isfile() or member.islnk():
+            try:
+                stream = archive.extractfile(member)
+            except KeyError:  # linked to a file outside
+                continue
+            assert stream is not None
+            content = stream.read(MAX_TREE_BYTES + 1)
+            size += len(content)
+            tree[name] = file(content, mode=mode, mtime=mtime)
+        if size > MAX_TREE_BYTES or len(tree) > MAX_TREE_FILES:
+            raise NeedsImage("an archive of its environment is too large")
     return tree
 
 
-def _place(root: PurePosixPath, copies: list[tuple[PurePosixPath, Tree]]) -> str:
-    """Return the working folder, after a look at where files go."""
+def check_root(root: PurePosixPath) -> str:
+    """Return the path of a working folder that a task can have."""
     path = str(root)
     if ".." in root.parts or not re.fullmatch(r"(?:/[\w.-]+){1,3}", path):
         raise NeedsImage(f"its working folder is {path}")
     if any(path == taken or path.startswith(f"{taken}/") for taken in TAKEN):
         raise NeedsImage(f"its working folder is {path}")
+    return path
+
+
+def _place(root: PurePosixPath, copies: list[tuple[PurePosixPath, Tree]]) -> str:
+    """Return the working folder, after a look at where files go."""
+    path = check_root(root)
     for folder, _ in copies:
         if ".." in folder.parts or not folder.is_relative_to(root):
             raise NeedsImage(f"it puts files into {folder}, outside its working folder {path}")

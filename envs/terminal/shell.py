@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollgym.core.errors import RunError
@@ -17,9 +17,19 @@ from rollgym.sandbox.types import Ended, Limits, Ran, Sandbox
 ROOT = "/app"
 """The working folder inside, as task folders of Harbor expect it."""
 SESSION = "/work/session"
-TESTS, LOGS = "/tmp/tests", "/tmp/logs"
-LINKS = ((ROOT, SESSION), ("/tests", TESTS), ("/logs", LOGS))
+LINKS = ((ROOT, SESSION), ("/tests", "/tmp/tests"), ("/logs", "/tmp/logs"))
 """Links of the sandbox, so that these paths exist although its root is read-only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the folders of a task really are: a sandbox has links to them, a container the folders."""
+
+    root: str = SESSION
+    tests: str = "/tmp/tests"
+    logs: str = "/tmp/logs"
+
+
 PACKED_CHARS = (64_000, 8_000_000)
 """Characters of packed files; room for more costs time, so it is tried only when needed."""
 MAX_COMMAND_BYTES = 100_000
@@ -59,7 +69,7 @@ def run_command(sandbox: Sandbox, command: str, limits: Limits, *, merged: bool 
     return sandbox.run(f"execute({command!r}, {merged})", limits=limits)
 
 
-def copy_files(sandbox: Sandbox, limits: Limits) -> Tree:
+def copy_files(sandbox: Sandbox, limits: Limits, root: str = SESSION) -> Tree:
     """Return the files of the session. Its processes are stopped or ended, and only read by another one.
 
     Raises:
@@ -67,7 +77,7 @@ def copy_files(sandbox: Sandbox, limits: Limits) -> Tree:
     """
     for chars in PACKED_CHARS:
         room = replace(limits, output_chars=chars, seconds=min(limits.seconds, PACK_SECONDS))
-        ran = sandbox.exec(f"{harness_source()}\npack_to_stdout({SESSION!r})\n", limits=room)
+        ran = sandbox.exec(f"{harness_source()}\npack_to_stdout({root!r})\n", limits=room)
         if not ran.truncated:
             break
     if not ran.ok or ran.truncated:

@@ -63,13 +63,26 @@ class TerminalTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskImage:
+    """The container image of a task: one that the Docker engine has, or one to build."""
+
+    name: str
+    context: Tree | None = None
+    """``environment/`` with a Dockerfile, from which the image is built."""
+    seconds: float = 600.0
+    """Time limit of the build."""
+    source: str = ""
+    """Path of ``environment/``, for messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FolderTask:
     """A task of a task folder: its tests are a program, ``tests/test.sh``."""
 
     name: str
     instruction: str
     root: str
-    """Path of the working folder inside."""
+    """Path of the working folder inside; empty until the image is known."""
     tree: Tree
     env: Mapping[str, str]
     tests: Tree
@@ -79,6 +92,10 @@ class FolderTask:
     verifier_seconds: float
     solution: str | None = None
     """``solution/solve.sh``."""
+    image: TaskImage | None = None
+    """The image without which it cannot run. Then `root`, `tree` and `env` come from the image."""
+    needs: str = ""
+    """Why it cannot run without the image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,8 @@ class Conversation:
         self._end_id: int | None = None
         """The token that ended the last reply; ``None`` where it was cut off."""
         self._awaits_reply = False
+        self._begun: tuple[int, ...] = ()
+        """Ids at the end of the row with which the next reply starts, though they are not sampled."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -109,6 +111,16 @@ class Conversation:
         return Message(
             role="assistant", content=parsed.content, reasoning=parsed.reasoning, tool_calls=parsed.calls
         )
+
+    @property
+    def reply_text(self) -> str:
+        """The last reply as it was sampled, with special tokens and without the token that ended it."""
+        return self._reply_text
+
+    @property
+    def last_parsed(self) -> ParsedReply:
+        """The last reply as it was parsed."""
+        return self._parsed
 
     @property
     def call_error(self) -> str:
@@ -152,6 +164,16 @@ class Conversation:
             self._write(rendered, *(continuation or (0, "")), num_new)
         self._awaits_reply = True
 
+    def begin_reply(self, token_ids: Sequence[int]) -> None:
+        """Start the next reply with ids that are not sampled, such as those of a call that is forced.
+
+        They belong to `prompt_ids` and to the text of the reply, and not to the ids given to `reply`.
+        """
+        if not self._awaits_reply or self._begun:
+            raise UsageError("A reply begins once, after observe().")
+        self._begun = tuple(token_ids)
+        self._rows[-1].ids += self._begun
+
     def undo_observe(self) -> None:
         """Remove the last observation, which has no reply yet."""
         if not self._awaits_reply:
@@ -161,42 +183,46 @@ class Conversation:
         if self._rows:
             del self._rows[-1].ids[length:]
         del self._messages[num_messages:]
-        self._awaits_reply = False
+        self._awaits_reply, self._begun = False, ()
 
     def reply(self, token_ids: Sequence[int]) -> str:
-        """Add the sampled ids, unchanged, and return their text without special tokens."""
+        """Add the sampled ids, unchanged, and return the text of the reply without special tokens."""
         if not self._awaits_reply:
             raise UsageError("Observations and replies alternate: call observe() before reply().")
         codec, ids = self.template.codec, [int(number) for number in token_ids]
         row = self._rows[-1]
         ended = bool(ids) and ids[-1] in self.stop_ids
         self._end_id = ids[-1] if ended else None
-        text_ids = ids[:-1] if ended else ids
-        self._reply_text = codec.decode(text_ids, after=row.ids[-1] if row.ids else None)
+        text_ids = [*self._begun, *(ids[:-1] if ended else ids)]
+        start = len(row.ids) - len(self._begun)
+        self._reply_text = codec.decode(text_ids, after=row.ids[start - 1] if start else None)
         row.ids += ids
         row.reply_end = len(row.ids)
         facts = self.template.facts
         content = self._reply_text.removeprefix(facts.lead).removesuffix(facts.tail)
         plain = codec.decode(text_ids, special=False)
         self._add_reply(self._reply_text, content, plain)
-        self._awaits_reply = False
+        self._awaits_reply, self._begun = False, ()
         return plain
 
     # Messages as the template takes them.
 
     def _add_reply(self, text: str, content: str, plain: str) -> None:
         """Add a reply: its text, the text without the template's white space, and without special tokens."""
-        facts = self.template.tools
+        facts, opened = self.template.tools, self.template.opens_reasoning
         self._last_reply = content
         if self.tools:
-            parsed = facts.format.parse(text)
+            parsed = facts.format.parse(text, opened=opened)
             self._parsed = replace(parsed, calls=self._with_ids(parsed.calls))
         elif facts.format.channels:
-            parsed = facts.format.parse(text)
-            self._parsed = ParsedReply(content=parsed.content, reasoning=parsed.reasoning)
+            parsed = facts.format.parse(text, opened=opened)
+            self._parsed = replace(parsed, calls=(), error="")
         else:
-            reasoning, rest = facts.format.split(content)
-            self._parsed = ParsedReply(content=rest.strip() if reasoning else rest, reasoning=reasoning)
+            reasoning, rest = facts.format.split(content, opened)
+            thought = rest is not content
+            self._parsed = ParsedReply(
+                content=rest.strip() if thought else rest, reasoning=reasoning, rest=rest, in_parts=thought
+            )
         message: TemplateMessage = {"role": "assistant", "content": content}
         if facts.native and (self._variables or facts.format.channels) and not facts.verbatim:
             if self._parsed.error:
@@ -207,7 +233,10 @@ class Conversation:
         if self._keep_reasoning and self._parsed.reasoning:
             self._as_sampled = True
             if "tool_calls" not in message:
-                message = {"role": "assistant", "content": facts.format.split(message["content"])[1].strip()}
+                message = {
+                    "role": "assistant",
+                    "content": facts.format.split(message["content"], opened)[1].strip(),
+                }
         self._messages.append(message)
 
     def _with_ids(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:

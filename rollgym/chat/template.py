@@ -17,6 +17,7 @@ from typing import Any
 
 from rollgym.chat.template_probe import TemplateFacts, TemplateMessage, probe_template
 from rollgym.chat.tokenizer import MIDDLE, Codec, Tokenizer
+from rollgym.chat.tool_formats import opens_reasoning
 from rollgym.chat.tool_probe import AUTO, ToolFacts, probe_tools, template_call
 from rollgym.core.errors import UsageError, one_line
 from rollgym.core.messages import ToolCall, ToolSpec
@@ -57,6 +58,10 @@ REASONING_KEYS = ("reasoning_content", "thinking")
 """Keys of a message under which templates look for reasoning."""
 _OPENINGS = 8192
 """Cached first prompts: shared by the episodes of a group, and by turns without history."""
+_FORCED = 256
+"""Cached starts of calls, by the tools that may be called."""
+_ARGUMENTS: tuple[dict[str, Any], ...] = ({}, {"a": "b"}, {"z": [1]})
+"""Arguments of calls whose common start is that of every call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,8 @@ class ChatTemplate:
         self.codec = Codec(tokenizer)
         self.facts: TemplateFacts = probe_template(self.apply, self.codec)
         self.tools: ToolFacts = probe_tools(self.apply, self.codec, self.facts, tool_format)
+        self.opens_reasoning = opens_reasoning(self.facts.generation_prompt)
+        """True where a reply continues reasoning that the generation prompt has opened."""
         added = self.codec.added
         written = f"{self.facts.written}\0{self.tools.written}"
         self.controls = {
@@ -109,6 +116,7 @@ class ChatTemplate:
         """The tokens that only the template may write: special ones, and other added ones that it writes."""
         self._control_ids = frozenset(self.controls.values()) - self.codec.unknown
         self._cached_opening = functools.lru_cache(_OPENINGS)(self._open)
+        self._cached_forced = functools.lru_cache(_FORCED)(self._forced)
         self._control_starts = _starts(self.controls)
         self._special_starts = _starts(self.codec.special)
 
@@ -227,10 +235,36 @@ class ChatTemplate:
 
     def call_text(self, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
         """Return tool calls as the text of a reply, in the template's own words where it has any."""
+        written = self._written_calls(calls, tools)
+        return self.facts.lead + self.tools.format.write(calls) if written is None else written
+
+    def forced_call(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Return the ids with which every call of one of these tools begins.
+
+        A reply that starts with them can only continue as such a call. Empty where that cannot be had: the
+        template starts replies with something else, such as reasoning, or the calls have no common start.
+        """
+        return self._cached_forced(tuple(names))
+
+    def _forced(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        tools = [ToolSpec(name=name, description="") for name in names]
+        if self.opens_reasoning and not self.tools.native:
+            return ()  # a call there would be a part of the reasoning
+        common: list[int] | None = None
+        for call in (ToolCall(name=name, arguments=some) for name in names for some in _ARGUMENTS):
+            text = self._written_calls([call], tools) if self.tools.native else self.call_text([call], tools)
+            if text is None:
+                return ()
+            ids = self.codec.encode([text], before=MIDDLE)
+            common = ids if common is None else ids[: _num_equal(common, ids)]
+        commits = common is not None and self.tools.format.opens in self.codec.decode(common)
+        return tuple(common) if common and commits else ()
+
+    def _written_calls(self, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str | None:
+        """Return calls as the template writes them after its generation prompt; ``None`` if it does not."""
         user: TemplateMessage = {"role": "user", "content": _HARMLESS}
-        plain = self.facts.lead + self.tools.format.write(calls)
         if not self.tools.native:
-            return plain
+            return None
         variables = self.tool_variables(tools)
         named = [replace(call, id=call.id or f"call{n:05d}") for n, call in enumerate(calls)]
         reply = {"role": "assistant", "content": "", "tool_calls": [template_call(call) for call in named]}
@@ -238,10 +272,10 @@ class ChatTemplate:
             opening = self.apply([user], tools=variables)
             closed = self.apply([user, reply], tools=variables, generation=False).rstrip()
         except UsageError:
-            return plain  # such as several calls, where the template knows one
+            return None  # such as several calls, where the template knows one
         ends = [token for token in self.codec.added if token.strip() and closed.endswith(token)]
         if not closed.startswith(opening):
-            return plain
+            return None
         return closed[len(opening) :].removesuffix(max(ends, key=len, default=""))
 
     def encode_reply(self, text: str) -> tuple[int, ...]:
@@ -313,6 +347,11 @@ class ChatTemplate:
                 changed["name"] = self._without_controls(message["name"])
             harmless[index] = {**message, **changed}
         return harmless
+
+
+def _num_equal(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 @functools.cache

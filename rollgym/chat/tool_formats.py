@@ -25,7 +25,17 @@ from rollgym.core.errors import UsageError
 from rollgym.core.messages import ToolCall, ToolSpec
 from rollgym.core.serialization import jsonable
 
-__all__ = ["FORMATS", "ParsedReply", "ToolFormat", "find_format", "split_reasoning"]
+__all__ = [
+    "FORMATS",
+    "ParsedReply",
+    "ToolFormat",
+    "before_markers",
+    "find_format",
+    "opens_reasoning",
+    "split_reasoning",
+    "split_unfinished",
+    "unfinished_channels",
+]
 
 MAX_DEPTH = 64
 """Nesting of arguments; deeper ones are malformed."""
@@ -41,8 +51,12 @@ class ParsedReply:
     """The text for the reader, without reasoning and calls."""
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
+    rest: str = ""
+    """The text after the reasoning, with the calls."""
     error: str = ""
     """The problem with a malformed call, as a sentence; then there are no calls. Empty without one."""
+    in_parts: bool = False
+    """True where the text is not all content: it has calls, or reasoning, perhaps an empty one."""
 
 
 class _Malformed(ValueError):
@@ -58,16 +72,26 @@ class ToolFormat:
     """Returns the text outside the calls, and the calls; raises `ValueError` for a malformed one."""
     write: Callable[[Sequence[ToolCall]], str]
     """Returns calls as the text of a reply, where the chat template does not write them."""
-    split: Callable[[str], tuple[str, str]]
-    """Returns the reasoning and the rest."""
+    split: Callable[[str, bool], tuple[str, str]]
+    """Returns the reasoning and the rest; the flag says whether the prompt has opened reasoning."""
+    call_start: Callable[[str], int]
+    """Returns how much of an unfinished text is certain to stay outside the calls."""
+    opens: str
+    """Text with which a reply commits itself to a call."""
     stops: tuple[str, ...] = ()
     """Tokens that end a call, besides the template's own."""
     channels: bool = False
     """True where a reply consists of channels, so that its text cannot be the content of a message."""
 
-    def parse(self, text: str) -> ParsedReply:
-        """Return the parts of a reply, given with its special tokens."""
-        reasoning, rest = self.split(text)
+    def parse(self, text: str, *, opened: bool = True) -> ParsedReply:
+        """Return the parts of a reply, given with its special tokens.
+
+        Args:
+            text: The reply.
+            opened: Whether the prompt may have opened reasoning, so that the opening tag is missing.
+        """
+        reasoning, rest = self.split(text, opened)
+        thought = self.channels or rest is not text
         try:
             content, calls = self.read(rest)
         except (ValueError, RecursionError) as error:
@@ -75,9 +99,17 @@ class ToolFormat:
             return ParsedReply(
                 content=rest.strip(),
                 reasoning=reasoning,
+                rest=rest,
+                in_parts=thought,
                 error=f"The tool call is malformed: {reason}. Expected: {self.write([_EXAMPLE])}",
             )
-        return ParsedReply(content=content.strip(), reasoning=reasoning, calls=tuple(calls))
+        return ParsedReply(
+            content=content.strip(),
+            reasoning=reasoning,
+            calls=tuple(calls),
+            rest=rest,
+            in_parts=thought or bool(calls),
+        )
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
         """Return the tools and the form of a call, for the prompt of a template without tools."""
@@ -96,10 +128,14 @@ def find_format(name: str) -> ToolFormat:
     return FORMATS[name]
 
 
-def split_reasoning(text: str) -> tuple[str, str]:
-    """Return the reasoning at the start of a reply, and the rest.
+def split_reasoning(text: str, opened: bool = True) -> tuple[str, str]:
+    """Return the reasoning at the start of a reply, and the rest: the text itself if it has no reasoning.
 
-    The opening tag may be missing, where the prompt has it. Reasoning that was cut off has no rest.
+    Reasoning that was cut off has no rest.
+
+    Args:
+        text: The reply.
+        opened: Whether the prompt may have opened reasoning, so that the opening tag is missing.
 
     Example:
         >>> split_reasoning("<think>Left is a wall.</think>Up")
@@ -107,12 +143,47 @@ def split_reasoning(text: str) -> tuple[str, str]:
     """
     for start, end in _REASONING:
         before, closed, rest = text.partition(end)
-        head, opened, inside = before.partition(start)
-        if closed and (not opened or not head.strip()):
-            return (inside if opened else before).strip(), rest
-        if opened and not closed and not head.strip():
+        head, tag, inside = before.partition(start)
+        if closed and (not head.strip() if tag else opened):
+            return (inside if tag else before).strip(), rest
+        if tag and not closed and not head.strip():
             return inside.strip(), ""
     return "", text
+
+
+def split_unfinished(text: str, opened: bool) -> tuple[str, str] | None:
+    """Return the reasoning so far and the rest of an unfinished reply: the text itself without reasoning.
+
+    ``None`` while it is not certain whether the reply starts with reasoning.
+    """
+    if opened:
+        # Until the end, all of it may turn out to be content.
+        start, end = _REASONING[0]
+        return split_reasoning(text) if end in text and start not in text.partition(end)[0] else None
+    start_of_text = text.lstrip()
+    for start, end in _REASONING:
+        if start.startswith(start_of_text):
+            return None
+        if start_of_text.startswith(start):
+            inside, closed, rest = start_of_text[len(start) :].partition(end)
+            return (inside if closed else inside[: before_markers(inside, (end,))]).strip(), rest
+    return "", text
+
+
+def before_markers(text: str, markers: Sequence[str]) -> int:
+    """Return the length of an unfinished text before the first marker, which may be incomplete."""
+    places = [place for marker in markers if (place := text.find(marker)) >= 0]
+    longest = max((len(marker) for marker in markers), default=0)
+    for place in range(max(0, len(text) - longest + 1), len(text)):
+        if any(marker.startswith(text[place:]) for marker in markers):
+            places.append(place)
+            break
+    return min(places, default=len(text))
+
+
+def opens_reasoning(prompt: str) -> bool:
+    """Return whether a prompt ends inside reasoning, so that a reply starts without the opening tag."""
+    return any(prompt.rfind(start) > prompt.rfind(end) for start, end in _REASONING)
 
 
 # Reading JSON.
@@ -179,6 +250,14 @@ def _looks_like_a_call(text: str) -> bool:
     return re.match(r"\s*\[?\s*\{", text) is not None and '"name"' in text
 
 
+_JSON_START = re.compile(r"\s*(?:\[?\s*\{|\[?\s*\Z)")
+
+
+def _may_start_as_call(text: str) -> bool:
+    """Whether an unfinished text may turn out to be a call as bare JSON."""
+    return _JSON_START.match(text) is not None
+
+
 def _object(call: ToolCall, key: str = "arguments") -> str:
     return json.dumps({"name": call.name, key: call.arguments}, ensure_ascii=False)
 
@@ -205,6 +284,10 @@ def _read_hermes(text: str) -> tuple[str, list[ToolCall]]:
     if _CLOSE in outside[-1] and not calls:
         raise _Malformed(f"{_OPEN} is missing")
     return "".join(outside), calls
+
+
+def _start_hermes(text: str) -> int:
+    return before_markers(text, (_OPEN,))
 
 
 def _write_hermes(calls: Sequence[ToolCall]) -> str:
@@ -234,6 +317,12 @@ def _read_llama(text: str) -> tuple[str, list[ToolCall]]:
     return "", calls
 
 
+def _start_llama(text: str) -> int:
+    if _may_start_as_call(text) or text.lstrip().startswith(_PYTHON_TAG):
+        return 0
+    return 0 if _PYTHON_TAG.startswith(text.lstrip()) else len(text)
+
+
 def _write_llama(calls: Sequence[ToolCall]) -> str:
     return "; ".join(_object(call, "parameters") for call in calls)
 
@@ -260,13 +349,18 @@ def _read_mistral(text: str) -> tuple[str, list[ToolCall]]:
     return content, calls
 
 
+def _start_mistral(text: str) -> int:
+    return before_markers(text, (_TOOL_CALLS,))
+
+
 def _write_mistral(calls: Sequence[ToolCall]) -> str:
     return f"{_TOOL_CALLS}[{', '.join(_object(call) for call in calls)}]"
 
 
 # GPT-OSS's Harmony.
 
-_HARMONY_MARK = re.compile(r"<\|(?:start|channel|constrain|message|end|call|return)\|>")
+_HARMONY_WORDS = ("start", "channel", "constrain", "message", "end", "call", "return")
+_HARMONY_MARK = re.compile(rf"<\|(?:{'|'.join(_HARMONY_WORDS)})\|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +389,22 @@ def _harmony_parts(text: str) -> Iterator[_HarmonyPart]:
         )
 
 
-def _split_harmony(text: str) -> tuple[str, str]:
+def _start_harmony(text: str) -> int:
+    return 0  # where a call is malformed, all of the text is shown
+
+
+def _split_harmony(text: str, opened: bool = False) -> tuple[str, str]:
     thoughts = [p.text.strip() for p in _harmony_parts(text) if p.channel == "analysis" and not p.recipient]
     return "\n".join(thought for thought in thoughts if thought), text
+
+
+def unfinished_channels(text: str) -> str:
+    """Return the reasoning so far of an unfinished reply in channels."""
+    whole = 0
+    for mark in _HARMONY_MARK.finditer(text):
+        whole = mark.end()
+    marks = [f"<|{word}|>" for word in _HARMONY_WORDS]
+    return _split_harmony(text[: whole + before_markers(text[whole:], marks)])[0]
 
 
 def _read_harmony(text: str) -> tuple[str, list[ToolCall]]:
@@ -350,6 +457,10 @@ def _read_json(text: str) -> tuple[str, list[ToolCall]]:
     return "".join([*content, text[position:]]), calls
 
 
+def _start_json(text: str) -> int:
+    return 0 if _may_start_as_call(text) else before_markers(text, ("```", _OPEN))
+
+
 def _write_json(calls: Sequence[ToolCall]) -> str:
     objects = [_object(call) for call in calls]
     return f"```json\n{objects[0] if len(objects) == 1 else '[' + ', '.join(objects) + ']'}\n```"
@@ -358,20 +469,49 @@ def _write_json(calls: Sequence[ToolCall]) -> str:
 FORMATS: dict[str, ToolFormat] = {
     format.name: format
     for format in (
-        ToolFormat(name="hermes", read=_read_hermes, write=_write_hermes, split=split_reasoning),
         ToolFormat(
-            name="llama", read=_read_llama, write=_write_llama, split=split_reasoning, stops=("<|eom_id|>",)
+            name="hermes",
+            read=_read_hermes,
+            write=_write_hermes,
+            split=split_reasoning,
+            call_start=_start_hermes,
+            opens=_OPEN,
         ),
-        ToolFormat(name="mistral", read=_read_mistral, write=_write_mistral, split=split_reasoning),
+        ToolFormat(
+            name="llama",
+            read=_read_llama,
+            write=_write_llama,
+            split=split_reasoning,
+            call_start=_start_llama,
+            opens='{"name"',
+            stops=("<|eom_id|>",),
+        ),
+        ToolFormat(
+            name="mistral",
+            read=_read_mistral,
+            write=_write_mistral,
+            split=split_reasoning,
+            call_start=_start_mistral,
+            opens=_TOOL_CALLS,
+        ),
         ToolFormat(
             name="harmony",
             read=_read_harmony,
             write=_write_harmony,
             split=_split_harmony,
+            call_start=_start_harmony,
+            opens="to=functions.",
             stops=("<|call|>", "<|return|>"),
             channels=True,
         ),
-        ToolFormat(name="json", read=_read_json, write=_write_json, split=split_reasoning),
+        ToolFormat(
+            name="json",
+            read=_read_json,
+            write=_write_json,
+            split=split_reasoning,
+            call_start=_start_json,
+            opens='```json\n{"name"',
+        ),
     )
 }
 """Formats by name."""

@@ -24,12 +24,15 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "Generation",
+    "OnToken",
     "Sampling",
     "WeightSource",
     "as_engine",
 ]
 
 FinishReason = Literal["stop", "length", "aborted"]
+OnToken = Callable[[int], None]
+"""Receives the id of each token in the event loop, in order, as it is sampled."""
 MEMORY_TAGS: tuple[str, ...] = ("kv_cache", "weights")
 """Memory that `Engine.sleep` can free, in the order of freeing; it is reallocated in reverse order."""
 
@@ -195,6 +198,13 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Stop, and fail all pending requests."""
 
+    async def stream(self, request: GenerateRequest, on_token: OnToken) -> Generation:
+        """Sample one reply as `generate` does, and pass on its tokens as they are sampled.
+
+        Returns the same reply as `generate`. An engine that cannot do this reports no token before the end.
+        """
+        return await self.generate(request)
+
     @property
     def num_replicas(self) -> int:
         """Number of copies of the model that generate independently."""
@@ -267,7 +277,7 @@ class _CompletedEngine(Engine):
 
 _METHODS = (
     *("generate", "abort", "update_weights", "pause", "resume", "forget", "close"),
-    *("sleep", "wake_up", "reconnect", "stats"),
+    *("stream", "sleep", "wake_up", "reconnect", "stats"),
 )
 
 

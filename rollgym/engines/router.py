@@ -20,6 +20,7 @@ from rollgym.engines.base import (
     EngineStats,
     GenerateRequest,
     Generation,
+    OnToken,
     WeightSource,
     as_engine,
 )
@@ -102,11 +103,20 @@ class RoutedEngine(Engine):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one reply on the replica of the session."""
+        return await self._on_replica(request, lambda engine: engine.generate(request))
+
+    async def stream(self, request: GenerateRequest, on_token: OnToken) -> Generation:
+        """Sample one reply on the replica of the session, and pass on its tokens as they are sampled."""
+        return await self._on_replica(request, lambda engine: engine.stream(request, on_token))
+
+    async def _on_replica(
+        self, request: GenerateRequest, work: Callable[[Engine], Awaitable[Generation]]
+    ) -> Generation:
         await self._wait_for_replica()
         replica = self._route(request.session)
         replica.in_flight += 1
         try:
-            return await replica.engine.generate(request)
+            return await work(replica.engine)
         except EngineLost as error:
             self._mark_lost(replica, str(error))
             raise

@@ -27,9 +27,9 @@ OOM_WAIT_SECONDS = 0.5
 """Seconds to wait for the engine to report an OOM kill."""
 
 
-def memory_bytes(limits: Limits) -> int:
-    """Memory limit of a container: code, files (tmpfs) and worker."""
-    return (limits.memory_mb + 2 * limits.disk_mb + SPARE_MB) << 20
+def memory_bytes(limits: Limits, folders: int = 0) -> int:
+    """Memory limit of a container: code, files (tmpfs) and worker; ``folders`` besides the usual ones."""
+    return (limits.memory_mb + (2 + folders) * limits.disk_mb + SPARE_MB) << 20
 
 
 def first_tasks(limits: Limits) -> int:
@@ -40,9 +40,9 @@ def first_tasks(limits: Limits) -> int:
 class Attached:
     """Channel to the worker of a container; removes the container on close."""
 
-    def __init__(self, api: Any, container: str, limits: Limits) -> None:
-        self._api, self._container = api, container
-        self._given = memory_bytes(limits), first_tasks(limits)
+    def __init__(self, api: Any, container: str, limits: Limits, folders: int = 0) -> None:
+        self._api, self._container, self._folders = api, container, folders
+        self._given = memory_bytes(limits, folders), first_tasks(limits)
         self._left = 0
         """Remaining bytes of the current output frame."""
         self._errors = b""
@@ -132,7 +132,7 @@ class Attached:
 
     def adapt(self, limits: Limits) -> None:
         """Apply the limits of the next execution if they changed."""
-        size, tasks = wanted = memory_bytes(limits), limits.processes + SPARE_TASKS
+        size, tasks = wanted = memory_bytes(limits, self._folders), limits.processes + SPARE_TASKS
         if self._closed or wanted == self._given:
             return
         new = {"Memory": size, "MemorySwap": size, "PidsLimit": tasks}
@@ -171,10 +171,14 @@ NO_MEMORY_LIMIT = (
 
 
 def host_config(
-    limits: Limits, *, runtime: str | None = None, volumes: tuple[str, ...] = ()
+    limits: Limits,
+    *,
+    runtime: str | None = None,
+    volumes: tuple[str, ...] = (),
+    folders: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Host configuration of a container; ``volumes`` of the image are mounted read-only."""
-    size = memory_bytes(limits)
+    """Host configuration of a container; ``volumes`` of the image are read-only, ``folders`` writable."""
+    size = memory_bytes(limits, len(folders))
     files = max(limits.open_files, LEAST_OPEN_FILES)
     room = f"rw,nosuid,nodev,size={limits.disk_mb}m,nr_inodes={MOST_FILES}"
     # Message queues outlive their creator: a program could pass data to the next one.
@@ -184,7 +188,8 @@ def host_config(
         "read_only": True,
         "tmpfs": nothing
         # The engine may give a mount the mode its folder has in the image, but not its owner.
-        | dict.fromkeys(("/tmp", "/work"), f"{room},noexec,uid={NOBODY},gid={NOBODY},mode=0700"),
+        | dict.fromkeys(("/tmp", "/work"), f"{room},noexec,uid={NOBODY},gid={NOBODY},mode=0700")
+        | dict.fromkeys(folders, f"{room},exec,uid={NOBODY},gid={NOBODY},mode=0755"),
         "shm_size": SHARED_MB << 20,
         "mem_limit": size,
         "memswap_limit": size,
@@ -289,10 +294,10 @@ def _attach(api: Any, image: dict[str, Any], settings: SandboxSettings, runtime:
             healthcheck={"test": ["NONE"]},
             use_config_proxy=False,
             host_config=api.create_host_config(
-                **host_config(settings.limits, runtime=runtime, volumes=wanted)
+                **host_config(settings.limits, runtime=runtime, volumes=wanted, folders=settings.folders)
             ),
         )["Id"]
-        return Attached(api, container, settings.limits)
+        return Attached(api, container, settings.limits, len(settings.folders))
     except BaseException:
         if container:
             docker_engine.remove(api, container)

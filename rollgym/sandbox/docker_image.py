@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -49,11 +49,19 @@ class Built:
     megabytes: float
 
 
-def build_image(tag: str = docker_engine.DEFAULT_IMAGE, python: str | None = None) -> Built:
-    """Build an image from a local Python (default: the running one) and load it into the engine."""
+def build_image(
+    tag: str = docker_engine.DEFAULT_IMAGE, python: str | None = None, programs: Sequence[str] = PROGRAMS
+) -> Built:
+    """Build an image from a local Python and load it into the engine.
+
+    Args:
+        tag: Name of the image.
+        python: The Python; default: the running one.
+        programs: Paths of further programs of this machine that the image contains.
+    """
     repository, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
     with docker_engine.connected() as api, tempfile.TemporaryFile() as file:
-        built, count = write_tar(file, python or sys.executable)
+        built, count = write_tar(file, python or sys.executable, programs)
         size = file.tell()
         file.seek(0)
         changes = [f"LABEL {docker_engine.LABEL}.python={built}", 'CMD ["python3"]']
@@ -66,16 +74,16 @@ def build_image(tag: str = docker_engine.DEFAULT_IMAGE, python: str | None = Non
     return Built(tag=tag, python=built, files=count, megabytes=size / 1e6)
 
 
-def write_tar(file: IO[bytes], python: str) -> tuple[str, int]:
+def write_tar(file: IO[bytes], python: str, programs: Sequence[str] = PROGRAMS) -> tuple[str, int]:
     """Write a Python installation as a tar; return its version and number of files."""
     program, folders, version, cache = _ask(python)
     program = os.path.realpath(program)
-    files = {program, *PROGRAMS, *_library(folders, cache)}
+    files = {program, *programs, *_library(folders, cache)}
     if hidden := next((path for path in (program, *folders) if path.startswith(HIDDEN)), None):
         raise UsageError(
             f"{hidden} would be hidden in a container, which mounts its own {hidden.split('/')[1]}."
         )
-    files |= _shared_libraries(path for path in files if path in (program, *PROGRAMS) or ".so" in path)
+    files |= _shared_libraries(path for path in files if path in (program, *programs) or ".so" in path)
     with tarfile.open(fileobj=file, mode="w") as tar:
         writer = _Writer(tar)
         for name in FOLDERS:

@@ -103,6 +103,9 @@ class SandboxSettings:
     """Image of the ``docker`` backend; default: the one built by `rollgym sandbox build-image`."""
     links: tuple[tuple[str, str], ...] = ()
     """Symbolic links outside the working folder: path and target, both absolute. ``namespaces`` only."""
+    folders: tuple[str, ...] = ()
+    """Further writable folders, in which programs may be executed, of at most ``disk_mb`` each. They are not
+    emptied when a sandbox is reset. ``docker`` only."""
 
 
 class Sandbox(Protocol):

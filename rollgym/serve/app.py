@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from rollgym.core.errors import RollgymError, RunError
 from rollgym.core.messages import Message
@@ -21,14 +22,17 @@ from rollgym.core.types import Episode
 from rollgym.engines.base import BadRequest
 from rollgym.serve.dialects import (
     AnthropicMessages,
+    Delta,
     Dialect,
     DialectRequest,
     OpenAIChat,
     OpenAIResponses,
     Replies,
+    StreamHead,
 )
 from rollgym.serve.keys import check_key, session_key
 from rollgym.serve.options import ServeOptions
+from rollgym.serve.reply_feed import ReplyFeed
 from rollgym.serve.requests import ApiError, EndBody, OpenBody, RewardBody, read
 from rollgym.serve.session import Answer, ServeContext, Session
 from rollgym.serve.sessions import AUXILIARY, Sessions
@@ -106,31 +110,87 @@ class Endpoint:
             raise ApiError(429, f"{self._busy} requests are in flight, which is the limit: try again later.")
         record = not asked.chat.is_auxiliary(self.options.auxiliary, self.options.auxiliary_max_tokens)
         session = before[0] if before else self._sessions.of_request(name, asked.chat, record)
+        feed = ReplyFeed() if asked.stream else None
         self._busy += 1
+        task = asyncio.create_task(self._answer(asked, session, record, feed))
+        task.add_done_callback(self._one_less)
+        if feed is not None:
+            return await self._streamed(request, dialect, asked, session, record, task, feed)
+        answer = await _until_disconnect(request, task)
+        headers = _headers(session, answer.head, record)
+        return JSONResponse(dialect.response(asked, _replies(answer)), headers=headers)
+
+    def _one_less(self, task: asyncio.Task[Answer]) -> None:
+        self._busy -= 1
+
+    async def _answer(
+        self, asked: DialectRequest, session: Session, record: bool, feed: ReplyFeed | None
+    ) -> Answer:
         try:
-            answer = await _until_disconnect(request, session.answer(asked.chat, record=record))
+            answer = await session.answer(asked.chat, record=record, feed=feed)
             self._sessions.remember(session)
         finally:
-            self._busy -= 1
             if session.name == AUXILIARY:
                 await self._context.engine.forget(AUXILIARY)
         if asked.messages:
-            session.keep_history(answer.id, (*asked.messages, answer.replies[0].message))
-        return self._response(dialect, asked, session, answer, record)
+            session.keep_history(answer.head.id, (*asked.messages, answer.replies[0].message))
+        return answer
 
-    def _response(
-        self, dialect: Dialect, asked: DialectRequest, session: Session, answer: Answer, record: bool
+    async def _streamed(
+        self,
+        request: Request,
+        dialect: Dialect,
+        asked: DialectRequest,
+        session: Session,
+        record: bool,
+        task: asyncio.Task[Answer],
+        feed: ReplyFeed,
     ) -> Response:
-        headers = {SESSION_HEADER: session.name}
-        if answer.ignored:
-            headers[IGNORED_HEADER] = ", ".join(answer.ignored)
-        if not record:
-            headers[RECORDED_HEADER] = "false"
-        replies = Replies(id=answer.id, created=int(time.time()), items=answer.replies)
-        if asked.stream:
-            events = dialect.stream(asked, replies)
-            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        return JSONResponse(dialect.response(asked, replies), headers=headers)
+        """Return a response that starts with the first text, so that an error before it has its status."""
+        disconnect = asyncio.create_task(_disconnected(request))
+        for each in (task, disconnect):
+            each.add_done_callback(lambda _: feed.changed.set())
+
+        async def close() -> None:
+            for each in (task, disconnect):
+                each.cancel()
+            await asyncio.gather(task, disconnect, return_exceptions=True)
+
+        try:
+            first: list[Delta] = []
+            while not first and not task.done() and not disconnect.done():
+                await feed.changed.wait()
+                first = feed.take()
+            if task.done():
+                task.result()
+            elif disconnect.done():
+                raise ClientDisconnect
+        except BaseException:
+            await close()
+            raise
+        assert feed.head is not None
+        writer = dialect.stream(asked, feed.head)
+
+        async def events() -> AsyncIterator[str]:
+            for event in writer.start():
+                yield event
+            deltas = first
+            while not task.done() and not disconnect.done():
+                for event in (event for delta in deltas for event in writer.delta(delta)):
+                    yield event
+                await feed.changed.wait()
+                deltas = feed.take()
+            if not task.done():
+                return
+            try:
+                ending = writer.finish(_replies(task.result()))
+            except (Exception, asyncio.CancelledError) as error:
+                status, message, code, param = _explain(error, request)
+                ending = writer.fail(status, message, code=code, param=param)
+            for event in ending:
+                yield event
+
+        return _EventStream(events(), close, headers=_headers(session, feed.head, record))
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a prompt, without a reply."""
@@ -236,14 +296,8 @@ class Endpoint:
                 return await handler(request)
             except ClientDisconnect:
                 return Response(status_code=CLIENT_CLOSED)
-            except ApiError as error:
-                return failed(error.status, str(error), error.code, error.param)
-            except RollgymError as error:
-                status = 503 if isinstance(error, RunError) and not isinstance(error, BadRequest) else 400
-                return failed(status, str(error))
-            except Exception:
-                _log.exception("%s %s failed", request.method, request.url.path)
-                return failed(500, "Internal server error: see the server's log.")
+            except Exception as error:
+                return failed(*_explain(error, request))
 
         return answer
 
@@ -308,9 +362,48 @@ def _status(session: Session) -> dict[str, Any]:
     return {"turns": len(session.turns), "reward": reward, "success": session.success}
 
 
-async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` until it is done; cancel it when the client disconnects."""
-    task = asyncio.create_task(work)
+def _explain(error: BaseException, request: Request) -> tuple[int, str, str | None, str | None]:
+    """Return status, message, code and parameter of a failure."""
+    if isinstance(error, ApiError):
+        return error.status, str(error), error.code, error.param
+    if isinstance(error, RollgymError):
+        status = 503 if isinstance(error, RunError) and not isinstance(error, BadRequest) else 400
+        return status, str(error), None, None
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return 500, "Internal server error: see the server's log.", None, None
+
+
+def _headers(session: Session, head: StreamHead, record: bool) -> dict[str, str]:
+    headers = {SESSION_HEADER: session.name}
+    if head.ignored:
+        headers[IGNORED_HEADER] = ", ".join(head.ignored)
+    if not record:
+        headers[RECORDED_HEADER] = "false"
+    return headers
+
+
+def _replies(answer: Answer) -> Replies:
+    return Replies(id=answer.head.id, created=answer.head.created, items=answer.replies)
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events of work that ends with the response, however that ends."""
+
+    def __init__(
+        self, events: AsyncIterator[str], close: Callable[[], Awaitable[None]], headers: dict[str, str]
+    ) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._close()
+
+
+async def _until_disconnect(request: Request, task: asyncio.Task[T]) -> T:
+    """Wait until ``task`` is done; cancel it when the client disconnects."""
     disconnect = asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)

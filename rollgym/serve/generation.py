@@ -7,18 +7,35 @@ from collections.abc import Sequence
 
 from rollgym.chat.tokenizer import Codec
 from rollgym.core.errors import AgentError
-from rollgym.engines.base import Engine, GenerateRequest, Generation
+from rollgym.engines.base import Engine, GenerateRequest, Generation, OnToken
 
 PIECE = 32
 """Tokens that are sampled between two checks for a stop string."""
 
 
 async def generate_until_stop(
-    engine: Engine, request: GenerateRequest, stops: Sequence[str], codec: Codec
+    engine: Engine,
+    request: GenerateRequest,
+    stops: Sequence[str],
+    codec: Codec,
+    on_token: OnToken | None = None,
 ) -> Generation:
-    """Sample a reply; one with a stop string ends with the token that completes it."""
+    """Sample a reply; one with a stop string ends with the token that completes it.
+
+    Args:
+        engine: Samples the reply.
+        request: The request.
+        stops: Stop strings.
+        codec: Decodes the sampled ids.
+        on_token: Receives tokens as they are sampled, also a few after a stop string.
+    """
+
+    async def sample(piece: GenerateRequest) -> Generation:
+        work = engine.generate(piece) if on_token is None else engine.stream(piece, on_token)
+        return _whole(await work)
+
     if not stops:
-        return _whole(await engine.generate(request))
+        return await sample(request)
     pieces: list[Generation] = []
     ids: tuple[int, ...] = ()
     left = request.sampling.max_tokens
@@ -29,7 +46,7 @@ async def generate_until_stop(
             prompt_ids=request.prompt_ids + ids,
             sampling=dataclasses.replace(request.sampling, max_tokens=size),
         )
-        pieces.append(_whole(await engine.generate(piece_request)))
+        pieces.append(await sample(piece_request))
         ids += pieces[-1].token_ids
         left -= len(pieces[-1].token_ids)
         if find_stop(codec.decode(ids, special=False), stops) is not None:

@@ -88,6 +88,8 @@ class ChatRequest:
     tools: tuple[ToolSpec, ...] = ()
     max_calls: int | None = None
     """Tool calls shown to the client: ``None`` for all, 0 for a reply that is only text."""
+    forced: tuple[str, ...] = ()
+    """Names of tools one of which the reply must call; empty where it need not call any."""
     sampling: Mapping[str, Any]
     """Those of temperature, top_p, top_k and min_p that were given."""
     max_tokens: int | None
@@ -130,6 +132,7 @@ def make_request(
     messages: Iterable[Message],
     tools: Sequence[ToolSpec] = (),
     max_calls: int | None = None,
+    forced: Sequence[str] = (),
     sampling: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
     stops: Sequence[str] = (),
@@ -166,6 +169,7 @@ def make_request(
         keys=_keys(system, tools, conversation),
         tools=tuple(tools),
         max_calls=max_calls,
+        forced=tuple(forced),
         sampling=given,
         max_tokens=max_tokens,
         stops=tuple(stops),

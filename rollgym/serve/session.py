@@ -8,7 +8,6 @@ a sub-agent or any other second conversation in the same session start a new row
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import logging
 import time
@@ -22,19 +21,21 @@ from rollgym.core.errors import AgentError
 from rollgym.core.messages import Message, ToolSpec
 from rollgym.core.seeding import derive_seed
 from rollgym.core.tools import write_calls
-from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn, Usage
+from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, Turn
 from rollgym.engines.base import Engine, GenerateRequest, Generation, Sampling
-from rollgym.serve.dialects.base import Reply
-from rollgym.serve.generation import find_stop, generate_until_stop
+from rollgym.serve.dialects.base import Reply, StreamHead
+from rollgym.serve.generation import generate_until_stop
 from rollgym.serve.options import ServeOptions
+from rollgym.serve.partial_reply import PartialReply
+from rollgym.serve.reply_feed import ReplyFeed
 from rollgym.serve.requests import ApiError, ChatRequest
+from rollgym.serve.visible_reply import visible_reply
 
 _log = logging.getLogger(__name__)
 MAX_CONVERSATIONS = 64
 """Number of most recent replies per session that a request can continue with the sampled ids."""
 MAX_KEPT_TOKENS = 500_000
 """Bound on the tokens of all those replies with their prompts; twice the latest where that is more."""
-_ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class SessionLog(Protocol):
@@ -78,11 +79,9 @@ class ServeContext:
 class Answer:
     """The replies to one request."""
 
-    id: str
-    """Names the answer within the server."""
+    head: StreamHead
+    """Its name within the server, and what else was known before the first token."""
     replies: tuple[Reply, ...]
-    ignored: tuple[str, ...] = ()
-    """Fields of the request that were not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +104,8 @@ class _Prompt:
     """The ids after the last reply of the row: all of them in a new row."""
     continues: bytes | None
     """Digest of the conversation whose row this extends."""
+    begun: tuple[int, ...]
+    """The last of the ids, which are the start of the reply: those of a call that the request demands."""
 
 
 class Session:
@@ -154,12 +155,15 @@ class Session:
         """Seconds since the last request; 0 while one is in flight."""
         return 0.0 if self.running else time.monotonic() - self.last_active
 
-    async def answer(self, request: ChatRequest, *, record: bool = True) -> Answer:
+    async def answer(
+        self, request: ChatRequest, *, record: bool = True, feed: ReplyFeed | None = None
+    ) -> Answer:
         """Sample the replies to a request and add them to the episode.
 
         Args:
             request: The request.
             record: Whether the replies become turns; False for an auxiliary call.
+            feed: Gets the text of the replies while they are sampled.
 
         Raises:
             ApiError: The session has ended, reached a limit, or the request does not fit the context.
@@ -173,7 +177,7 @@ class Session:
         assert task is not None
         self.running.add(task)
         try:
-            return await self._answer(request, number, record)
+            return await self._answer(request, number, record, feed)
         except asyncio.CancelledError:
             self.check_open()  # ended meanwhile: the client gets that as an error
             raise
@@ -185,12 +189,24 @@ class Session:
             self.last_active = time.monotonic()
             self.changed.set()
 
-    async def _answer(self, request: ChatRequest, number: int, record: bool) -> Answer:
+    async def _answer(
+        self, request: ChatRequest, number: int, record: bool, feed: ReplyFeed | None
+    ) -> Answer:
         name = f"{number}_{self.name}" if record else f"aux{number}_{self.name}"
-        self._context.notice(request.ignored, "neither calls nor reasoning can be forced")
         prompt = await self._prompt(request)
+        unforced = ("tool_choice",) if request.forced and not prompt.begun else ()
+        self._context.notice(request.ignored, "reasoning and verbosity are up to the model")
+        self._context.notice(unforced, "the start of a reply cannot be set with this chat template")
         sampling, overruled = self._sampling(request, prompt, number, record)
-        generations = await self._generate(request, name, prompt, sampling)
+        head = StreamHead(
+            id=name,
+            created=int(time.time()),
+            prompt_tokens=len(prompt.ids),
+            ignored=(*request.ignored, *unforced, *overruled),
+        )
+        if feed is not None:
+            feed.begin(head)
+        generations = await self._generate(request, name, prompt, sampling, feed)
         self.check_open()
         replies = []
         for index, generation in enumerate(generations):
@@ -198,7 +214,9 @@ class Session:
                 prompt.conversation if index == len(generations) - 1 else prompt.conversation.fork()
             )
             whole = conversation.reply(generation.token_ids)
-            reply = self._reply(request, conversation.last_message, whole, generation, f"{name}/{index}")
+            reply = visible_reply(
+                request, conversation, whole, generation, name=f"{name}/{index}", begun=prompt.begun
+            )
             reply = replace(reply, usage=replace(reply.usage, prompt_tokens=len(prompt.ids)))
             if record:
                 known = zip(reply.message.tool_calls, conversation.last_message.tool_calls, strict=False)
@@ -209,24 +227,36 @@ class Session:
                 )
                 self._keep(request, kept, self._turn(request, prompt, generation, reply, whole), reply)
             replies.append(reply)
-        return Answer(id=name, replies=tuple(replies), ignored=(*request.ignored, *overruled))
+        return Answer(head=head, replies=tuple(replies))
 
     async def _prompt(self, request: ChatRequest) -> _Prompt:
         past = request.keys[-1] if request.keys and request.keys[-1] in self.conversations else None
+        template = self._context.template
         conversation: BranchingConversation = await self._context.in_thread(
-            continued, self._context.template, self.conversations.get(past or b""), request
+            continued, template, self.conversations.get(past or b""), request
         )
+        begun: tuple[int, ...] = ()
+        if request.forced:
+            begun = await self._context.in_thread(template.forced_call, request.forced)
+            conversation.begin_reply(begun)
         return _Prompt(
             conversation=conversation,
             ids=conversation.prompt_ids,
             added=conversation.added_ids,
             continues=None if conversation.new_row else past,
+            begun=begun,
         )
 
     async def _generate(
-        self, request: ChatRequest, name: str, prompt: _Prompt, sampling: Sampling
+        self,
+        request: ChatRequest,
+        name: str,
+        prompt: _Prompt,
+        sampling: Sampling,
+        feed: ReplyFeed | None,
     ) -> Sequence[Generation]:
         """Sample as many replies as the request asks for, at once."""
+        template = self._context.template
         tasks = []
         for index in range(request.n):
             # The first reply is the one that a request for a single reply gets.
@@ -237,8 +267,19 @@ class Session:
                 sampling=replace(sampling, seed=seed),
                 session=self.name,
             )
+            on_token = None
+            if feed is not None:
+                partial = PartialReply(
+                    template,
+                    tools=bool(request.tools),
+                    stops=request.stops,
+                    begun=prompt.begun,
+                    stop_ids=sampling.stop_ids,
+                    calls_as_text=request.max_calls == 0,
+                )
+                on_token = feed.follow(index, partial)
             work = generate_until_stop(
-                self._context.engine, generate, request.stops, self._context.template.codec
+                self._context.engine, generate, request.stops, template.codec, on_token
             )
             tasks.append(asyncio.create_task(work))
         try:
@@ -247,33 +288,6 @@ class Session:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _reply(
-        self,
-        request: ChatRequest,
-        message: Message,
-        whole: str,
-        generation: Generation,
-        name: str,
-    ) -> Reply:
-        """Return what the client sees of a reply."""
-        in_parts = message.tool_calls or message.reasoning or self._context.template.tools.format.channels
-        if not in_parts or (request.max_calls == 0 and message.tool_calls):
-            message = Message(role="assistant", content=whole)
-        text = message.text[: find_stop(message.text, request.stops)]
-        calls = tuple(
-            replace(call, id=_call_id(f"{name}/{index}"))
-            for index, call in enumerate(message.tool_calls[: request.max_calls])
-        )
-        reason = generation.finish_reason
-        texts = (self._context.template.codec.decode([token_id]) for token_id in generation.token_ids)
-        return Reply(
-            message=replace(message, content=text, tool_calls=calls),
-            finish_reason="tool_calls" if calls and reason == "stop" else reason,
-            stop=min((stop for stop in request.stops if stop in whole), key=whole.index, default=None),
-            tokens=tuple(zip(texts, generation.logprobs, strict=True)) if request.logprobs else (),
-            usage=Usage(completion_tokens=len(generation.token_ids)),
-        )
 
     def _turn(
         self, request: ChatRequest, prompt: _Prompt, generation: Generation, reply: Reply, whole: str
@@ -456,12 +470,6 @@ def _overruled(request: ChatRequest, options: ServeOptions) -> tuple[str, ...]:
     fixed = {"temperature": options.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     ignored = [name for name, value in request.sampling.items() if value != fixed[name]]
     return tuple(ignored if request.seed is None else [*ignored, "seed"])
-
-
-def _call_id(name: str) -> str:
-    """Return an id for a tool call: nine letters and digits, which every chat template accepts."""
-    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-    return "".join(_ID_LETTERS[number // 36**place % 36] for place in range(9))
 
 
 def continued(template: ChatTemplate, past: Kept | None, request: ChatRequest) -> BranchingConversation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
 
 from rollgym.chat import load_tokenizer
-from rollgym.engines.base import Engine, GenerateRequest, Generation
+from rollgym.engines.base import Engine, GenerateRequest, Generation, OnToken
 from rollgym.engines.embedded.engine import EmbeddedEngine
 from rollgym.io.run_dir import RunFolder
 from rollgym.serve import RecordingServer, ServeOptions
@@ -43,13 +43,21 @@ class Spy:
         return self.inner.context_length
 
     async def generate(self, request: GenerateRequest) -> Generation:
+        return await self._noted(request, self.inner.generate(request))
+
+    async def stream(self, request: GenerateRequest, on_token: OnToken) -> Generation:
+        return await self._noted(request, self.inner.stream(request, on_token))
+
+    async def _noted(self, request: GenerateRequest, work: Coroutine[Any, Any, Generation]) -> Generation:
         try:
             if self.before is not None:
                 await self.before()
-            made = await self.inner.generate(request)
+            made = await work
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+        finally:
+            work.close()
         self.made.append((request, made))
         return made
 

@@ -4,20 +4,17 @@ Set ROLLGYM_TEST_CLIENTS to the environment that tests/serve/clients/make_venv.p
 """
 
 import asyncio
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_replies import Scripted
-from talkers import family
+from client_episode import check_episode, environment, run_program
 
-from rollgym.core.messages import ToolCall
-from rollgym.core.types import Episode, Outcome
-from rollgym.serve import session as session_module
-from rollgym.serve.requests import ChatRequest
+from rollgym.chat import ChatTemplate, Conversation, load_tokenizer
+from rollgym.core.messages import Message, ToolCall, ToolSpec
+from rollgym.core.types import Episode
 from rollgym.trainer.data.sequences import token_episode
 
 FOLDER = os.environ.get("ROLLGYM_TEST_CLIENTS", "")
@@ -25,7 +22,6 @@ pytestmark = pytest.mark.skipif(
     not FOLDER, reason="ROLLGYM_TEST_CLIENTS does not name an environment: run `make test-clients`"
 )
 CLIENTS = Path(__file__).parent / "clients"
-NAME = "qwen2.5 tools"
 WEATHER = ToolCall(name="get_weather", arguments={"city": "Oslo"})
 WEATHER_SCRIPT: list[Any] = [[WEATHER], "It rains in Oslo."]
 ANSWER = ToolCall(name="final_answer", arguments={"answer": "It rains in Oslo."})
@@ -62,92 +58,93 @@ def test_a_tool_using_episode_of_a_real_client_is_recorded_exactly(
     serving: Callable[..., Any], client: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replies, answer, new_rows = CASES[client]
-    scripted = Scripted(NAME, replies)
-    requests: list[ChatRequest] = []
-    original = session_module.continued
 
-    def noted(template: Any, past: Any, request: ChatRequest) -> Any:
-        requests.append(request)
-        return original(template, past, request)
+    async def run(url: str) -> None:
+        printed = await run_client(client, form, url, tmp_path)
+        assert printed.strip().splitlines()[-1].strip() == answer
 
-    monkeypatch.setattr(session_module, "continued", noted)
-
-    async def run() -> list[Episode]:
-        async with serving(inner=scripted.engine, tokens=scripted.template) as place:
-            finished = place.server.episodes()
-            printed = await run_client(client, form, place.server.url, tmp_path)
-            assert printed.strip().splitlines()[-1].strip() == answer
-            ending = {"reward": 1.0, "success": True, "done": True}
-            key = {"authorization": "Bearer session/episode-7"}
-            told = await place.http.post("/rl/reward", json=ending, headers=key)
-            assert told.status_code == 200, told.text
-        return [episode async for episode in finished]
-
-    (episode,) = asyncio.run(run())
-    assert (episode.spec.episode_id, episode.outcome, episode.success) == (
-        "episode-7",
-        Outcome.TERMINATED,
-        True,
-    )
-    assert [turn.new_row for turn in episode.turns] == new_rows
-    recorded = [turn.action_ids for turn in episode.turns]
-    if client == "smolagents_code":  # its stop string ends a reply before the end of the turn
-        assert all(len(ids) < len(said) for ids, said in zip(recorded, scripted.sampled, strict=True))
-        scripted.sampled = [said[: len(ids)] for ids, said in zip(recorded, scripted.sampled, strict=True)]
-    assert recorded == scripted.sampled
-    # What the engine was sent is what the template writes for the messages and tools of the request ...
-    prompts = [list(request.prompt_ids) for request in scripted.starts]
-    tokenizer = family(NAME)
-    for request, ids in zip(requests, prompts, strict=True):
-        assert tokenizer.decode(ids) == rendered(tokenizer, request)
-    # ... and a row consists of such a prompt and the ids that were sampled after it, nothing tokenized again.
-    last = [i for i in range(len(new_rows)) if i + 1 == len(new_rows) or new_rows[i + 1]]
-    rows = [row.ids.tolist() for row in token_episode(episode).sequences]
-    assert rows == [[*prompts[i], *scripted.sampled[i]] for i in last]
+    # The stop string of smolagents' code agent ends a reply before the end of the turn.
+    check_episode(serving, monkeypatch, replies, new_rows, run, cut=client == "smolagents_code")
 
 
 async def run_client(client: str, form: str, url: str, folder: Path) -> str:
     """What a client prints that has only a URL and a key."""
-    env = {
-        **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
-        "HOME": str(folder),
-        "OPENAI_BASE_URL": f"{url}/v1",
-        "OPENAI_API_KEY": "session/episode-7",
-        "OPENAI_MODEL": "policy",
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": "session/episode-7",
-        "ANTHROPIC_MODEL": "policy",
+    env = environment(url, folder) | {
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "MSWEA_SILENT_STARTUP": "1",
         "MSWEA_COST_TRACKING": "ignore_errors",
     }
-    process = await asyncio.create_subprocess_exec(
-        str(Path(FOLDER).absolute() / "bin" / "python"),
-        str(CLIENTS / f"use_{client}.py"),
-        form,
-        env=env,
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(240):
-        out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()[-3000:]
-    return out.decode()
+    python = str(Path(FOLDER).absolute() / "bin" / "python")
+    return await run_program([python, str(CLIENTS / f"use_{client}.py"), form], env, folder)
 
 
-def rendered(tokenizer: Any, request: ChatRequest) -> str:
-    """A request as the tokenizer's own chat template writes it."""
-    messages = [{"role": "system", "content": request.system}] if request.system else []
-    for message in request.messages:
-        body = message.to_openai()
-        for call in body.get("tool_calls", ()):
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        messages.append(body)
-    text: str = tokenizer.apply_chat_template(
-        messages,
-        tools=[tool.to_openai() for tool in request.tools] or None,
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    return text
+WEATHER_TOOL = ToolSpec(
+    name="get_weather",
+    description="The weather of a city.",
+    parameters={"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+)
+
+
+def taught_model(template: ChatTemplate, folder: Path) -> tuple[Any, list[tuple[int, ...]]]:
+    """The built-in policy, taught one conversation by heart, and the replies in it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    conversation = Conversation(template, "Be brief.", tools=[WEATHER_TOOL])
+    replies, positions, targets = [], [], []
+    said: list[Any] = ["How is Oslo?", [Message(role="tool", content="Rain in Oslo.", name="get_weather")]]
+    texts = (template.call_text([WEATHER], [WEATHER_TOOL]), "It rains in Oslo.")
+    for observation, text in zip(said, texts, strict=True):
+        conversation.observe(observation)
+        start, reply = len(conversation.prompt_ids), template.encode_reply(text)
+        conversation.reply(reply)
+        assert not conversation.new_row
+        replies.append(reply)
+        positions += range(start - 1, start - 1 + len(reply))
+        targets += reply
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor([[*conversation.prompt_ids]])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(300):
+        logits = model(input_ids=ids).logits[0, positions]
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(targets))
+        if loss.item() < 0.01:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.01
+    return model, replies
+
+
+@pytest.mark.parametrize("form", ["stream", "whole"])
+def test_the_openai_client_streams_with_tools_from_a_real_engine(
+    serving: Callable[..., Any], form: str, tmp_path: Path
+) -> None:
+    from rollgym.engines.embedded.engine import EmbeddedEngine
+    from rollgym.trainer.builtin_policy.model import make_policy
+
+    policy = make_policy(["rollgym/FrozenLake-v0"], tmp_path / "policy", size="tiny", context=1024)
+    template = ChatTemplate(load_tokenizer(policy.path))
+    model, replies = taught_model(template, policy.path)
+
+    async def run() -> list[Episode]:
+        engine = EmbeddedEngine(model, threads=1, device="cpu")
+        async with serving(inner=engine, tokens=template, temperature=0.0) as place:
+            finished = place.server.episodes()
+            printed = await run_client("openai_chat", form, place.server.url, tmp_path)
+            assert printed.strip() == "It rains in Oslo."
+            await place.end("episode-7")
+        await engine.close()
+        return [episode async for episode in finished]
+
+    (episode,) = asyncio.run(run())
+    assert [turn.action_ids for turn in episode.turns] == replies
+    (row,) = token_episode(episode).sequences
+    assert row.ids[row.action_positions].tolist() == [i for reply in replies for i in reply]
+    first, second = episode.turns
+    assert first.message is not None
+    (call,) = first.message["tool_calls"]
+    assert (call["function"]["name"], second.observation) == ("get_weather", "Rain in Oslo.")
+    assert all(logprob > -0.1 for turn in episode.turns for logprob in turn.logprobs)

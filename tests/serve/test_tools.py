@@ -155,27 +155,6 @@ def test_only_one_call_is_shown_where_the_client_asks_for_one(serving: Serving, 
     assert not episode.turns[1].new_row
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_tool_choice_that_cannot_be_forced_is_reported(serving: Serving, dialect: str) -> None:
-    scripted = Scripted("qwen2.5 tools", ["No.", "No."])
-    forced: list[Any] = ["required", {"type": "function", "name": "move", "function": {"name": "move"}}]
-    if dialect == "messages":
-        forced = [{"type": "any"}, {"type": "tool", "name": "move"}]
-
-    async def talk(place: Any) -> None:
-        from dialect_wire import BODIES, PATHS
-
-        for choice in forced:
-            body = BODIES[dialect]([ASK], [MOVE]) | {"model": "policy", "tool_choice": choice}
-            answer = await place.http.post(f"/v1/{PATHS[dialect]}", json=body)
-            assert answer.status_code == 200, answer.text
-            assert answer.headers["x-rollgym-ignored"] == "tool_choice"
-        wrong = body | {"tool_choice": {"type": "tool", "name": "fly"}}
-        assert (await place.http.post(f"/v1/{PATHS[dialect]}", json=wrong)).status_code == 400
-
-    play(serving, scripted, talk)
-
-
 @pytest.mark.parametrize("text", ['<tool_call>{"name": "move"', "<tool_call>\nnonsense\n</tool_call>"])
 def test_a_malformed_call_is_text_and_costs_a_turn(serving: Serving, text: str) -> None:
     scripted = Scripted("qwen2.5 tools", [text, "Sorry."])

@@ -28,10 +28,11 @@ from rollgym.engines.base import (
     EngineStats,
     GenerateRequest,
     Generation,
+    OnToken,
     WeightSource,
 )
 from rollgym.engines.embedded.batch_invariance import make_batch_invariant
-from rollgym.engines.embedded.engine_thread import EngineThread, settle
+from rollgym.engines.embedded.engine_thread import EngineThread, in_loop, settle
 from rollgym.engines.embedded.kv_cache import round_up
 from rollgym.engines.embedded.model import Model, read_tensors
 from rollgym.engines.embedded.offload import trim_memory
@@ -142,9 +143,16 @@ class EmbeddedEngine(Engine):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one reply. A cancelled call stops generating at once."""
+        return await self._generate(request, None)
+
+    async def stream(self, request: GenerateRequest, on_token: OnToken) -> Generation:
+        """Sample one reply as `generate` does, and pass on its tokens as they are sampled."""
+        return await self._generate(request, in_loop(on_token))
+
+    async def _generate(self, request: GenerateRequest, on_token: OnToken | None) -> Generation:
         limit = self._check(request)
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        sequence = SequenceState(request, limit, settle(future))
+        sequence = SequenceState(request, limit, settle(future), on_token)
         self._thread.post(lambda scheduler: scheduler.submit(sequence))
         try:
             return await future

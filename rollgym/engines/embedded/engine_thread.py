@@ -18,7 +18,7 @@ import torch
 from rollgym.core.errors import AgentError, one_line
 from rollgym.engines.embedded.scheduler import BatchScheduler
 
-__all__ = ["EngineThread", "settle"]
+__all__ = ["EngineThread", "in_loop", "settle"]
 
 T = TypeVar("T")
 Command = Callable[[BatchScheduler], None]
@@ -39,6 +39,17 @@ def settle(future: asyncio.Future[T]) -> Callable[[T | BaseException], None]:
     def later(result: T | BaseException) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(set_it, result)
+
+    return later
+
+
+def in_loop(call: Callable[[T], None]) -> Callable[[T], None]:
+    """Return a thread-safe function that calls ``call`` in the running event loop, in order."""
+    loop = asyncio.get_running_loop()
+
+    def later(value: T) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(call, value)
 
     return later
 

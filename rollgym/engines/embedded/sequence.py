@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from rollgym.engines.base import FinishReason, GenerateRequest, Generation
+from rollgym.engines.base import FinishReason, GenerateRequest, Generation, OnToken
 from rollgym.engines.embedded.prefix_cache import Node
 from rollgym.engines.embedded.sampling import stream
 
@@ -21,13 +21,16 @@ Deliver = Callable[[Generation | BaseException], None]
 class SequenceState:
     """A request, its sampled tokens, and how many of its tokens are in the KV cache."""
 
-    def __init__(self, request: GenerateRequest, limit: int, deliver: Deliver) -> None:
+    def __init__(
+        self, request: GenerateRequest, limit: int, deliver: Deliver, on_token: OnToken | None = None
+    ) -> None:
         self.request = request
         self.sampling = request.sampling
         self.stream = stream(request.sampling.seed)
         self.limit = limit
         """Maximum number of tokens to sample: ``max_tokens`` or what fits into the context."""
         self.deliver = deliver
+        self.on_token = on_token
         self.ids = list(request.prompt_ids)
         self._prefixes: list[bytes] = []
         self.cached = 0
@@ -66,6 +69,8 @@ class SequenceState:
         """Append a sampled token; returns the finish reason if it is the last."""
         self.ids.append(token)
         self.logprobs.append(logprob)
+        if self.on_token is not None:
+            self.on_token(token)
         if self.spans and self.spans[-1][0] == version:
             self.spans[-1][1] += 1
         else:

@@ -10,7 +10,17 @@ import msgspec
 
 from rollgym.core.messages import Message, ToolCall, ToolSpec
 from rollgym.core.serialization import clean_text
-from rollgym.serve.dialects.base import DialectRequest, History, Replies, Reply, pieces, sse
+from rollgym.serve.dialects.base import (
+    Delta,
+    DialectRequest,
+    History,
+    Replies,
+    Reply,
+    Sent,
+    StreamHead,
+    pieces,
+    sse,
+)
 from rollgym.serve.requests import check, convert, make_call, make_request, make_tool, read_fields, shown
 
 HARMLESS = frozenset({"metadata", "service_tier", "cache_control", "inference_geo", "speed"})
@@ -24,6 +34,7 @@ _KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
+_EMPTY_TEXT = {"type": "text", "text": ""}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -58,7 +69,8 @@ class AnthropicMessages:
         request, _ = read_fields(body, _Body, harmless=HARMLESS, rejected=REJECTED)
         check(not need_max_tokens or request.max_tokens is not None, "max_tokens is missing.", "max_tokens")
         tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ()))
-        max_calls, ignored = _tool_choice(request.tool_choice, tools)
+        max_calls, forced = _tool_choice(request.tool_choice, tools)
+        ignored: tuple[str, ...] = ()
         if (request.thinking or {}).get("type") not in (None, "disabled"):
             ignored += ("thinking",)
         effort = dict(request.output_config or {})
@@ -76,6 +88,7 @@ class AnthropicMessages:
             messages=messages,
             tools=tools,
             max_calls=max_calls,
+            forced=forced,
             sampling={name: getattr(request, name) for name in ("temperature", "top_p", "top_k")},
             max_tokens=request.max_tokens,
             stops=request.stop_sequences or (),
@@ -86,22 +99,12 @@ class AnthropicMessages:
     def response(self, request: DialectRequest, replies: Replies) -> dict[str, Any]:
         """Return a whole message."""
         reply = replies.first
-        body = _head(request, replies, reply.usage.completion_tokens)
+        body = _head(request, replies.id, reply.usage.prompt_tokens, reply.usage.completion_tokens)
         return body | {"content": _blocks(reply), **_ending(reply)}
 
-    def stream(self, request: DialectRequest, replies: Replies) -> Iterator[str]:
-        """Yield a message as events."""
-        reply = replies.first
-        yield _event("message_start", message=_head(request, replies, 0))
-        for index, block in enumerate(_blocks(reply)):
-            empty, deltas = _streamed(block)
-            yield _event("content_block_start", index=index, content_block=empty)
-            for delta in deltas:
-                yield _event("content_block_delta", index=index, delta=delta)
-            yield _event("content_block_stop", index=index)
-        usage = {"output_tokens": reply.usage.completion_tokens}
-        yield _event("message_delta", delta=_ending(reply), usage=usage)
-        yield _event("message_stop")
+    def stream(self, request: DialectRequest, head: StreamHead) -> _MessageStream:
+        """Return the writer of events."""
+        return _MessageStream(request, head)
 
     def error(self, status: int, message: str, *, code: str | None, param: str | None) -> dict[str, Any]:
         """Return the body of an error response."""
@@ -111,6 +114,67 @@ class AnthropicMessages:
     def model_card(self, name: str, created: str) -> dict[str, Any]:
         """Return an entry of the model list."""
         return {"type": "model", "id": name, "display_name": name, "created_at": created}
+
+
+class _MessageStream:
+    """Events of a message: blocks one after the other, of which at most one is open."""
+
+    def __init__(self, request: DialectRequest, head: StreamHead) -> None:
+        self._message = _head(request, head.id, head.prompt_tokens, 0)
+        self._sent = Sent()
+        self._index = -1
+        self._open = ""
+        """Type of the open block."""
+
+    def start(self) -> Iterator[str]:
+        """Yield the start of the message."""
+        yield _event("message_start", message=self._message)
+
+    def delta(self, delta: Delta) -> Iterator[str]:
+        """Yield further text."""
+        self._sent.add(delta)
+        if delta.reasoning:
+            yield from self._enter("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield from self._deltas("thinking_delta", "thinking", delta.reasoning)
+        if delta.text:
+            yield from self._enter("text", _EMPTY_TEXT)
+            yield from self._deltas("text_delta", "text", delta.text)
+
+    def finish(self, replies: Replies) -> Iterator[str]:
+        """Yield the rest of the message, its calls and why it ended."""
+        reply = replies.first
+        reasoning, text = self._sent.rest(reply)
+        yield from self.delta(Delta(reasoning=reasoning, text=text))
+        if not self._sent.text and not reply.message.tool_calls:
+            yield from self._enter("text", _EMPTY_TEXT)
+        for call in reply.message.tool_calls:
+            yield from self._close()
+            yield from self._enter("tool_use", _use(call) | {"input": {}})
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+            yield from self._deltas("input_json_delta", "partial_json", arguments)
+        yield from self._close()
+        usage = {"output_tokens": reply.usage.completion_tokens}
+        yield _event("message_delta", delta=_ending(reply), usage=usage)
+        yield _event("message_stop")
+
+    def fail(self, status: int, message: str, *, code: str | None, param: str | None) -> Iterator[str]:
+        """Yield an error."""
+        yield sse(AnthropicMessages().error(status, message, code=code, param=param), "error")
+
+    def _enter(self, kind: str, empty: dict[str, Any]) -> Iterator[str]:
+        if self._open != kind:
+            yield from self._close()
+            self._index, self._open = self._index + 1, kind
+            yield _event("content_block_start", index=self._index, content_block=empty)
+
+    def _close(self) -> Iterator[str]:
+        if self._open:
+            yield _event("content_block_stop", index=self._index)
+        self._open = ""
+
+    def _deltas(self, kind: str, field: str, text: str) -> Iterator[str]:
+        for piece in pieces(text):
+            yield _event("content_block_delta", index=self._index, delta={"type": kind, field: piece})
 
 
 def _tool(body: dict[str, Any], where: str) -> ToolSpec:
@@ -126,7 +190,7 @@ def _tool(body: dict[str, Any], where: str) -> ToolSpec:
 def _tool_choice(
     choice: dict[str, Any] | None, tools: tuple[ToolSpec, ...]
 ) -> tuple[int | None, tuple[str, ...]]:
-    """Return the number of calls to show, and the fields without effect: the model is not forced to call."""
+    """Return the number of calls to show, and the names of tools one of which must be called."""
     if choice is None:
         return None, ()
     kind = choice.get("type")
@@ -138,7 +202,9 @@ def _tool_choice(
     )
     check(bool(tools) or kind in ("auto", "none"), "tool_choice needs tools.", "tool_choice")
     most = 0 if kind == "none" else 1 if choice.get("disable_parallel_tool_use") else None
-    return most, ("tool_choice",) if kind in ("any", "tool") else ()
+    if kind == "tool":
+        return most, (str(choice["name"]),)
+    return most, tuple(tool.name for tool in tools) if kind == "any" else ()
 
 
 def _messages(body: dict[str, Any], where: str) -> list[Message]:
@@ -212,15 +278,15 @@ def _block_text(block: dict[str, Any], field: str, where: str) -> str:
     return clean_text(convert(block.get(field), str, f"{where}.{field}"))
 
 
-def _head(request: DialectRequest, replies: Replies, output_tokens: int) -> dict[str, Any]:
+def _head(request: DialectRequest, name: str, input_tokens: int, output_tokens: int) -> dict[str, Any]:
     usage = {
-        "input_tokens": replies.first.usage.prompt_tokens,
+        "input_tokens": input_tokens,
         "output_tokens": output_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
     }
     return {
-        "id": f"msg_{replies.id}",
+        "id": f"msg_{name}",
         "type": "message",
         "role": "assistant",
         "model": request.chat.model,
@@ -245,29 +311,11 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
     if message.text or not message.tool_calls:
         blocks.append({"type": "text", "text": message.text})
-    blocks += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
-        for call in message.tool_calls
-    ]
-    return blocks
+    return blocks + [_use(call) for call in message.tool_calls]
 
 
-def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a block as its start and its deltas."""
-    match block["type"]:
-        case "thinking":
-            deltas: list[dict[str, Any]] = [
-                {"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])
-            ]
-            return block | {"thinking": ""}, deltas
-        case "text":
-            return block | {"text": ""}, [
-                {"type": "text_delta", "text": piece} for piece in pieces(block["text"])
-            ]
-    text = json.dumps(block["input"], ensure_ascii=False)
-    return block | {"input": {}}, [
-        {"type": "input_json_delta", "partial_json": piece} for piece in pieces(text)
-    ]
+def _use(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
 
 
 def _event(kind: str, **fields: Any) -> str:

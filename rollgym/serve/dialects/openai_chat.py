@@ -10,7 +10,17 @@ import msgspec
 
 from rollgym.core.messages import Message, ToolCall, ToolSpec
 from rollgym.core.serialization import clean_text
-from rollgym.serve.dialects.base import DialectRequest, History, Replies, Reply, pieces, sse
+from rollgym.serve.dialects.base import (
+    Delta,
+    DialectRequest,
+    History,
+    Replies,
+    Reply,
+    Sent,
+    StreamHead,
+    pieces,
+    sse,
+)
 from rollgym.serve.requests import (
     ApiError,
     check,
@@ -85,7 +95,7 @@ class OpenAIChat:
         request, ignored = read_fields(body, _Body, harmless=HARMLESS, ignored=IGNORED, rejected=REJECTED)
         _check_output(request.response_format, request.top_logprobs, request.modalities)
         tools = read_tools(request.tools or ())
-        max_calls, unforced = read_tool_choice(request.tool_choice, tools)
+        max_calls, forced = read_tool_choice(request.tool_choice, tools)
         if request.parallel_tool_calls is False:
             max_calls = 1 if max_calls is None else max_calls
         for name in ("max_tokens", "max_completion_tokens"):
@@ -97,13 +107,14 @@ class OpenAIChat:
             messages=[read_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)],
             tools=tools,
             max_calls=max_calls,
+            forced=forced,
             sampling={name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "min_p")},
             max_tokens=request.max_completion_tokens or request.max_tokens,
             stops=stops,
             seed=request.seed,
             n=request.n,
             logprobs=bool(request.logprobs),
-            ignored=(*ignored, *unforced),
+            ignored=ignored,
         )
         usage = bool(request.stream_options and request.stream_options.include_usage)
         return DialectRequest(chat=chat, stream=bool(request.stream), usage=usage)
@@ -119,25 +130,68 @@ class OpenAIChat:
             }
             for index, reply in enumerate(replies.items)
         ]
-        return _head("chat.completion", request, replies) | {"choices": choices, "usage": _usage(replies)}
+        head = _head("chat.completion", request, replies.id, replies.created)
+        return head | {"choices": choices, "usage": _usage(replies)}
 
-    def stream(self, request: DialectRequest, replies: Replies) -> Iterator[str]:
-        """Yield the replies as chunks, one reply after the other."""
-        head = _head("chat.completion.chunk", request, replies)
-        more: dict[str, Any] = {"usage": None} if request.usage else {}
-        for index, reply in enumerate(replies.items):
-            for delta, reason in _deltas(reply):
-                logprobs = _logprobs(request, reply) if "role" in delta else None
-                choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-                yield sse(head | {"choices": [choice]} | more)
-        if request.usage:
-            yield sse(head | {"choices": [], "usage": _usage(replies)})
-        yield "data: [DONE]\n\n"
+    def stream(self, request: DialectRequest, head: StreamHead) -> _ChatStream:
+        """Return the writer of chunks."""
+        return _ChatStream(request, head)
 
     def error(self, status: int, message: str, *, code: str | None, param: str | None) -> dict[str, Any]:
         """Return the body of an error response."""
         kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
         return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class _ChatStream:
+    """Chunks of chat completions; those of several replies alternate."""
+
+    def __init__(self, request: DialectRequest, head: StreamHead) -> None:
+        self._request = request
+        self._head = _head("chat.completion.chunk", request, head.id, head.created)
+        if request.usage:
+            self._head["usage"] = None
+        self._sent = [Sent() for _ in range(request.chat.n)]
+
+    def start(self) -> Iterator[str]:
+        """Yield a chunk with the role of each reply."""
+        for index in range(len(self._sent)):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+
+    def delta(self, delta: Delta) -> Iterator[str]:
+        """Yield further text."""
+        self._sent[delta.index].add(delta)
+        for piece in pieces(delta.reasoning):
+            yield self._chunk(delta.index, {"reasoning_content": piece})
+        for piece in pieces(delta.text):
+            yield self._chunk(delta.index, {"content": piece})
+
+    def finish(self, replies: Replies) -> Iterator[str]:
+        """Yield the rest of the replies, their calls and log-probs, and the usage."""
+        for index, reply in enumerate(replies.items):
+            reasoning, text = self._sent[index].rest(reply)
+            yield from self.delta(Delta(index=index, reasoning=reasoning, text=text))
+            for number, call in enumerate(reply.message.tool_calls):
+                function = {"name": call.name, "arguments": ""}
+                start = {"index": number, "id": call.id, "type": "function", "function": function}
+                yield self._chunk(index, {"tool_calls": [start]})
+                for piece in pieces(json.dumps(call.arguments, ensure_ascii=False)):
+                    part = {"index": number, "function": {"arguments": piece}}
+                    yield self._chunk(index, {"tool_calls": [part]})
+            yield self._chunk(index, {}, _logprobs(self._request, reply), reply.finish_reason)
+        if self._request.usage:
+            yield sse(self._head | {"choices": [], "usage": _usage(replies)})
+        yield "data: [DONE]\n\n"
+
+    def fail(self, status: int, message: str, *, code: str | None, param: str | None) -> Iterator[str]:
+        """Yield an error."""
+        yield sse(OpenAIChat().error(status, message, code=code, param=param))
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None
+    ) -> str:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return sse(self._head | {"choices": [choice]})
 
 
 def read_tools(bodies: Any) -> tuple[ToolSpec, ...]:
@@ -157,14 +211,14 @@ def read_tools(bodies: Any) -> tuple[ToolSpec, ...]:
 
 
 def read_tool_choice(choice: Any, tools: tuple[ToolSpec, ...]) -> tuple[int | None, tuple[str, ...]]:
-    """Return the number of calls to show, and the fields without effect: the model is not forced to call."""
+    """Return the number of calls to show, and the names of tools one of which must be called."""
     if choice is None or choice == "auto":
         return None, ()
     if choice == "none":
         return 0, ()
     check(bool(tools), "tool_choice needs tools.", "tool_choice")
     if choice == "required":
-        return None, ("tool_choice",)
+        return None, tuple(tool.name for tool in tools)
     function = choice.get("function", choice) if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     check(
@@ -174,7 +228,7 @@ def read_tool_choice(choice: Any, tools: tuple[ToolSpec, ...]) -> tuple[int | No
         "tool_choice must be none, auto, required or a function of tools.",
         "tool_choice",
     )
-    return None, ("tool_choice",)
+    return None, (str(name),)
 
 
 def read_message(body: dict[str, Any], where: str) -> Message:
@@ -256,29 +310,11 @@ def _message(reply: Reply) -> dict[str, Any]:
     return body
 
 
-def _deltas(reply: Reply) -> Iterator[tuple[dict[str, Any], str | None]]:
-    message = reply.message
-    yield {"role": "assistant", "content": ""}, None
-    for piece in pieces(message.reasoning):
-        yield {"reasoning_content": piece}, None
-    for piece in pieces(message.text):
-        yield {"content": piece}, None
-    for index, call in enumerate(message.tool_calls):
-        function = {"name": call.name, "arguments": ""}
-        yield (
-            {"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]},
-            None,
-        )
-        for piece in pieces(json.dumps(call.arguments, ensure_ascii=False)):
-            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}, None
-    yield {}, reply.finish_reason
-
-
-def _head(kind: str, request: DialectRequest, replies: Replies) -> dict[str, Any]:
+def _head(kind: str, request: DialectRequest, name: str, created: int) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{replies.id}",
+        "id": f"chatcmpl-{name}",
         "object": kind,
-        "created": replies.created,
+        "created": created,
         "model": request.chat.model,
     }
 

@@ -11,7 +11,17 @@ import msgspec
 
 from rollgym.core.messages import Message, ToolSpec
 from rollgym.core.serialization import clean_text
-from rollgym.serve.dialects.base import DialectRequest, History, Replies, Reply, pieces, sse
+from rollgym.serve.dialects.base import (
+    Delta,
+    DialectRequest,
+    History,
+    Replies,
+    Reply,
+    Sent,
+    StreamHead,
+    pieces,
+    sse,
+)
 from rollgym.serve.dialects.openai_chat import OpenAIChat, read_content, read_tool_choice, token_logprobs
 from rollgym.serve.requests import check, convert, make_call, make_request, make_tool, read_fields, shown
 
@@ -33,6 +43,9 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _TEXTS = ("input_text", "output_text", "text")
 _LOGPROBS = "message.output_text.logprobs"
 _REASONING = "reasoning.encrypted_content"
+
+
+_TEXT_PART: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
 class _Body(msgspec.Struct):
@@ -64,7 +77,7 @@ class OpenAIResponses:
         request, ignored = read_fields(body, _Body, harmless=HARMLESS, ignored=IGNORED, rejected=REJECTED)
         ignored += _check_output(request)
         tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ()))
-        max_calls, unforced = read_tool_choice(request.tool_choice, tools)
+        max_calls, forced = read_tool_choice(request.tool_choice, tools)
         if request.parallel_tool_calls is False:
             max_calls = 1 if max_calls is None else max_calls
         earlier = list(history(request.previous_response_id)) if request.previous_response_id else []
@@ -77,11 +90,12 @@ class OpenAIResponses:
             messages=[*system, *messages],
             tools=tools,
             max_calls=max_calls,
+            forced=forced,
             sampling={name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "min_p")},
             max_tokens=request.max_output_tokens,
             seed=request.seed,
             logprobs=_LOGPROBS in (request.include or ()),
-            ignored=(*ignored, *unforced),
+            ignored=ignored,
         )
         echo = {
             "instructions": request.instructions,
@@ -100,7 +114,7 @@ class OpenAIResponses:
 
     def response(self, request: DialectRequest, replies: Replies) -> dict[str, Any]:
         """Return a whole response."""
-        body = _head(request, replies) | {"output": _output(request, replies)}
+        body = _head(request, replies.id, replies.created) | {"output": _output(request, replies)}
         reply = replies.first
         if reply.finish_reason == "length":
             body |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
@@ -108,28 +122,102 @@ class OpenAIResponses:
             body |= {"status": "completed", "completed_at": replies.created}
         return body | {"usage": _usage(reply)}
 
-    def stream(self, request: DialectRequest, replies: Replies) -> Iterator[str]:
-        """Yield a response as events."""
-        numbers = itertools.count()
-
-        def event(kind: str, **fields: Any) -> str:
-            return sse({"type": kind, "sequence_number": next(numbers), **fields}, kind)
-
-        begun = _head(request, replies) | {"output": [], "status": "in_progress", "usage": None}
-        yield event("response.created", response=begun)
-        yield event("response.in_progress", response=begun)
-        for index, item in enumerate(_output(request, replies)):
-            empty = _emptied(item)
-            yield event("response.output_item.added", output_index=index, item=empty)
-            for kind, fields in _item_events(item):
-                yield event(f"response.{kind}", item_id=item["id"], output_index=index, **fields)
-            yield event("response.output_item.done", output_index=index, item=item)
-        whole = self.response(request, replies)
-        yield event(f"response.{whole['status']}", response=whole)
+    def stream(self, request: DialectRequest, head: StreamHead) -> _ResponseStream:
+        """Return the writer of events."""
+        return _ResponseStream(request, head)
 
     def error(self, status: int, message: str, *, code: str | None, param: str | None) -> dict[str, Any]:
         """Return the body of an error response."""
         return OpenAIChat().error(status, message, code=code, param=param)
+
+
+class _ResponseStream:
+    """Events of a response: items one after the other, of which at most one is open."""
+
+    def __init__(self, request: DialectRequest, head: StreamHead) -> None:
+        self._request, self._id = request, head.id
+        self._response = _head(request, head.id, head.created)
+        self._numbers = itertools.count()
+        self._sent = Sent()
+        self._index = -1
+        self._open: dict[str, Any] = {}
+        """The open item, as it was added."""
+
+    def start(self) -> Iterator[str]:
+        """Yield the start of the response."""
+        begun = self._response | {"output": [], "status": "in_progress", "usage": None}
+        yield self._event("created", response=begun)
+        yield self._event("in_progress", response=begun)
+
+    def delta(self, delta: Delta) -> Iterator[str]:
+        """Yield further text."""
+        self._sent.add(delta)
+        if delta.reasoning:
+            yield from self._enter(_reasoning_item(self._id))
+            for piece in pieces(delta.reasoning):
+                yield self._of_item("reasoning_text.delta", content_index=0, delta=piece)
+        if delta.text:
+            if self._open.get("type") == "reasoning":
+                done = [{"type": "reasoning_text", "text": self._sent.reasoning}]
+                yield from self._close(self._open | {"content": done})
+            yield from self._enter(_message_item(self._id))
+            for piece in pieces(delta.text):
+                yield self._of_item("output_text.delta", content_index=0, delta=piece, logprobs=[])
+
+    def finish(self, replies: Replies) -> Iterator[str]:
+        """Yield the rest of the items, the calls, and the whole response."""
+        reasoning, text = self._sent.rest(replies.first)
+        items = _output(self._request, replies)
+        yield from self.delta(Delta(reasoning=reasoning))
+        if self._open.get("type") == "reasoning":
+            yield from self._close(items[0])
+        yield from self.delta(Delta(text=text))
+        for item in items[self._index + (not self._open) :]:
+            if item["type"] == "function_call":
+                yield from self._enter(item | {"arguments": "", "status": "in_progress"})
+                for piece in pieces(item["arguments"]):
+                    yield self._of_item("function_call_arguments.delta", delta=piece)
+            else:
+                yield from self._enter(_message_item(self._id))  # empty unless it is open
+            yield from self._close(item)
+        whole = OpenAIResponses().response(self._request, replies)
+        yield self._event(whole["status"], response=whole)
+
+    def fail(self, status: int, message: str, *, code: str | None, param: str | None) -> Iterator[str]:
+        """Yield an error."""
+        fields = {"code": code, "message": message, "param": param}
+        yield sse({"type": "error", "sequence_number": next(self._numbers), **fields}, "error")
+
+    def _enter(self, item: dict[str, Any]) -> Iterator[str]:
+        if not self._open:
+            self._index, self._open = self._index + 1, item
+            yield self._event("output_item.added", output_index=self._index, item=item)
+            if item["type"] == "message":
+                yield self._of_item("content_part.added", content_index=0, part=_TEXT_PART)
+
+    def _close(self, item: dict[str, Any]) -> Iterator[str]:
+        """Yield the end of the open item, which is complete now."""
+        match item["type"]:
+            case "function_call":
+                fields = {"name": item["name"], "arguments": item["arguments"]}
+                yield self._of_item("function_call_arguments.done", **fields)
+            case "reasoning":
+                yield self._of_item("reasoning_text.done", content_index=0, text=item["content"][0]["text"])
+            case _:
+                (part,) = item["content"]
+                # With the whole text: tokens and pieces of a stream have different borders.
+                done = {"text": part["text"], "logprobs": part["logprobs"]}
+                yield self._of_item("output_text.done", content_index=0, **done)
+                yield self._of_item("content_part.done", content_index=0, part=part)
+        yield self._event("output_item.done", output_index=self._index, item=item)
+        self._open = {}
+
+    def _of_item(self, kind: str, **fields: Any) -> str:
+        return self._event(kind, item_id=self._open["id"], output_index=self._index, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        name = f"response.{kind}"
+        return sse({"type": name, "sequence_number": next(self._numbers), **fields}, name)
 
 
 def _check_output(request: _Body) -> tuple[str, ...]:
@@ -199,11 +287,11 @@ def _item(item: dict[str, Any], where: str) -> Message:
     raise AssertionError
 
 
-def _head(request: DialectRequest, replies: Replies) -> dict[str, Any]:
+def _head(request: DialectRequest, name: str, created: int) -> dict[str, Any]:
     return {
-        "id": f"resp_{replies.id}",
+        "id": f"resp_{name}",
         "object": "response",
-        "created_at": replies.created,
+        "created_at": created,
         "model": request.chat.model,
         "error": None,
         "incomplete_details": None,
@@ -217,19 +305,11 @@ def _output(request: DialectRequest, replies: Replies) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if message.reasoning:
         content = [{"type": "reasoning_text", "text": message.reasoning}]
-        items.append({"id": f"rs_{replies.id}", "type": "reasoning", "summary": [], "content": content})
+        items.append(_reasoning_item(replies.id) | {"content": content})
     if message.text or not message.tool_calls:
-        part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": []}
+        part = _TEXT_PART | {"text": message.text}
         part["logprobs"] = token_logprobs(reply) if request.chat.logprobs else []
-        items.append(
-            {
-                "id": f"msg_{replies.id}",
-                "type": "message",
-                "role": "assistant",
-                "status": status,
-                "content": [part],
-            }
-        )
+        items.append(_message_item(replies.id) | {"status": status, "content": [part]})
     for number, call in enumerate(message.tool_calls):
         items.append(
             {
@@ -244,37 +324,13 @@ def _output(request: DialectRequest, replies: Replies) -> list[dict[str, Any]]:
     return items
 
 
-def _emptied(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item before its first delta."""
-    changes: dict[str, Any] = {"content": []} if "content" in item else {"arguments": ""}
-    return item | changes | ({"status": "in_progress"} if "status" in item else {})
+def _reasoning_item(name: str) -> dict[str, Any]:
+    return {"id": f"rs_{name}", "type": "reasoning", "summary": [], "content": []}
 
 
-def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    match item["type"]:
-        case "function_call":
-            for piece in pieces(item["arguments"]):
-                yield "function_call_arguments.delta", {"delta": piece}
-            yield (
-                "function_call_arguments.done",
-                {"name": item["name"], "arguments": item["arguments"]},
-            )
-        case "reasoning":
-            text = item["content"][0]["text"]
-            for piece in pieces(text):
-                yield "reasoning_text.delta", {"content_index": 0, "delta": piece}
-            yield "reasoning_text.done", {"content_index": 0, "text": text}
-        case _:
-            part = item["content"][0]
-            empty = part | {"text": "", "logprobs": []}
-            yield "content_part.added", {"content_index": 0, "part": empty}
-            for number, piece in enumerate(pieces(part["text"])):
-                # All log-probs come with the first piece: tokens and pieces have different borders.
-                logprobs = part["logprobs"] if number == 0 else []
-                yield "output_text.delta", {"content_index": 0, "delta": piece, "logprobs": logprobs}
-            done = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
-            yield "output_text.done", done
-            yield "content_part.done", {"content_index": 0, "part": part}
+def _message_item(name: str) -> dict[str, Any]:
+    item = {"id": f"msg_{name}", "type": "message", "role": "assistant", "status": "in_progress"}
+    return item | {"content": []}
 
 
 def _usage(reply: Reply) -> dict[str, Any]:
