@@ -1,8 +1,8 @@
 """Starts programs, each in namespaces of its own: what a `ProgramSandbox` runs inside its sandbox.
 
 The launcher imports a Python program once, and then forks for every start, so that an import of seconds is
-paid once. A fork enters new user, mount, network, process and IPC namespaces, gets empty ``/work`` and ``/tmp``
-folders, and loses its rights before the program runs. Its only network is a loopback interface with one
+paid once. A fork enters new user, mount, network, process and IPC namespaces, gets empty folders (``/work``
+and ``/tmp``), and loses its rights before the program runs. Its only network is a loopback interface with one
 listening socket, which is handed to the host: whatever connects to it talks to the host.
 
 A script that uses the standard library only, because it runs with the Python of the program.
@@ -103,7 +103,8 @@ def load_function(name: str, path: list[str]) -> Callable[..., Any]:
     module_name, _, attribute = name.rpartition(":")
     if module_name.endswith(".py"):
         spec = importlib.util.spec_from_file_location("__program__", module_name)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules["__program__"] = module
         spec.loader.exec_module(module)

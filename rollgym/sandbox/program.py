@@ -16,91 +16,30 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import stat
 import struct
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rollgym.core.errors import RunError, UsageError, WorkerLost
-from rollgym.sandbox import client, hidden, launcher_child, seccomp
+from rollgym.sandbox import client, launcher_child, seccomp
 from rollgym.sandbox.cgroup import Cgroup
-from rollgym.sandbox.interpreter import Interpreter, find_python, readable, spare_uid
+from rollgym.sandbox.interpreter import spare_uid
 from rollgym.sandbox.launch import launch
-from rollgym.sandbox.namespaces import HOW_TO_ALLOW, HOW_TO_GET, LIBRARIES, confinement, find_bwrap
-from rollgym.sandbox.types import Limits
+from rollgym.sandbox.namespaces import HOW_TO_ALLOW, HOW_TO_GET, confinement, find_bwrap
+from rollgym.sandbox.program_layout import SandboxedProgramSpec, make_layout, read_script
 
 __all__ = ["ProgramSandbox", "SandboxedProgram", "SandboxedProgramSpec"]
 
-PROGRAM_LIMITS = Limits(seconds=600.0, memory_mb=1024, processes=64, open_files=1024)
-"""Limits of a program; its time is limited by whoever started it."""
 BOOT_SECONDS = 120.0
 """Seconds for the launcher to start, the import of a Python program included."""
 START_SECONDS = 30.0
 """Seconds for one program to start."""
-MAX_SCRIPT = 16 << 20
-"""Bytes of a file that a command names."""
-_SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64")
-_COVERED = ("/tmp", "/work", "/dev/shm")
-"""Folders that are empty at every start."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxedProgramSpec:
-    """A program to run in a sandbox: exactly one of ``command`` and ``function``.
-
-    Args:
-        command: The program and its arguments. A word that names a file of this machine shows that file
-            inside, read-only; a Python of a virtual environment is shown with its packages.
-        function: A Python function that takes a `ProgramEpisode`, as ``module:name`` or ``file.py:name``.
-        python: The Python that runs the function. Default: that of this process.
-        mounts: Further folders of this machine that are shown inside, read-only, under their own names.
-        environment: Variables beside ``PATH``, ``HOME`` and the locale. Those of this process are not
-            passed on.
-        limits: Memory, processes, files and disk space of one start.
-    """
-
-    command: tuple[str, ...] = ()
-    function: str | None = None
-    python: str | None = None
-    mounts: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = PROGRAM_LIMITS
-
-    def __post_init__(self) -> None:
-        if bool(self.command) == (self.function is not None):
-            raise UsageError("A program is either a command or a function.")
-        if self.python is not None and self.function is None:
-            raise UsageError("python requires a function: a command names its own interpreter.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """What the inside of the sandbox looks like."""
-
-    launcher: Interpreter
-    """The Python that runs the launcher; with a function also the program."""
-    command: tuple[str, ...] = ()
-    function: str | None = None
-    path: tuple[str, ...] = ()
-    """Folders in front of the module path."""
-    mounts: tuple[str, ...] = ()
-    masks: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    """Single files to copy in."""
-
-    @property
-    def kept(self) -> list[str]:
-        """Paths in folders that are otherwise empty at every start."""
-        shown = (*self.mounts, *self.files)
-        return [path for path in shown if any(hidden.below(path, folder) for folder in _COVERED)]
 
 
 class SandboxedProgram:
@@ -152,14 +91,19 @@ class SandboxedProgram:
         """Return whether the kernel killed a process of the program because of its memory limit."""
         return self._cgroup is not None and self._cgroup.out_of_memory()
 
+    def kill(self) -> None:
+        """End all its processes at once."""
+        if not self._stopped:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
     async def stop(self) -> None:
         """End all its processes, and free everything it held."""
         if self._stopped:
             return
+        self.kill()
         self._stopped = True
         asyncio.get_running_loop().remove_reader(self._channel)
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         if not self.exit.done():
             self.exit.set_result(-int(signal.SIGKILL))
         if self._cgroup is not None:
@@ -201,7 +145,7 @@ class ProgramSandbox:
         if (bwrap := find_bwrap()) is None:
             raise UsageError(f"A sandbox for programs requires bubblewrap: {HOW_TO_GET}.")
         self._bwrap, self._spec = bwrap, spec
-        self._layout = _layout(spec)
+        self._layout = make_layout(spec)
         self._opening = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -224,9 +168,7 @@ class ProgramSandbox:
             WorkerLost: The launcher is gone; the next start makes another.
         """
         async with self._opening:
-            if self._control is None or (self._process is not None and self._process.poll() is not None):
-                await self._close()
-                await self._open()
+            await self._ensure_open()
             control = self._control
             assert control is not None
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -255,6 +197,16 @@ class ProgramSandbox:
                 os.close(descriptor)
             ours.close()
             raise
+
+    async def open(self) -> None:
+        """Start the launcher and import a Python program, as the first `start` would do."""
+        async with self._opening:
+            await self._ensure_open()
+
+    async def _ensure_open(self) -> None:
+        if self._control is None or (self._process is not None and self._process.poll() is not None):
+            await self._close()
+            await self._open()
 
     async def _confirm(self, channel: socket.socket, pipes: Sequence[int]) -> SandboxedProgram:
         """Take the socket and the folder of a new start, count its process, and let it run."""
@@ -324,7 +276,7 @@ class ProgramSandbox:
         layout, limits = self._layout, self._spec.limits
         self._cgroup = Cgroup.make(limits)
         source = Path(str(launcher_child.__file__)).read_bytes()
-        contents = [source, *(_read_script(path) for path in layout.files)]
+        contents = [source, *(read_script(path) for path in layout.files)]
         memory = [_memory(content) for content in contents]
         words = confinement(
             limits,
@@ -393,7 +345,8 @@ class ProgramSandbox:
     async def _explain(self, said: str) -> None:
         """Raise the reason why the launcher did not start."""
         process = self._process
-        assert process is not None and process.stderr is not None
+        assert process is not None
+        assert process.stderr is not None
         os.set_blocking(process.stderr.fileno(), False)
         tail = (process.stderr.read() or b"").decode("utf-8", "replace").strip()[-2000:]
         died = process.poll() is not None
@@ -414,7 +367,7 @@ async def _receive(channel: socket.socket, seconds: float) -> tuple[bytes, list[
     """Return the next message of a channel, its descriptors, and the sender's process id."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
-    loop.add_reader(channel, lambda: ready.done() or ready.set_result(None))
+    loop.add_reader(channel, lambda: None if ready.done() else ready.set_result(None))
     try:
         async with asyncio.timeout(seconds):
             await ready
@@ -441,158 +394,3 @@ def _memory(content: bytes) -> int:
         file.write(content)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
-
-
-def _read_script(path: str) -> bytes:
-    try:
-        size = os.path.getsize(path)
-        if size > MAX_SCRIPT:
-            raise UsageError(
-                f"{path} has {size:,} bytes, more than {MAX_SCRIPT:,}: add its folder to mounts instead."
-            )
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
-
-
-# What a program needs to see.
-
-
-def _layout(spec: SandboxedProgramSpec) -> _Layout:
-    mounts = [_folder(mount) for mount in spec.mounts]
-    if spec.function is not None:
-        return _function_layout(spec, spec.function, mounts)
-    words = list(spec.command)
-    program, shown = _find_program(words[0], mounts)
-    files = [os.path.abspath(word) for word in words[1:] if _is_outside_file(word, [*shown, *mounts])]
-    words = [program, *(os.path.abspath(word) if os.path.isfile(word) else word for word in words[1:])]
-    if os.path.isfile(program) and _is_outside_file(program, [*shown, *mounts]):
-        raise UsageError(
-            f"The program {words[0]} is in {os.path.dirname(program)}, which the sandbox does not show: add "
-            "the folder to mounts."
-        )
-    launcher = find_python()
-    auto = [*shown, *(folder for folder in launcher.folders if folder not in shown)]
-    return _Layout(
-        launcher=launcher,
-        command=tuple(words),
-        mounts=tuple(dict.fromkeys([*auto, *mounts])),
-        masks=_masks(auto, mounts, (program, launcher.path, *launcher.needed)),
-        files=tuple(dict.fromkeys(files)),
-    )
-
-
-def _function_layout(spec: SandboxedProgramSpec, function: str, mounts: list[str]) -> _Layout:
-    python = os.path.abspath(spec.python) if spec.python is not None else sys.executable
-    shown = _prefixes(python)
-    for path in (python, *shown):
-        if not readable(path):
-            raise UsageError(
-                f"The sandbox cannot use {python}: {path} cannot be read by an unprivileged user. Install "
-                "Python for all users and set program.python to one of its virtual environments."
-            )
-    module, _, name = function.rpartition(":")
-    files: list[str] = []
-    path: list[str] = []
-    if module.endswith(".py"):
-        script = os.path.abspath(module)
-        if not os.path.isfile(script):
-            raise UsageError(f"The program {function}: there is no file {script}.")
-        function = f"{script}:{name}"
-        files = [script] if _is_outside_file(script, [*shown, *mounts]) else []
-        path = [os.path.dirname(script)]
-    else:
-        path = [mount for mount in mounts if os.path.isdir(mount)]
-        origin = _module_file(module)
-        if origin is not None and _is_outside_file(origin, [*shown, *mounts]):
-            if "." in module or os.path.basename(origin) == "__init__.py":
-                raise UsageError(
-                    f"The program {function} is part of a package in {os.path.dirname(origin)}: add the folder "
-                    "that contains the package to mounts."
-                )
-            files, path = [origin], [os.path.dirname(origin), *path]
-    return _Layout(
-        launcher=Interpreter(python, (), f"the Python at {python}"),
-        function=function,
-        path=tuple(path),
-        mounts=tuple(dict.fromkeys([*shown, *mounts])),
-        masks=_masks(shown, mounts, (python, os.path.realpath(python))),
-        files=tuple(files),
-    )
-
-
-def _module_file(module: str) -> str | None:
-    """Return the file of a module on our path or in the current folder, without importing it."""
-    name = module.partition(".")[0]
-    for folder in (*sys.path, os.getcwd()):
-        for file in (os.path.join(folder, name, "__init__.py"), os.path.join(folder, f"{name}.py")):
-            if os.path.isfile(file):
-                return os.path.abspath(file)
-    return None
-
-
-def _find_program(name: str, mounts: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the path of a program inside, and the folders that have to be shown for it."""
-    if os.sep in name:
-        candidates = [os.path.abspath(name)]
-    else:
-        folders = os.environ.get("PATH", "").split(os.pathsep) + client.ENVIRONMENT["PATH"].split(os.pathsep)
-        places = (shutil.which(name, path=folder) for folder in dict.fromkeys(folders) if folder)
-        candidates = [os.path.abspath(path) for path in places if path]
-    if not candidates or shutil.which(candidates[0]) is None:
-        raise UsageError(f"Program {name!r} not found.")
-    for path in candidates:
-        shown = [] if any(hidden.below(path, mount) for mount in mounts) else _prefixes(path)
-        if all(readable(needed) for needed in (path, *shown)):
-            return path, shown
-    if os.path.basename(name).startswith("python") and os.sep not in name:
-        python = find_python()
-        _log.warning(
-            "%s cannot be read by the user inside the sandbox: using %s.", candidates[0], python.path
-        )
-        return python.path, list(python.folders)
-    raise UsageError(
-        f"The sandbox cannot run {candidates[0]}: it cannot be read by an unprivileged user. Install it for "
-        "all users."
-    )
-
-
-def _prefixes(program: str) -> list[str]:
-    """Return the folders of a Python interpreter outside the system's: its environment, and its base."""
-    bin_folder = os.path.dirname(program)
-    prefixes = []
-    if os.path.basename(program).startswith("python"):
-        if os.path.isfile(os.path.join(os.path.dirname(bin_folder), "pyvenv.cfg")):
-            prefixes.append(os.path.dirname(bin_folder))
-        prefixes.append(os.path.dirname(os.path.dirname(os.path.realpath(program))))
-    return [prefix for prefix in dict.fromkeys(prefixes) if not _in_system(prefix)]
-
-
-def _in_system(path: str) -> bool:
-    return any(hidden.below(path, folder) for folder in _SYSTEM)
-
-
-def _is_outside_file(word: str, shown: Sequence[str]) -> bool:
-    """Return whether a word names a file that is not visible inside."""
-    path = os.path.abspath(word)
-    visible = _in_system(path) or any(hidden.below(path, folder) for folder in shown)
-    return os.path.isfile(path) and not visible
-
-
-def _folder(mount: str) -> str:
-    path = os.path.abspath(os.path.expanduser(mount))
-    if not os.path.exists(path):
-        raise UsageError(f"Cannot mount {path}: it does not exist.")
-    if path == "/":
-        raise UsageError("Cannot mount /: name the folders that the program needs.")
-    if not readable(path):
-        raise UsageError(f"Cannot mount {path}: it cannot be read by an unprivileged user.")
-    return path
-
-
-def _masks(shown: Sequence[str], mounts: Sequence[str], needed: Sequence[str]) -> tuple[str, ...]:
-    """Return the paths of rollgym in folders that were not asked for: experts and solutions are there."""
-    folders = ("/usr", *(path for path in LIBRARIES if not os.path.islink(path)), *shown)
-    paths = hidden.inside(hidden.hidden(folders, packages=True, needed=needed), folders)
-    return tuple(path for path in paths if not any(hidden.below(path, mount) for mount in mounts))
-
