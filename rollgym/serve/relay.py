@@ -11,6 +11,8 @@ __all__ = ["Relay"]
 MAX_CONNECTIONS = 64
 """Connections of one program at once; further ones are closed."""
 CHUNK = 65_536
+FLUSH_SECONDS = 10.0
+"""Seconds for a program to read the rest of a response after its connection was closed."""
 
 
 class Relay:
@@ -19,7 +21,7 @@ class Relay:
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     @classmethod
     async def start(cls, listener: socket.socket, host: str, port: int) -> Relay:
@@ -32,28 +34,34 @@ class Relay:
         """Close the socket and all connections."""
         if self._server is not None:
             self._server.close()
-        for task in self._connections:
+        connections = dict(self._connections)
+        for task, writer in connections.items():
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+            writer.transport.abort()  # here too: a task that has not begun closes nothing
+        await asyncio.gather(*connections, return_exceptions=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
-            writer.close()
+            writer.transport.abort()
             return
-        self._connections.add(task)
+        task = asyncio.create_task(self._forward(reader, writer))
+        self._connections[task] = writer
+        task.add_done_callback(lambda done: self._connections.pop(done, None))
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers = [writer]
         try:
             there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
-            try:
-                await asyncio.gather(_pump(reader, there_writer), _pump(there_reader, writer))
-            finally:
-                there_writer.close()
-        except (OSError, asyncio.CancelledError):
-            pass  # a connection that breaks, or the end of the program
-        finally:
-            self._connections.discard(task)
+            writers.append(there_writer)
+            await asyncio.gather(_pump(reader, there_writer), _pump(there_reader, writer))
             writer.close()
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await writer.wait_closed()
+        except (OSError, TimeoutError):
+            pass  # one side has closed the connection, or does not read
+        finally:
+            for end in writers:
+                end.transport.abort()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
