@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from rollgym.agents.policy.options import PolicyOptions
 from rollgym.config.loader import Closed, Renames, Settings, load, parse, renamed_settings
@@ -22,6 +22,7 @@ from rollgym.core.role_env import ALL_ROLES
 from rollgym.core.types import Episode, Limits
 from rollgym.devices.types import DeviceConfig
 from rollgym.rewards.settings import RewardSettings
+from rollgym.serve.program import Program, program_settings
 from rollgym.trainer.advantages import ESTIMATORS, AdvantageConfig, find_estimator
 from rollgym.trainer.config_files import PACKAGE
 from rollgym.trainer.deferred_names import allow_deferred_names, deferred_names_allowed
@@ -275,9 +276,10 @@ class TrainConfig(Settings):
     agent: Closed[PolicyOptions] = PolicyOptions(max_tokens=32)
     """Prompts, sampling and parsing of replies."""
     engine: EngineConfig = EngineConfig()
-    program: str | None = None
-    """Command that plays each episode in place of agent and environment; it calls the policy through an
-    OpenAI-compatible endpoint (docs/serve.md). Default: none."""
+    program: Annotated[Closed[Program] | None, BeforeValidator(program_settings)] = None
+    """Program that plays each episode in place of the agent; it calls the policy through an endpoint with the
+    APIs of OpenAI and Anthropic (docs/blackbox.md). A text is a command, or ``module:function``. Default:
+    none."""
     warm_start: WarmStartConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
     reward_shaping: Closed[RewardShapingConfig] = RewardShapingConfig()
@@ -305,6 +307,13 @@ class TrainConfig(Settings):
         """Prompts, sampling and parsing of evaluations and of the exported policy."""
         temperature = self.evaluation.temperature
         return self.agent if temperature is None else replace(self.agent, temperature=temperature)
+
+    @property
+    def all_rewards(self) -> list[RewardSettings]:
+        """The rewards that are computed when an episode ends, that of a program's function among them."""
+        target = None if self.program is None else self.program.reward_function
+        own = [] if target is None else [RewardSettings(kind="function", target=target)]
+        return [*own, *self.rewards]
 
     @property
     def learner_temperature(self) -> float:

@@ -272,9 +272,9 @@ def make_components(
         check_context(folder / MODEL, engine)
     tokenizer = load_tokenizer(folder / MODEL)
     scorer = None
-    if config.rewards:
+    if config.all_rewards:
         scorer = make_scorer(
-            config.rewards,
+            config.all_rewards,
             keep_environment=config.keep_environment_reward,
             engine=engine,
             tokenizer=tokenizer,

@@ -13,6 +13,7 @@ from rollgym.core.errors import UsageError
 from rollgym.core.registry import import_module
 from rollgym.core.trust import find_origin, weakened
 from rollgym.rewards.resolve import check_reachable, resolve_rewards
+from rollgym.serve.program import check_program
 from rollgym.trainer.config import TrainConfig
 from rollgym.utils.terminal import printable
 
@@ -37,8 +38,12 @@ def code_of(config: TrainConfig) -> list[str]:
     if config.warm_start is not None:
         agents = {name: getattr(config.warm_start, name) for name in ("agent", "mistakes_agent")}
         named += [f"warm_start.{name} {agent}" for name, agent in agents.items() if ":" in agent]
+    if config.program is not None:
+        keys = ("command", "function", "python", "reward_function")
+        named += [f"program.{key} {value}" for key in keys if (value := getattr(config.program, key))]
+        named += ["program.sandbox none"] * (config.program.sandbox == "none")
+        named += [f"program.mounts {mount}" for mount in config.program.mounts]
     values = {
-        "program": config.program,
         "engine.python": config.engine.python,
         "engine.url": config.engine.url,
         "ray.address": None if config.ray.address == "auto" else config.ray.address,
@@ -88,7 +93,12 @@ def check_targets(config: TrainConfig) -> None:
 
     Imports the functions, so only for a config that the user trains with.
     """
-    resolve_rewards(config.rewards)
+    resolve_rewards(config.all_rewards)
+    if config.program is not None:
+        try:
+            check_program(config.program)
+        except UsageError as error:
+            raise UsageError(f"program: {error}") from None
     if config.engine.url is not None:
         find_key(config.engine.api_key_env)
         try:

@@ -70,10 +70,10 @@ def find_python(preload: tuple[str, ...] = ()) -> Interpreter:
     prefixes = {sys.base_prefix, *([sys.prefix] if preload else [])}
     folders = tuple(sorted(prefix for prefix in prefixes if not prefix.startswith("/usr")))
     needed = [own, os.path.realpath(own), sysconfig.get_path("stdlib")]
-    if all(_readable(path) for path in (*needed, *folders)):
+    if all(readable(path) for path in (*needed, *folders)):
         why = f"the Python of this process, {sys.version.split()[0]}"
         return Interpreter(own, folders, why, (*needed, *([sys.prefix] if preload else [])))
-    if _readable("/usr/bin/python3"):
+    if readable("/usr/bin/python3"):
         reason = f"{own} cannot be read by an unprivileged user"
         why = f"/usr/bin/python3, {_version()}, because {reason}"
         return Interpreter(
@@ -91,7 +91,7 @@ def _version() -> str:
     return done.stdout.strip().removeprefix("Python ") or "of unknown version"
 
 
-def _readable(path: str) -> bool:
+def readable(path: str) -> bool:
     """Whether the user id inside can read a file or enter a folder, and all folders above."""
     if os.getuid():
         return os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0))

@@ -46,6 +46,15 @@ def _popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     )
 
 
+def launch(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that dies with this process, not with the calling thread."""
+    return (
+        _launcher()
+        .submit(lambda: subprocess.Popen(command, cwd="/", start_new_session=True, bufsize=0, **options))
+        .result()
+    )
+
+
 def boot(channel: Pipes, config: dict[str, Any], python: str) -> None:
     """Start the worker behind a channel; on failure close it and raise."""
     try:

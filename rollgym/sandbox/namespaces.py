@@ -63,6 +63,7 @@ def confinement(
     mounts: Sequence[str] = (),
     masks: Sequence[str] = (),
     links: Sequence[tuple[str, str]] = (),
+    data: Sequence[tuple[int, str]] = (),
     counted: bool,
     as_pid_1: bool = False,
 ) -> list[str]:
@@ -74,6 +75,7 @@ def confinement(
         mounts: Folders to show read-only, beside those of the system.
         masks: Paths in them to hide.
         links: Symbolic links: path and target.
+        data: Files to show read-only: a descriptor to copy the content from, and the path.
         counted: Whether a cgroup limits its memory.
         as_pid_1: Whether the process reaps its orphans itself.
     """
@@ -95,6 +97,8 @@ def confinement(
     words += _masks(masks)
     for path, target in links:
         words += ["--symlink", target, path]
+    for descriptor, path in data:
+        words += ["--ro-bind-data", str(descriptor), path]
     # Both are unlimited tmpfs and writable by default.
     return [*words, "--remount-ro", "/dev", "--remount-ro", "/"]
 

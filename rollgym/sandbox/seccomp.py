@@ -22,7 +22,8 @@ ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Per machine: column of its syscall numbers and the kernel's architecture constant."""
 X32 = 0x40000000
 """First x32 syscall number on x86_64: the same calls would bypass the list."""
-AF_UNIX, SOCK_STREAM, SOCK_SEQPACKET = 1, 1, 5
+AF_UNIX, AF_INET, SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET = 1, 2, 1, 2, 5
+IPPROTO_TCP, IPPROTO_UDP = 6, 17
 NEW_NAMESPACES = 0x7E020000
 MAP_SHARED, MAP_SHARED_VALIDATE, MAP_ANONYMOUS, MAP_HUGETLB = 1, 3, 0x20, 0x40000
 SIGCHLD = 17
@@ -51,6 +52,8 @@ class Profile:
     no_signals: bool = False
     no_shared_memory: bool = False
     """Deny shared anonymous memory, which is not measured without a cgroup."""
+    inet: bool = False
+    """Allow TCP and UDP over IPv4: for a network namespace that has nothing but loopback."""
 
 
 def program(profile: Profile | None = None, machine: str | None = None) -> bytes:
@@ -125,6 +128,12 @@ def _checks(profile: Profile) -> dict[str, list[Instruction]]:
         "rt_sigaction": [_argument(0), (EQUAL, 0, 1 + len(ask), SIGCHLD), *ask, _refuse(), allow],
         "fcntl": _unless(1, FCNTLS),
     }
+    if profile.inet:
+        plain: list[Instruction] = [_argument(0), (EQUAL, 0, 1, AF_UNIX), allow]
+        plain += [(EQUAL, 1, 0, AF_INET), _refuse(errno.EAFNOSUPPORT)]
+        plain += [_argument(1), (AND, 0, 0, 0xF), (EQUAL, 2, 0, SOCK_STREAM), (EQUAL, 1, 0, SOCK_DGRAM)]
+        plain += [_refuse(), _argument(2), *_any_of((0, IPPROTO_TCP, IPPROTO_UDP)), allow]
+        checks["socket"] = [*plain, _refuse()]
     if profile.shared_host:
         # Sockets of the host have names in its file system; a pair that is connected cannot reach them.
         checks["socket"] = [_refuse(errno.EAFNOSUPPORT)]

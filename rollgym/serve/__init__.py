@@ -10,8 +10,10 @@ weights (docs/serve.md)::
 Nothing here imports torch or transformers; starlette and uvicorn are imported when a server starts.
 """
 
+from rollgym.sandbox.launcher_child import ProgramEpisode
 from rollgym.serve.options import ServeOptions
+from rollgym.serve.program import Program
 from rollgym.serve.server import RecordingServer
 from rollgym.serve.subprocess_agent import SubprocessAgent
 
-__all__ = ["SubprocessAgent", "RecordingServer", "ServeOptions"]
+__all__ = ["Program", "ProgramEpisode", "RecordingServer", "ServeOptions", "SubprocessAgent"]

@@ -31,6 +31,7 @@ from rollgym.serve.dialects import (
     StreamHead,
 )
 from rollgym.serve.keys import check_key, session_key
+from rollgym.serve.offered_env import OfferedEnv, StepBody, answer_mcp
 from rollgym.serve.options import ServeOptions
 from rollgym.serve.reply_feed import ReplyFeed
 from rollgym.serve.requests import ApiError, EndBody, OpenBody, RewardBody, read
@@ -217,9 +218,10 @@ class Endpoint:
         """Add a reward to the latest turn of a session."""
         session = self._session(request)
         body = read(await self._body(request), RewardBody)
+        _check_reward(session)
         session.reward(body.reward, body.success)
         if body.done:
-            return self._ended(self._sessions.finish(session, session.natural_end()))
+            return self._ended(session, self._sessions.finish(session, session.natural_end()))
         return JSONResponse({"id": session.name, "open": True, **_status(session)})
 
     async def end(self, request: Request) -> Response:
@@ -230,11 +232,31 @@ class Endpoint:
             raise ApiError(400, "The request has no body: send {} to end the session without a reward.")
         body = read(data, EndBody)
         if body.reward or body.success is not None:
+            _check_reward(session)
             session.reward(body.reward, body.success)
-        return self._ended(self._sessions.finish(session, session.natural_end(body.truncated)))
+        return self._ended(session, self._sessions.finish(session, session.natural_end(body.truncated)))
 
-    def _ended(self, episode: Episode) -> Response:
-        result = {"turns": episode.length, "reward": episode.total_reward, "success": episode.success}
+    async def env(self, request: Request) -> Response:
+        """Describe the environment of a session: instructions, tools, latest observation."""
+        return JSONResponse(_offered(self._session(request)).describe())
+
+    async def step(self, request: Request) -> Response:
+        """Play an action in the environment of a session."""
+        session = self._session(request)
+        env, body = _offered(session), read(await self._body(request), StepBody)
+        session.check_open()
+        return JSONResponse(await env.step(body))
+
+    async def mcp(self, request: Request) -> Response:
+        """Answer a message to the environment of a session as an MCP server."""
+        env = _offered(self._session(request))
+        answer = await answer_mcp(env, read(await self._body(request), dict[str, Any]))
+        return Response(status_code=202) if answer is None else JSONResponse(answer)
+
+    def _ended(self, session: Session, episode: Episode) -> Response:
+        result: dict[str, Any] = {"turns": episode.length}
+        if session.rewards_from is None:
+            result |= {"reward": episode.total_reward, "success": episode.success}
         return JSONResponse(
             {"id": episode.spec.episode_id, "open": False, "outcome": episode.outcome.value, **result}
         )
@@ -333,6 +355,9 @@ def make_app(context: ServeContext, sessions: Sessions) -> Starlette:
         Route("/session/{session}", guarded(endpoint.status)),
         Route("/session/{session}/reward", guarded(endpoint.reward), methods=["POST"]),
         Route("/session/{session}/end", guarded(endpoint.end), methods=["POST"]),
+        Route("/session/{session}/env", guarded(endpoint.env)),
+        Route("/session/{session}/env/step", guarded(endpoint.step), methods=["POST"]),
+        Route("/session/{session}/mcp", guarded(endpoint.mcp), methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
 
@@ -357,7 +382,20 @@ def _session_name(request: Request) -> str | None:
     return named or by_key
 
 
+def _check_reward(session: Session) -> None:
+    if session.rewards_from is not None:
+        raise ApiError(409, f"The reward of session {session.name} comes from: {session.rewards_from}.")
+
+
+def _offered(session: Session) -> OfferedEnv:
+    if session.env is None:
+        raise ApiError(404, f"Session {session.name} has no environment: it needs reward=environment.")
+    return session.env
+
+
 def _status(session: Session) -> dict[str, Any]:
+    if session.rewards_from is not None:
+        return {"turns": len(session.turns)}
     reward = sum(turn.reward for turn in session.turns)
     return {"turns": len(session.turns), "reward": reward, "success": session.success}
 

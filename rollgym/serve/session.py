@@ -25,6 +25,7 @@ from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Seconds, 
 from rollgym.engines.base import Engine, GenerateRequest, Generation, Sampling
 from rollgym.serve.dialects.base import Reply, StreamHead
 from rollgym.serve.generation import generate_until_stop
+from rollgym.serve.offered_env import OfferedEnv
 from rollgym.serve.options import ServeOptions
 from rollgym.serve.partial_reply import PartialReply
 from rollgym.serve.reply_feed import ReplyFeed
@@ -126,6 +127,10 @@ class Session:
         self.ended = False
         self.recorded_elsewhere = False
         """True where a `SubprocessAgent` records the episode."""
+        self.rewards_from: str | None = None
+        """The source of rewards where that is not the client: then it can neither set nor read them."""
+        self.env: OfferedEnv | None = None
+        """The environment that the client plays, if it is offered one."""
         self.outcome: Outcome | None = None
         self.limit: Outcome | None = None
         """The limit of the spec that was reached; every further request is rejected."""
@@ -411,9 +416,16 @@ class Session:
                 400, f"Session {self.name} has reached its {self.limit}.", code=str(self.limit.value)
             )
 
-    def reward(self, reward: float, success: bool | None) -> None:
-        """Add a reward to the latest turn, and set whether the task succeeded."""
-        self.check_open()
+    def reward(self, reward: float, success: bool | None, *, late: bool = False) -> None:
+        """Add a reward to the latest turn, and set whether the task succeeded.
+
+        Args:
+            reward: The reward.
+            success: Whether the task succeeded; ``None`` leaves that as it is.
+            late: Whether the session may have ended already.
+        """
+        if not late:
+            self.check_open()
         if not self.turns:
             raise ApiError(409, f"Session {self.name} has no turns to reward.")
         # `Turn` checks the sum, which may be infinite where its parts are not.

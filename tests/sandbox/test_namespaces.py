@@ -253,7 +253,7 @@ def test_an_interpreter_that_root_alone_can_read_is_not_taken(
     found = find_python()
     assert found.path == "/usr/bin/python3"
     assert "cannot be read by an unprivileged user" in found.why
-    monkeypatch.setattr(interpreter, "_readable", lambda path: False)
+    monkeypatch.setattr(interpreter, "readable", lambda path: False)
     with pytest.raises(RunError, match="apt install python3"):
         find_python()
 

@@ -21,11 +21,14 @@ from rollgym.rollout.config import SchedulerConfig
 from rollgym.rollout.group_state import GroupPolicy
 from rollgym.rollout.scheduler import Scheduler
 from rollgym.rollout.task_sampler import EnvSource, TaskSampler
-from rollgym.serve import SubprocessAgent
+from rollgym.sandbox.interpreter import find_python
+from rollgym.serve import Program, SubprocessAgent
 from rollgym.trainer.builtin_policy.model import make_policy
 from rollgym.trainer.data.sequences import token_episode
 
 Serving = Callable[..., Any]
+PYTHON = find_python().path
+"""A Python that a sandbox can run."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "blackbox_agent.py"
 CLIENT = """
 import json, os, sys, time, urllib.error, urllib.request
@@ -55,12 +58,17 @@ def run_program(serving: Serving, tmp_path: Path) -> Callable[..., Episode]:
         script = tmp_path / "program.py"
         script.write_text(CLIENT + lines)
         timeout, before = options.pop("timeout", 60.0), options.pop("before", None)
+        given = {name: options.pop(name) for name in ("reward", "sandbox") if name in options}
+        program = Program(command=f"{PYTHON} -S -E {script}", **given)
 
         async def play() -> Episode:
             async with serving(**options) as place:
                 place.spy.before = before
-                player = SubprocessAgent(place.server, [sys.executable, "-S", "-E", str(script)], timeout)
-                episode = await player.play(spec(**limits or {}), {"goal": "G"})
+                player = SubprocessAgent(place.server, program, timeout)
+                try:
+                    episode = await player.play(spec(**limits or {}), {"goal": "G"})
+                finally:
+                    await player.close()
                 assert place.server.sessions.open == {}
                 return episode
 
@@ -89,7 +97,8 @@ def test_a_program_gets_its_task_and_can_reward_each_turn(run_program: Callable[
         "first = ask('@ F'); say('/reward', reward=0.5)\n"
         "ask('@ F', first, 'F @'); say('/reward', reward=2, success=False)\n"
         "ask('something else'); say('/end', truncated=True)\n"
-        "time.sleep(60)"
+        "time.sleep(60)",
+        reward="http",
     )
     assert [turn.reward for turn in episode.turns] == [0.5, 2.0, 0.0]
     assert [turn.new_row for turn in episode.turns] == [False, False, True]
@@ -97,24 +106,30 @@ def test_a_program_gets_its_task_and_can_reward_each_turn(run_program: Callable[
 
 
 @pytest.mark.parametrize(
-    ("lines", "outcome", "said"),
+    ("lines", "outcome", "kind", "said"),
     [
-        ("ask('@ F'); sys.exit('no way')", "env_error", "ended with exit code 1: no way"),
-        ("sys.exit(3)", "env_error", "ended with exit code 3"),
-        ("pass", "env_error", "without a request to the model"),
-        ("ask('@ F'); os.kill(os.getpid(), 9)", "worker_lost", "killed by SIGKILL"),
-        ("ask('@ F'); print('{\"reward\": \"much\"}')", "env_error", "last line is not a valid reward"),
-        ("ask('@ F'); ask('F ' * 400)", "token_limit", None),
-        ("ask('@ F'); say('/end', reward=1)", "terminated", None),
+        ("ask('@ F'); sys.exit('no way')", "env_error", "ProgramFailed", "ended with exit code 1: no way"),
+        ("sys.exit(3)", "env_error", "ProgramFailed", "ended with exit code 3"),
+        ("pass", "env_error", "ProgramSilent", "without a request to the model"),
+        ("ask('@ F'); os.kill(os.getpid(), 9)", "worker_lost", "ProgramFailed", "killed by SIGKILL"),
+        ("ask('@ F'); print('{\"reward\": \"much\"}')", "env_error", "BadReward", "no valid reward"),
+        ("ask('@ F'); print('1.0')", "env_error", "NoReward", "the last line of its output must be"),
+        ("ask('@ F'); ask('F ' * 400)", "token_limit", None, None),
     ],
 )
+@pytest.mark.parametrize("sandbox", ["namespaces", "none"])
 def test_every_way_to_fail_has_its_outcome(
-    run_program: Callable[..., Episode], lines: str, outcome: str, said: str | None
+    run_program: Callable[..., Episode],
+    sandbox: str,
+    lines: str,
+    outcome: str,
+    kind: str | None,
+    said: str | None,
 ) -> None:
-    episode = run_program(lines)
+    episode = run_program(lines, sandbox=sandbox)
     assert episode.outcome.value == outcome
-    assert (episode.error is None) == (said is None)
-    assert episode.length == lines.count("ask('@ F')") - ("reward" in lines and outcome == "env_error")
+    assert (episode.error.type if episode.error else None) == kind
+    assert episode.length == lines.count("ask('@ F')")
     assert said is None or (episode.error is not None and said in episode.error.message)
 
 
@@ -136,7 +151,9 @@ post(url, {"reward": 1.0, "success": True})
 def test_a_program_that_calls_tools_is_recorded_by_its_parts(run_program: Callable[..., Episode]) -> None:
     """It reports the reward to the server's address: its key names the session."""
     scripted = Scripted("qwen2.5 tools", [[ToolCall(name="move")], "Done."])
-    episode = run_program(TOOL_PROGRAM, inner=scripted.engine, tokens=scripted.template, api_key="secret")
+    episode = run_program(
+        TOOL_PROGRAM, inner=scripted.engine, tokens=scripted.template, api_key="secret", reward="http"
+    )
     assert (episode.outcome, episode.total_reward, episode.success) == (Outcome.TERMINATED, 1.0, True)
     assert [turn.action_ids for turn in episode.turns] == scripted.sampled
     assert [tool.name for tool in episode.tools] == ["move"]
@@ -172,6 +189,7 @@ def test_a_program_that_hangs_is_ended_with_its_children(
         "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(300)'])\n"
         f"open({str(note)!r}, 'w').write(str(child.pid)); ask('@ F'); time.sleep(300)",
         timeout=6.0,
+        sandbox="none",
     )
     assert episode.outcome is Outcome.TIME_LIMIT
     assert gone(int(note.read_text()))
@@ -186,7 +204,8 @@ def test_children_that_outlive_a_program_are_ended(
         "import subprocess\n"
         "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(300)'])\n"
         f"open({str(note)!r}, 'w').write(str(child.pid)); ask('@ F')\n"
-        "print(json.dumps({'reward': 1}), flush=True)"
+        "print(json.dumps({'reward': 1}), flush=True)",
+        sandbox="none",
     )
     assert (episode.outcome, episode.total_reward) == (Outcome.TERMINATED, 1.0)
     assert gone(int(note.read_text()))
@@ -221,9 +240,11 @@ def test_an_engine_that_fails_is_an_engine_error(run_program: Callable[..., Epis
 def test_a_program_that_does_not_exist_is_refused_at_once(serving: Serving) -> None:
     async def run() -> None:
         async with serving() as place:
-            for command in ("no-such-program --fast", []):
+            for sandbox in ("namespaces", "none"):
                 with pytest.raises(UsageError, match="Program .* not found"):
-                    SubprocessAgent(place.server, command)
+                    SubprocessAgent(place.server, Program(command="no-such-program --fast", sandbox=sandbox))
+            with pytest.raises(UsageError, match="command is empty"):
+                SubprocessAgent(place.server, [])
             with pytest.raises(UsageError, match="time limit"):
                 SubprocessAgent(place.server, "true", 0)
 
@@ -249,8 +270,8 @@ def test_episodes_of_programs_are_written_and_the_example_plays(
 
     async def run() -> Episode:
         async with serving(folder=folder, inner=lake, api_key="secret", temperature=1.0) as place:
-            player = SubprocessAgent(place.server, f"{sys.executable} {EXAMPLE}", timeout=120)
-            return await player.play(task)
+            program = Program(command=f"{sys.executable} {EXAMPLE}", sandbox="none")
+            return await SubprocessAgent(place.server, program, timeout=120).play(task)
 
     episode = asyncio.run(run())
     assert episode.outcome is Outcome.TERMINATED, episode.error
@@ -294,7 +315,7 @@ def test_a_scheduler_plays_groups_with_programs(serving: Serving, tmp_path: Path
 
     async def run() -> Any:
         async with serving() as place:
-            player = SubprocessAgent(place.server, [sys.executable, "-S", "-E", str(script)])
+            player = SubprocessAgent(place.server, [PYTHON, "-S", "-E", str(script)])
             source = EnvSource(env_id="test/Program-v0", tasks=None, limits=Limits(turns=8, seconds=60))
             config = SchedulerConfig(max_in_flight=2, groups=GroupPolicy(size=2))
             async with Scheduler(TaskSampler([source], seed=5), player, player, config) as scheduler:
