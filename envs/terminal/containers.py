@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rollgym.core.errors import RunError
+from rollgym.core.errors import RunError, UsageError
 from rollgym.envs.code.sandbox_handle import SandboxHandle, open_handle
 from rollgym.envs.terminal.images import ImageContent, prepare_image
 from rollgym.envs.terminal.shell import Places
@@ -87,9 +87,11 @@ class ContainerHandle(SandboxHandle):
     def _open(self) -> Sandbox:
         try:
             sandbox = open_handle(self.settings)
-        except RunError as error:
-            raise RunError(
-                f"{error} (a task's image needs python3, for rollgym's worker, and /bin/bash)"
+        except UsageError as error:
+            if "python3" not in str(error):
+                raise
+            raise UsageError(
+                f"The image of a task needs python3, for rollgym's worker, and /bin/bash: {error}"
             ) from None
         self._weaknesses = sandbox.weaknesses
         return sandbox

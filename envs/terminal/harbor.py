@@ -24,7 +24,7 @@ from rollgym.core.errors import UsageError
 from rollgym.core.seeding import stable_digest
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.arguments import check_choice
-from rollgym.envs.terminal.harness import MAX_TREE_BYTES, MAX_TREE_FILES, make_entry, pack
+from rollgym.envs.terminal.harness import MAX_TREE_BYTES, MAX_TREE_FILES, make_entry
 from rollgym.envs.terminal.types import EPOCH, FolderTask, TaskImage, Tree, file
 
 UNSUPPORTED = ("error", "skip")
@@ -156,7 +156,7 @@ def read_task(path: Path, name: str) -> FolderTask:
             root, tree, env = read_dockerfile(text, context)
         except NeedsImage as reason:
             needs = str(reason)
-            digest = stable_digest(pack(context)).hex()[:16]
+            digest = stable_digest(*sorted(context.items())).hex()[:16]
             image = TaskImage(
                 name=f"{BUILT_IMAGE}:{digest}",
                 context=context,

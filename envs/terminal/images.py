@@ -26,6 +26,8 @@ MAX_ARCHIVE_BYTES = 2 * MAX_TREE_BYTES
 BUILD_MEMORY_MB = 2048
 LOG_LINES = 5
 """Last lines of a failed build that are shown."""
+_STARTED = re.compile(r"Running in ([0-9a-f]{12,})")
+"""Line of a build with the id of a container."""
 _FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.IGNORECASE | re.MULTILINE)
 
 
@@ -88,6 +90,8 @@ def _find(api: Any, image: TaskImage, build: bool) -> dict[str, Any]:
 
 def _build(api: Any, image: TaskImage) -> None:
     """Build an image in the engine, without a network and with limits."""
+    from urllib3.exceptions import HTTPError  # what the docker package lets through
+
     from rollgym.sandbox import docker_engine
 
     assert image.context is not None
@@ -110,14 +114,25 @@ def _build(api: Any, image: TaskImage) -> None:
         timeout=image.seconds,
         use_config_proxy=False,
     )
-    for entry in log:
-        lines += str(entry.get("stream") or entry.get("error") or "").splitlines()
-        if "error" in entry:
-            shown = " | ".join(line.strip() for line in lines[-LOG_LINES:] if line.strip())
-            raise RunError(f"The image of {image.source} was not built: {shown}")
-        if time.monotonic() > deadline:
-            log.close()
-            raise RunError(f"The image of {image.source} was not built within {image.seconds:g} seconds.")
+    late = RunError(f"The image of {image.source} was not built within {image.seconds:g} seconds.")
+    try:
+        for entry in log:
+            lines += str(entry.get("stream") or entry.get("error") or "").splitlines()
+            if "error" in entry:
+                shown = " | ".join(line.strip() for line in lines[-LOG_LINES:] if line.strip())
+                raise RunError(f"The image of {image.source} was not built: {shown}")
+            if time.monotonic() > deadline:
+                raise late
+    except (OSError, HTTPError):  # it was silent for that long
+        raise late from None
+    except BaseException:
+        log.close()
+        raise
+    finally:
+        # The engine removes its containers, but not at once where a build is given up.
+        for line in lines:
+            if started := _STARTED.search(line):
+                docker_engine.remove(api, started[1])
 
 
 def base_images(dockerfile: str) -> list[str]:

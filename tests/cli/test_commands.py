@@ -111,6 +111,17 @@ def test_play_is_a_game(rollgym_command: Command, monkeypatch: pytest.MonkeyPatc
     assert "return" in ran.out
 
 
+def test_play_against_an_agent_in_another_role(
+    rollgym_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("play", "rollgym/Nim-v0", "--role", "player_1=expert", "--env-arg", "faults=1", "--seed", 1)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/hint\nnonsense\nn\n"))
+    ran = rollgym_command(*words, "--task", 3, "--split", "test")
+    assert ran.code == 0, ran.err
+    assert "player_1: " in ran.out
+    assert "Not this time. Return -1 in 2 turns." in ran.out  # the person's own reward
+
+
 def test_play_ends_quietly_where_the_input_does(
     rollgym_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
