@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -54,9 +54,9 @@ class Program:
     ``/rl/reward``. ``file``: it leaves reward.json or reward.txt in its working folder. ``environment``: it
     plays the episode's environment, which the endpoint offers as an MCP server and over HTTP, and never sees
     the reward. ``module:function``: a function of the recorded episode."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     """Environment variables of the program, besides those of the endpoint. It does not get ours."""
-    mounts: Sequence[str] = ()
+    mounts: list[str] = field(default_factory=list)
     """Folders that the sandbox shows, read-only, besides the program's file and its Python."""
     memory_mb: int = PROGRAM_LIMITS.memory_mb
     """Memory of all its processes together, in MB, where cgroups are available."""

@@ -1,20 +1,28 @@
 """A policy is trained behind a program that knows nothing but its address, and learns."""
 
+import json
 import shlex
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from training import Story, fast_versions, lines
 
+import rollgym
 from rollgym.config.loader import load
 from rollgym.core.errors import UsageError
+from rollgym.sandbox.interpreter import find_python
+from rollgym.sandbox.namespaces import find_bwrap
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.config_files import find_config
 from rollgym.trainer.main import run_training
+from rollgym.trainer.trusted import code_of
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "blackbox_bandit.py"
-COMMAND = shlex.join([sys.executable, "-I", "-S", str(PROGRAM)])
+PYTHON = find_python().path
+"""A Python that a sandbox can run."""
+COMMAND = shlex.join([PYTHON, "-I", "-S", str(PROGRAM)])
+pytestmark = pytest.mark.skipif(find_bwrap() is None, reason="bubblewrap is not installed")
 
 
 def taught(folder: Path, *settings: str) -> Path:
@@ -81,13 +89,155 @@ def test_a_program_does_not_choose_what_is_trained_on(
     plain = Story.of(train_behind(tmp_path, model, *settings))
     script = tmp_path / "greedy.py"
     script.write_text(GREEDY)
-    words = shlex.join([sys.executable, "-I", "-S", str(script), str(PROGRAM)])
+    words = shlex.join([PYTHON, "-I", "-S", str(script), str(PROGRAM)])
     greedy = tmp_path / "greedy"
     greedy.mkdir()
     story = Story.of(train_behind(greedy, model, f"program={words}", *settings))
     assert story.weights == plain.weights
     assert len({one["turns"][0]["action"] for one in story.episodes}) > 1, "all members said the same"
     assert story.metrics[0]["train_rollout_logprob_diff_max"] < 1e-4
+
+
+PULLER = """
+import http.client, json, os, sys
+from urllib.parse import urlsplit
+
+def post(url, body):
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.netloc)
+    connection.request("POST", address.path, json.dumps(body), headers)
+    answer = json.load(connection.getresponse())
+    connection.close()
+    return answer
+
+def play(episode):
+    def ask(text):
+        body = {"model": episode.model, "messages": [{"role": "user", "content": text}], "max_tokens": 8}
+        return post(episode.base_url + "/chat/completions", body)["choices"][0]["message"]["content"]
+    ask("Write a title for: " + episode.task["observation"])
+    reply = ask(episode.task["observation"])
+    answer = post(episode.session_url + "/env/step", {"action": reply})
+    assert set(answer) <= {"observation", "over", "error"}, answer
+"""
+
+
+def train_function(folder: Path, model: Path, **changes: Any) -> Story:
+    """A run whose environment is played by a Python function in a sandbox."""
+    folder.mkdir()
+    script = folder / "puller.py"
+    script.write_text(PULLER)
+    program = {
+        "function": f"{script}:play",
+        "python": PYTHON,
+        "reward": "environment",
+        "auxiliary": "a title",
+    }
+    values: dict[str, Any] = {
+        "program": {**program, "auxiliary": "a title"},
+        "model.path": str(model),
+        "warm_start": None,
+        "tracking.tensorboard": False,
+        "rollout.groups": 2,
+        "rollout.group_size": 4,
+        "stop.steps": 2,
+        "evaluation.every": 0,
+        "evaluation.episodes": 2,
+    }
+    settings = [f"{name}={json.dumps(value)}" for name, value in (values | changes).items()]
+    run_training("bandit-grpo", settings, folder / "run", plain=True)
+    return Story.of(folder / "run")
+
+
+def check_pulls(story: Story, steps: int) -> None:
+    """The environment rewarded what the model replied; the program's other request is in no episode."""
+    assert [line["step"] for line in story.metrics] == list(range(1, steps + 1))
+    assert len(story.episodes) >= steps * 8
+    for one in story.episodes:
+        assert one["outcome"] == "terminated", one.get("error")
+        (turn,) = one["turns"]
+        assert "title" not in turn["observation"]
+        assert len(turn["action_ids"]) == len(turn["logprobs"]) > 0
+        env = rollgym.make(one["spec"]["env_id"], **one["spec"].get("env_kwargs", {}))
+        options = {"task": one["spec"]["task"], "split": one["spec"]["split"]}
+        observation, _ = env.reset(seed=one["spec"]["env_seed"], options=options)
+        _, reward, terminated, _, info = env.step(turn["action"])
+        assert terminated
+        assert (turn["observation"], turn["reward"]) == (observation, reward)
+        assert one["success"] == info["success"]
+
+
+def test_the_environment_s_reward_is_trained_on_and_auxiliary_calls_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast_versions(monkeypatch)
+    check_pulls(train_function(tmp_path / "here", taught(tmp_path, "warm_start.episodes=100")), 2)
+
+
+@pytest.mark.slow
+def test_episodes_of_a_program_continue_while_the_learner_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With max_staleness, and environments in worker processes."""
+    fast_versions(monkeypatch)
+    model = taught(tmp_path, "warm_start.episodes=100")
+    changes = {"rollout.max_staleness": 1, "rollout.workers": 1, "stop.steps": 4}
+    story = train_function(tmp_path / "stale", model, **changes)
+    check_pulls(story, 4)
+    staleness = [line["staleness_max"] for line in story.metrics if "staleness_max" in line]
+    assert max(staleness, default=0) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_program_plays_against_an_engine_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    fast_versions(monkeypatch)
+    model = taught(tmp_path, "warm_start.episodes=100")
+    check_pulls(train_function(tmp_path / "ray", model, **{"runtime": "ray", "ray.num_gpus": 1}), 2)
+
+
+def test_a_program_that_cannot_run_stops_the_run_before_it_begins(tmp_path: Path) -> None:
+    for program, said in (
+        ("no-such-program", "program: Program 'no-such-program' not found"),
+        ("no_such_file.py:play", "program: .*(no_such_file.py|unprivileged user)"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            run_training(
+                "bandit-grpo", [f"program={program}", "warm_start=null"], tmp_path / "run", plain=True
+            )
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["program.command=sleep", "program.reward=luck"], "reward must be one of output, http, file"),
+        (["program.reward=file"], "either command or function"),
+        (["program=sleep", "program.reward=file"], "single value"),
+        (["program.command=sleep", "program.sandbx=none"], "sandbox"),
+    ],
+)
+def test_settings_of_a_program_are_checked(settings: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load(TrainConfig, find_config("bandit-grpo"), ["warm_start=null", *settings])
+
+
+def test_a_text_is_a_command_or_a_function() -> None:
+    config = load(
+        TrainConfig, find_config("bandit-grpo"), ["warm_start=null", "program=python3 a.py --b c:d"]
+    )
+    assert config.program is not None
+    assert (config.program.command, config.program.sandbox) == ("python3 a.py --b c:d", "namespaces")
+    config = load(TrainConfig, find_config("bandit-grpo"), ["warm_start=null", "program=my.agent:play"])
+    assert config.program is not None
+    assert config.program.function == "my.agent:play"
+
+
+def test_the_code_of_a_program_is_named_before_it_runs() -> None:
+    settings = ["program.command=a b", "program.sandbox=none", "program.reward=m:f", "warm_start=null"]
+    named = code_of(load(TrainConfig, find_config("bandit-grpo"), settings))
+    assert named == ["program.command a b", "program.reward_function m:f", "program.sandbox none"]
 
 
 def test_a_program_is_not_imitated() -> None:
