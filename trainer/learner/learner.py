@@ -225,7 +225,7 @@ class Learner:
         metrics["grad_norm"] = float(np.mean(norms))
         metrics["learning_rate"] = self.strategy.param_groups[0]["lr"]
         if self._device.type == "cpu" and self.modules.parameters >= SMALLEST:
-            # Activations of many sizes leave gigabytes of free memory in the heap, which the engine cannot use.
+            # Activations of many sizes leave gigabytes of free heap, which the engine cannot use.
             trim_memory(self._device)
         return metrics
 
