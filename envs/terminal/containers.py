@@ -31,7 +31,7 @@ class ContainerHandle(SandboxHandle):
         self.settings = replace(self.settings, backend="docker", links=())
         self._build = build
         self._content: dict[str, ImageContent] = {}
-        """What is known of images, by name."""
+        """Facts about images, by name."""
         self._weaknesses: tuple[str, ...] = ()
 
     def select(self, task: FolderTask) -> FolderTask:
@@ -45,7 +45,7 @@ class ContainerHandle(SandboxHandle):
 
     @property
     def places(self) -> Places:
-        """Where the folders of the task are inside."""
+        """Paths of the task's folders inside the container."""
         return Places(self.settings.folders[0], TESTS, LOGS)
 
     def facts(self) -> dict[str, Any]:

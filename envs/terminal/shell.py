@@ -23,7 +23,7 @@ LINKS = ((ROOT, SESSION), ("/tests", "/tmp/tests"), ("/logs", "/tmp/logs"))
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the folders of a task really are: a sandbox has links to them, a container the folders."""
+    """Real paths of a task's folders: a sandbox has links to them, a container the folders."""
 
     root: str = SESSION
     tests: str = "/tmp/tests"

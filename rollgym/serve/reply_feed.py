@@ -1,4 +1,4 @@
-"""What a request with ``stream`` gets to see while its replies are being sampled."""
+"""The replies to a request with ``stream``, as they are being sampled."""
 
 from __future__ import annotations
 

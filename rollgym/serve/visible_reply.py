@@ -1,4 +1,4 @@
-"""What a client sees of a finished reply; `rollgym.serve.partial_reply` is the same for an unfinished one."""
+"""A finished reply as a client sees it; `rollgym.serve.partial_reply` is the same for an unfinished one."""
 
 from __future__ import annotations
 
