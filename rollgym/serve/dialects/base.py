@@ -91,7 +91,7 @@ class Sent:
 
 def _after(sent: str, whole: str) -> str:
     if not whole.startswith(sent):
-        _log.warning("A streamed reply ended with bytes that do not form a character: the client has other text.")
+        _log.warning("A streamed reply ended with bytes that are not a character: the client has other text.")
         return ""
     return whole[len(sent) :]
 
