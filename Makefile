@@ -63,7 +63,7 @@ test-sglang: $(VENV)/.dev ## Test against a real SGLang server on the CPU, in a 
 
 test-clients: $(VENV)/.dev ## Test the endpoint with real clients and agent frameworks, in a separate venv (500 MB)
 	$(BIN)/python tests/serve/clients/make_venv.py .venv-clients
-	ROLLGYM_TEST_CLIENTS=.venv-clients $(BIN)/python -m pytest -p no:xdist tests/serve/test_real_clients.py
+	ROLLGYM_TEST_CLIENTS=.venv-clients $(BIN)/python -m pytest -p no:xdist tests/serve/test_real_clients.py tests/serve/test_program_rewards.py
 
 format: $(VENV)/.dev ## Format the code with ruff
 	$(BIN)/ruff check --fix .

@@ -8,8 +8,8 @@ Play one game of FrozenLake against a served model:
         python examples/blackbox_agent.py
 
 Or let `rollgym.serve.SubprocessAgent` run it for every episode (docs/blackbox.md), with sandbox="none", since
-a sandbox hides rollgym: it sets the variables, writes the task to standard input and reads the reward from the
-last line of output.
+a sandbox hides rollgym: it sets the variables, writes the task to standard input and reads the reward from
+the last line of output.
 """
 
 from __future__ import annotations

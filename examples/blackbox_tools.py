@@ -1,12 +1,8 @@
-r"""A tool-using agent of openai-agents that walks over a frozen lake. It is trained as it is.
+"""A tool-using agent of openai-agents that walks over a frozen lake. It is trained as it is.
 
 It needs a virtual environment with openai-agents (`python3 -m venv agents-venv` and
 `agents-venv/bin/pip install openai-agents==0.24.0`); rollgym is not needed there. The lake is an MCP server,
-and the agent sees its observations but no reward (docs/blackbox.md):
-
-    rollgym train frozen-lake-tools warm_start=null model.path=runs/taught/final \
-        program.function=examples/blackbox_tools.py:play program.python=agents-venv/bin/python \
-        program.reward=environment
+and the agent sees its observations but no reward. docs/blackbox.md has the commands that train it.
 """
 
 from __future__ import annotations
