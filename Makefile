@@ -65,7 +65,7 @@ test-clients: $(VENV)/.dev ## Test the endpoint with real clients, agent framewo
 	$(BIN)/python tests/serve/clients/make_venv.py .venv-clients
 	-$(BIN)/python tests/serve/clients/make_npm.py .npm-clients
 	ROLLGYM_TEST_CLIENTS=.venv-clients ROLLGYM_TEST_NPM_CLIENTS=$(if $(shell command -v npm),.npm-clients) \
-		$(BIN)/python -m pytest -p no:xdist -rs tests/serve/test_real_clients.py tests/serve/test_npm_client.py
+		$(BIN)/python -m pytest -p no:xdist -rs tests/serve/test_real_clients.py tests/serve/test_npm_client.py tests/serve/test_program_rewards.py
 
 format: $(VENV)/.dev ## Format the code with ruff
 	$(BIN)/ruff check --fix .

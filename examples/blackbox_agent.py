@@ -7,8 +7,9 @@ Play one game of FrozenLake against a served model:
     echo '{"task": 7}' | OPENAI_BASE_URL=http://127.0.0.1:8000/session/game-7/v1 OPENAI_MODEL=lake \
         python examples/blackbox_agent.py
 
-Or let `rollgym.serve.SubprocessAgent` run it for every episode (docs/serve.md): it sets the variables, writes
-the task to standard input and reads the reward from the last line of output.
+Or let `rollgym.serve.SubprocessAgent` run it for every episode (docs/blackbox.md), with sandbox="none", since
+a sandbox hides rollgym: it sets the variables, writes the task to standard input and reads the reward from
+the last line of output.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 It needs a virtual environment with openai-agents (`python3 -m venv agents-venv` and
 `agents-venv/bin/pip install openai-agents==0.24.0`); rollgym is not needed there. The lake is an MCP server,
-and the agent sees its observations but no reward (docs/blackbox.md):
-
-    rollgym train blackbox-tools program.python=agents-venv/bin/python model.path=runs/taught/final
+and the agent sees its observations but no reward. docs/blackbox.md has the commands that train it.
 """
 
 from __future__ import annotations

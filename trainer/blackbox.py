@@ -39,7 +39,7 @@ async def blackbox_agent(
     """
     config = components.config
     options = ServeOptions(
-        # A program can only use the key of its session: it neither opens nor rewards another one.
+        # A program has the key of one session only: it neither opens nor rewards another one.
         api_key=secrets.token_hex(16),
         temperature=config.agent.temperature,
         fixed_sampling=True,

@@ -1,4 +1,4 @@
-"""Starts programs, each in new namespaces; a `ProgramSandbox` runs this inside its sandbox.
+"""Starts programs, each in separate namespaces. A `ProgramSandbox` runs this script inside its sandbox.
 
 The launcher imports a Python program once, and then forks for every start, so that an import of seconds is
 paid once. A fork enters new user, mount, network, process and IPC namespaces, gets empty folders (``/work``

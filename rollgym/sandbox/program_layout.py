@@ -1,4 +1,4 @@
-"""Layout of a program's sandbox: its interpreter, its files, and the folders that were asked for."""
+"""The view of a program in a sandbox: its interpreter, its files, and the folders that were asked for."""
 
 from __future__ import annotations
 

@@ -363,7 +363,7 @@ class SubprocessEpisode(Player, EnvSession):
 
 
 def _failure(kind: str, message: str, process: Process | None = None) -> EnvError:
-    """Return an error of the program with a specific type."""
+    """Return an error of the program, of this type."""
     error = EnvError(message)
     tail = "" if process is None else process.stderr_tail
     error.failure = Failure(type=kind, message=message, traceback=tail)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -391,5 +392,42 @@ def test_a_program_with_tools_plays_by_mcp_alone(play: Play) -> None:
     )
     assert episode.error is None
     assert episode.outcome in (Outcome.TERMINATED, Outcome.TRUNCATED)
+    assert [turn.action_ids for turn in episode.turns] == scripted.sampled[: episode.length]
+    assert not any(turn.new_row for turn in episode.turns)
+
+
+CLIENTS = os.environ.get("ROLLGYM_TEST_CLIENTS", "")
+
+
+@pytest.mark.skipif(not CLIENTS, reason="ROLLGYM_TEST_CLIENTS does not name an environment")
+def test_the_example_with_openai_agents_plays_in_a_sandbox(serving: Callable[..., Any]) -> None:
+    """An agent of a framework, with the tools of the environment by MCP, and the recorded tokens exact."""
+    python = str(Path(CLIENTS).absolute() / "bin" / "python")
+    example = Path(__file__).parents[2] / "examples" / "blackbox_tools.py"
+    program = Program(function=f"{example}:play", python=python, reward="environment")
+    try:
+        check_program(program)
+    except UsageError as error:
+        pytest.skip(str(error))
+    calls = [ToolCall(name="move", arguments={"direction": way}) for way in ("right", "down") * 12]
+    scripted = Scripted("qwen2.5 tools", [[call] for call in calls])
+    spec = EpisodeSpec(
+        episode_id="w", env_id=LAKE, env_kwargs={"tools": True}, task=3, limits=Limits(seconds=120)
+    )
+
+    async def main() -> Episode:
+        options = {"inner": scripted.engine, "tokens": scripted.template, "api_key": "secret"}
+        async with serving(**options) as place:
+            player = SubprocessAgent(place.server, program, envs=InlinePool())
+            try:
+                return await player.play(spec)
+            finally:
+                await player.close()
+
+    episode = asyncio.run(main())
+    assert episode.error is None
+    assert episode.outcome in (Outcome.TERMINATED, Outcome.TRUNCATED)
+    assert [tool.name for tool in episode.tools] == ["move"]
+    assert [turn.action for turn in episode.turns] == [call.to_json() for call in calls][: episode.length]
     assert [turn.action_ids for turn in episode.turns] == scripted.sampled[: episode.length]
     assert not any(turn.new_row for turn in episode.turns)
