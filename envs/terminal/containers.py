@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 from rollgym.core.errors import RunError, UsageError
 from rollgym.envs.code.sandbox_handle import SandboxHandle, open_handle
 from rollgym.envs.terminal.images import ImageContent, prepare_image
-from rollgym.envs.terminal.shell import Places
+from rollgym.envs.terminal.shell import FOLDERS
 from rollgym.envs.terminal.types import FolderTask
 from rollgym.sandbox.types import Level, Sandbox
 
 T = TypeVar("T")
-TESTS, LOGS = "/tests", "/logs"
 
 
 class ContainerHandle(SandboxHandle):
@@ -40,13 +39,8 @@ class ContainerHandle(SandboxHandle):
         if task.image.name not in self._content:
             self._content[task.image.name] = prepare_image(task.image, build=self._build)
         content = self._content[task.image.name]
-        self.settings = replace(self.settings, image=content.identifier, folders=(content.root, TESTS, LOGS))
+        self.settings = replace(self.settings, image=content.identifier, folders=(content.root, *FOLDERS))
         return replace(task, root=content.root, tree=content.tree, env=content.env)
-
-    @property
-    def places(self) -> Places:
-        """Paths of the task's folders inside the container."""
-        return Places(self.settings.folders[0], TESTS, LOGS)
 
     def facts(self) -> dict[str, Any]:
         """Isolation facts for the record."""

@@ -20,11 +20,11 @@ from rollgym.envs.terminal.generate import Generated
 from rollgym.envs.terminal.harbor import TaskFolders
 from rollgym.envs.terminal.judge import judge_task
 from rollgym.envs.terminal.shell import (
+    FOLDERS,
     LINKS,
     MAX_COMMAND_BYTES,
     ROOT,
     SESSION,
-    Places,
     command_hash,
     copy_files,
     format_ran,
@@ -111,7 +111,7 @@ class TerminalEnv(ToolEnv):
             raise UsageError("families and level are for generated tasks; a folder has its own.")
         else:
             self._source = TaskFolders(folder, unsupported, images)
-            links = tuple((root, SESSION) for root in self._source.roots) + LINKS[1:]
+            links = tuple((root, SESSION) for root in self._source.roots)
         self.tasks = self._source.tasks
         self._sandboxes = self._handle = _handle(sandbox, links)
         self._containers = ContainerHandle(_with_limits(sandbox), build=images == "build")
@@ -130,10 +130,9 @@ class TerminalEnv(ToolEnv):
         self._task: TerminalTask | FolderTask = self._source.load(task)
         self._turns, self._seconds, self._last_command = 0, 0.0, ""
         self._handle.fresh()
-        self._handle, self._places = self._sandboxes, Places()
+        self._handle = self._sandboxes
         if isinstance(self._task, FolderTask) and self._task.image is not None:
             self._handle, self._task = self._containers, self._containers.select(self._task)
-            self._places = self._containers.places
         self._handle.fresh()
         self._start(self._task.tree)
         if isinstance(self._task, TerminalTask) and self._task.family == "git":
@@ -217,6 +216,11 @@ class TerminalEnv(ToolEnv):
     def _root(self) -> str:
         return self._task.root if isinstance(self._task, FolderTask) else ROOT
 
+    @property
+    def _session(self) -> str:
+        """Real path of the working folder: a sandbox has a link to it, a container the folder."""
+        return self._root if self._handle is self._containers else SESSION
+
     def _turns_left(self) -> str:
         turns_left = self._max_turns - self._turns
         return f"Turns left: {turns_left}." if turns_left else "No turns left."
@@ -267,7 +271,7 @@ class TerminalEnv(ToolEnv):
         tree = self._handle.use(self._copy)
         # No process of the agent runs while its files are judged.
         self._handle.fresh()
-        verdict = judge_task(self._handle, self._task, tree, self._places)
+        verdict = judge_task(self._handle, self._task, tree)
         share = isinstance(self._task, FolderTask) or self._fraction
         return StepResult(
             f"{text}Hidden checks: {verdict.passed} of {verdict.of} hold.",
@@ -279,7 +283,7 @@ class TerminalEnv(ToolEnv):
 
     def _copy(self, sandbox: Sandbox) -> Tree | None:
         try:
-            return copy_files(sandbox, Limits(), self._places.root)
+            return copy_files(sandbox, Limits(), self._session)
         except ValueError:
             return None
 
@@ -304,7 +308,7 @@ def _handle(values: Mapping[str, Any] | None, links: tuple[tuple[str, str], ...]
             "leave backend "
             "out. `rollgym doctor` prints whether it works here."
         )
-    handle.settings = replace(handle.settings, links=links)
+    handle.settings = replace(handle.settings, links=links, folders=FOLDERS)
     return handle
 
 

@@ -18,10 +18,11 @@ from rollgym.envs.code import harness as code_harness
 from rollgym.envs.code.loaders import load_problems
 from rollgym.envs.code.problems import Generated as GeneratedProblems
 from rollgym.envs.code.types import Cases, Problem
-from rollgym.envs.terminal import code_check
+from rollgym.envs.terminal import code_check, untrusted
 from rollgym.envs.terminal.generate import KINDS, Generated
 from rollgym.envs.terminal.shell import ROOT, harness_source
 from rollgym.envs.terminal.types import TerminalTask, Tree
+from rollgym.sandbox import worker_confinement
 
 IMAGE = "python:3.12"
 """Base image of exported tasks: it has Python, git and the usual tools."""
@@ -91,7 +92,11 @@ def _terminal_files(task: TerminalTask, image: str) -> TaskFiles:
         level=task.level,
         dockerfile=f"FROM {image}\nWORKDIR {ROOT}\nADD workspace.tar {ROOT}/\n",
         workspace=task.tree,
-        tests={"check.py": harness_source() + MAIN, "checks.json": json.dumps(checks, indent=1)},
+        tests={
+            "check.py": harness_source() + MAIN,
+            "checks.json": json.dumps(checks, indent=1),
+            **_untrusted_files(),
+        },
         test_command=f"python3 -I /tests/check.py {ROOT} /tests/checks.json",
         solution=f"#!/bin/bash\ncd {ROOT}\n{commands}\n",
         keywords=("terminal", task.family, task.kind),
@@ -128,11 +133,21 @@ def _code_files(problem: Problem, image: str) -> TaskFiles:
             ),
             "harness.py": _source(code_harness),
             "tests.json": json.dumps(tests, indent=1),
+            **_untrusted_files(),
         },
         test_command=f"python3 /tests/check.py {ROOT}/solution.py /tests/tests.json",
         solution=solution,
         keywords=("code", "python", *([problem.family] if problem.family else [])),
     )
+
+
+def _untrusted_files() -> dict[str, str]:
+    """Return the program that gives up rights, and its module."""
+    package = "from rollgym.sandbox.worker_confinement import"
+    return {
+        "untrusted.py": _source(untrusted).replace(package, "from worker_confinement import") + MAIN,
+        "worker_confinement.py": _source(worker_confinement),
+    }
 
 
 def _source(module: Any) -> str:

@@ -260,14 +260,16 @@ def same_text(text: str, expected: str) -> bool:
     ]
 
 
-def verify(root: str, checks: list[Check], seconds: float = HOLD_SECONDS) -> list[bool]:
-    """Decide all checks on the files below a folder, in place."""
+def verify(
+    root: str, checks: list[Check], seconds: float = HOLD_SECONDS, prefix: tuple[str, ...] = ()
+) -> list[bool]:
+    """Decide all checks on the files below a folder, in place; ``prefix`` starts the command of a check."""
     tree = read_tree(root)
     results = [check["kind"] != "run" and holds(check, tree) for check in checks]
     for number, check in enumerate(checks):
         if check["kind"] == "run":
             _restore(root, tree, check["files"])
-            results[number] = _run_holds(root, check, seconds)
+            results[number] = _run_holds(root, check, seconds, prefix)
     return results
 
 
@@ -283,11 +285,11 @@ def text_files(files: dict[str, str]) -> dict[str, Entry]:
     return {path: make_entry("file", 0o644, 0, text.encode()) for path, text in files.items()}
 
 
-def _run_holds(root: str, check: Check, seconds: float) -> bool:
+def _run_holds(root: str, check: Check, seconds: float, prefix: tuple[str, ...]) -> bool:
     env = {**os.environ, "GIT_PAGER": "cat", "HOME": root}
     try:
         ran = subprocess.run(
-            [BASH, "--noprofile", "--norc", "-c", check["command"]],
+            [*prefix, BASH, "--noprofile", "--norc", "-c", check["command"]],
             cwd=root,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -303,7 +305,8 @@ def _run_holds(root: str, check: Check, seconds: float) -> bool:
 def main() -> int:
     """Check a folder from the command line: ``check.py FOLDER CHECKS``."""
     root, path = sys.argv[1:3]
+    untrusted = os.path.join(os.path.dirname(os.path.abspath(__file__)), "untrusted.py")
     with open(path, encoding="utf-8") as file:
-        results = verify(root, json.load(file))
+        results = verify(root, json.load(file), prefix=(sys.executable, "-E", "-s", untrusted, root))
     print(f"{sum(results)} of {len(results)} checks hold")
     return 0 if all(results) else 1

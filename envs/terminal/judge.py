@@ -14,7 +14,7 @@ from dataclasses import replace
 from rollgym.core.errors import RunError
 from rollgym.envs.code.sandbox_handle import SandboxHandle
 from rollgym.envs.terminal import harness
-from rollgym.envs.terminal.shell import Places, encode, run_command, start_shell
+from rollgym.envs.terminal.shell import LOGS, TESTS, encode, run_command, start_shell
 from rollgym.envs.terminal.types import Check, FolderTask, TerminalTask, Tree, Verdict
 from rollgym.sandbox.types import Ended, Limits, Sandbox
 
@@ -41,12 +41,10 @@ def judge(handle: SandboxHandle, checks: Sequence[Check], tree: Tree) -> list[bo
     return results
 
 
-def judge_task(
-    handle: SandboxHandle, task: TerminalTask | FolderTask, tree: Tree | None, places: Places
-) -> Verdict:
+def judge_task(handle: SandboxHandle, task: TerminalTask | FolderTask, tree: Tree | None) -> Verdict:
     """Judge the files that an agent left; without any, all checks fail."""
     if isinstance(task, FolderTask):
-        reward = run_tests(handle, task, tree, places) if tree is not None else 0.0
+        reward = run_tests(handle, task, tree) if tree is not None else 0.0
         return Verdict(reward=reward, success=reward >= 1.0, passed=int(reward >= 1.0), of=1)
     results = judge(handle, task.checks, tree) if tree is not None else [False] * len(task.checks)
     passed, of = sum(results), len(results)
@@ -65,7 +63,7 @@ for name in ("reward.txt", "reward.json"):
 """
 
 
-def run_tests(handle: SandboxHandle, task: FolderTask, tree: Tree, places: Places) -> float:
+def run_tests(handle: SandboxHandle, task: FolderTask, tree: Tree) -> float:
     """Run the tests of a task folder over a copy of the files; return the reward that they wrote."""
 
     def work(sandbox: Sandbox) -> str:
@@ -73,17 +71,15 @@ def run_tests(handle: SandboxHandle, task: FolderTask, tree: Tree, places: Place
         seconds = min(task.verifier_seconds, handle.seconds() or task.verifier_seconds)
         start_shell(sandbox, tree, root=task.root, env={**task.env, **task.tests_env})
         packed = encode(task.tests)
-        prepare = f"write_tree({places.tests!r}, unpack(base64.b64decode({packed!r})))\n"
-        prepare += "".join(
-            f"os.makedirs('{places.logs}/{name}', exist_ok=True)\n" for name in ("verifier", "agent")
-        )
+        prepare = f"write_tree({TESTS!r}, unpack(base64.b64decode({packed!r})))\n"
+        prepare += "".join(f"os.makedirs('{LOGS}/{name}', exist_ok=True)\n" for name in ("verifier", "agent"))
         if not sandbox.run(prepare, limits=limits).ok:
             raise RunError("The tests of a task folder could not be written.")
         ran = run_command(sandbox, "bash /tests/test.sh", replace(limits, seconds=seconds, cpu_seconds=None))
         if ran.ended is not Ended.EXIT:
             return ""  # Tests that were stopped or killed give no reward.
         # Another process reads it: those of the tests have ended.
-        return sandbox.exec(f"LOGS = {places.logs!r}\n{REWARD}", limits=limits).stdout
+        return sandbox.exec(f"LOGS = {LOGS!r}\n{REWARD}", limits=limits).stdout
 
     for _ in range(ATTEMPTS):
         written = handle.once(work, unused=True)

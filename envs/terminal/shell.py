@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rollgym.core.errors import RunError
@@ -17,19 +17,11 @@ from rollgym.sandbox.types import Ended, Limits, Ran, Sandbox
 ROOT = "/app"
 """The working folder inside, as task folders of Harbor expect it."""
 SESSION = "/work/session"
-LINKS = ((ROOT, SESSION), ("/tests", "/tmp/tests"), ("/logs", "/tmp/logs"))
-"""Links of the sandbox, so that these paths exist although its root is read-only."""
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Real paths of a task's folders: a sandbox has links to them, a container the folders."""
-
-    root: str = SESSION
-    tests: str = "/tmp/tests"
-    logs: str = "/tmp/logs"
-
-
+LINKS = ((ROOT, SESSION),)
+"""Link of the sandbox, so that this path exists although its root is read-only."""
+TESTS, LOGS = "/tests", "/logs"
+FOLDERS = (TESTS, LOGS)
+"""Writable folders of the sandbox besides the working folder."""
 PACKED_CHARS = (64_000, 8_000_000)
 """Characters of packed files; room for more costs time, so it is tried only when needed."""
 MAX_COMMAND_BYTES = 100_000

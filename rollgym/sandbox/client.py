@@ -56,6 +56,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 """Environment variables of untrusted code, besides HOME and TMPDIR."""
+SCRATCH = ("/tmp", "/dev/shm")
+"""Folders besides the working folder that are emptied with it."""
 
 
 class Channel(Protocol):
@@ -98,7 +100,7 @@ def worker_config(limits: Limits, **more: Any) -> dict[str, Any]:
         "hidden": [],
         "write": [],
         "work": "/work",
-        "scratch": ["/tmp", "/dev/shm"],
+        "scratch": list(SCRATCH),
         "processes": "own",
         "preload": [],
         "uid": None,

@@ -255,6 +255,7 @@ def _start(
         # All containers share a user id and so its count of processes: the engine counts instead.
         processes="none",
         preload=list(settings.preload),
+        scratch=[*client.SCRATCH, *settings.folders],
     )
     channel = _attach(docker_engine.connect(), image, settings, runtime)
     try:

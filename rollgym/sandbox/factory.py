@@ -105,6 +105,9 @@ def _check_links(backend: str, settings: SandboxSettings) -> None:
     if settings.links and backend != "namespaces":
         paths = ", ".join(path for path, _ in settings.links)
         raise UsageError(f"The sandbox backend {backend} cannot link {paths}; only namespaces can.")
+    if settings.folders and backend not in ("namespaces", "docker"):
+        paths = ", ".join(settings.folders)
+        raise UsageError(f"The sandbox backend {backend} cannot add {paths}; only namespaces and docker can.")
 
 
 def _open_automatic(settings: SandboxSettings) -> Sandbox:

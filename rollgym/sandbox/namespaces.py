@@ -50,6 +50,7 @@ def command(bwrap: str, python: Interpreter, settings: SandboxSettings, *, count
         mounts=python.folders,
         masks=masked(python, settings),
         links=settings.links,
+        folders=settings.folders,
         counted=counted,
         as_pid_1=True,
     )
@@ -64,18 +65,20 @@ def confinement(
     masks: Sequence[str] = (),
     links: Sequence[tuple[str, str]] = (),
     data: Sequence[tuple[int, str]] = (),
+    folders: Sequence[str] = (),
     counted: bool,
     as_pid_1: bool = False,
 ) -> list[str]:
     """Return bubblewrap's options for a process in new namespaces, without network.
 
     Args:
-        limits: ``disk_mb`` is the size of ``/work`` and of ``/tmp``.
+        limits: ``disk_mb`` is the size of ``/work``, of ``/tmp`` and of each of ``folders``.
         environment: All variables that the process has.
         mounts: Folders to show read-only, beside those of the system.
         masks: Paths in them to hide.
         links: Symbolic links: path and target.
         data: Files to show read-only: a descriptor to copy the content from, and the path.
+        folders: Further writable folders.
         counted: Whether a cgroup limits its memory.
         as_pid_1: Whether the process reaps its orphans itself.
     """
@@ -99,6 +102,8 @@ def confinement(
         words += ["--symlink", target, path]
     for descriptor, path in data:
         words += ["--ro-bind-data", str(descriptor), path]
+    for folder in folders:
+        words += _tmpfs(folder, limits.disk_mb)
     # Both are unlimited tmpfs and writable by default.
     return [*words, "--remount-ro", "/dev", "--remount-ro", "/"]
 
@@ -151,6 +156,7 @@ def open_namespaces(settings: SandboxSettings) -> WorkerSandbox:
         filter=seccomp.program(profile).hex(),
         machine=platform.machine(),
         preload=list(settings.preload),
+        scratch=[*client.SCRATCH, *settings.folders],
         hidden=list(masked(python, settings)),
     )
     boot(channel, config, python.why)

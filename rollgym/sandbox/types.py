@@ -104,8 +104,8 @@ class SandboxSettings:
     links: tuple[tuple[str, str], ...] = ()
     """Symbolic links outside the working folder: path and target, both absolute. ``namespaces`` only."""
     folders: tuple[str, ...] = ()
-    """Further writable folders, in which programs may be executed, of at most ``disk_mb`` each. They are not
-    emptied when a sandbox is reset. ``docker`` only."""
+    """Further writable folders, of at most ``disk_mb`` each, emptied with the session. ``namespaces`` and
+    ``docker`` only."""
 
 
 class Sandbox(Protocol):

@@ -98,3 +98,10 @@ def test_links_need_namespaces(backend: Any) -> None:
     )
     with pytest.raises(UsageError, match="cannot link /app; only namespaces can"):
         open_sandbox(settings)
+
+
+@pytest.mark.parametrize("backend", ["landlock", "none"])
+def test_folders_need_a_file_system_of_the_sandbox(backend: Any) -> None:
+    settings = SandboxSettings(backend=backend, minimum=Level.NONE, allow_unsafe=True, folders=("/tests",))
+    with pytest.raises(UsageError, match="cannot add /tests; only namespaces and docker can"):
+        open_sandbox(settings)

@@ -278,3 +278,20 @@ def test_links_lead_into_the_working_folder_and_cannot_be_changed(open_or_skip: 
         assert "Read-only file system" in ran.stderr
     finally:
         sandbox.close()
+
+
+def test_further_folders_are_writable_limited_and_emptied_with_the_session(open_or_skip: Opener) -> None:
+    settings = SandboxSettings(folders=("/tests", "/logs"), limits=Limits(disk_mb=8))
+    sandbox = open_or_skip("namespaces", settings)
+    try:
+        assert sandbox.run("open('/tests/a.txt', 'w').write('x')").ok
+        assert sandbox.exec("print(open('/tests/a.txt').read())").stdout == "x\n"
+        # What a single execution adds is gone after it.
+        assert sandbox.exec("open('/logs/b.txt', 'w').write('x')").ok
+        assert sandbox.exec("import os\nprint(os.listdir('/logs'))").stdout == "[]\n"
+        full = sandbox.exec("open('/logs/c', 'wb').write(bytes(20 << 20))")
+        assert not full.ok
+        sandbox.reset()
+        assert sandbox.exec("import os\nprint(os.listdir('/tests'))").stdout == "[]\n"
+    finally:
+        sandbox.close()

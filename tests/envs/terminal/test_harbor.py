@@ -66,7 +66,7 @@ def test_a_task_folder_is_played_and_judged_by_its_tests(
     assert observation.startswith("Greet in /app/out.txt.\nThe working folder is /app.")
     assert (info["name"], info["solution"], info["split"]) == ("greet", [SOLUTION], "test")
     assert bash(env, 'pwd; ls; echo "$NAME $GREETING"; ls /tests /logs') == (
-        "/app\ndata\nRobin good day\n/logs\n/tests\n[exit code 0]"
+        "/app\ndata\nRobin good day\n/logs:\n\n/tests:\n[exit code 0]"
     )
     assert submit(env) == 0.0
     env.reset()
@@ -84,16 +84,16 @@ def test_a_reward_that_the_agent_wrote_does_not_count(
     env.reset()
     bash(
         env,
-        "mkdir -p /tmp/logs/verifier /tmp/tests; echo 1 > /tmp/logs/verifier/reward.txt; ls /logs/verifier",
+        "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; chmod 444 /logs/verifier/*; ls /logs",
     )
-    bash(env, "mkdir -p logs/verifier; echo 1 > logs/verifier/reward.txt; echo 'exit 0' > /tmp/tests/test.sh")
+    bash(env, "mkdir -p logs/verifier; echo 1 > logs/verifier/reward.txt; echo 'exit 0' > /tests/test.sh")
     bash(
         env,
         "printf 'echo 1 > /logs/verifier/reward.txt' > .bashrc; export BASH_ENV=/app/.bashrc PATH=/app:$PATH",
     )
     bash(
         env,
-        "cp .bashrc cat; cp .bashrc mkdir; chmod +x cat mkdir; (sleep 1; cp .bashrc /tmp/tests/test.sh) &",
+        "cp .bashrc cat; cp .bashrc mkdir; chmod +x cat mkdir; (sleep 1; cp .bashrc /tests/test.sh) &",
     )
     assert submit(env) == 0.0
 
