@@ -32,6 +32,7 @@ from rollgym.sandbox.interpreter import spare_uid
 from rollgym.sandbox.launch import launch
 from rollgym.sandbox.namespaces import HOW_TO_ALLOW, HOW_TO_GET, confinement, find_bwrap
 from rollgym.sandbox.program_layout import SandboxedProgramSpec, make_layout, read_script
+from rollgym.sandbox.worker_limits import alive, descendants
 
 __all__ = ["ProgramSandbox", "SandboxedProgram", "SandboxedProgramSpec"]
 
@@ -39,6 +40,8 @@ BOOT_SECONDS = 120.0
 """Seconds for the launcher to start, the import of a Python program included."""
 START_SECONDS = 30.0
 """Seconds for one program to start."""
+GONE_CHECKS = 500
+"""Checks, 10 ms apart, whether a killed sandbox is gone."""
 _log = logging.getLogger(__name__)
 
 
@@ -263,8 +266,10 @@ class ProgramSandbox:
             self._control.close()
             self._control = None
         if process is not None:
+            inside = descendants(process.pid)
             process.kill()
             await asyncio.to_thread(process.wait)
+            await _wait_gone(inside)
             assert process.stderr is not None
             process.stderr.close()
         if self._cgroup is not None:
@@ -318,6 +323,9 @@ class ProgramSandbox:
             data, _, _ = await _receive(ours, BOOT_SECONDS)
         except (OSError, TimeoutError):
             data = b""
+        if self._cgroup is not None and self._process.poll() is None:  # what it forked before it was added
+            with contextlib.suppress(OSError):
+                self._cgroup.add(descendants(self._process.pid))
         if not data or "error" in json.loads(data):
             await self._explain(json.loads(data)["error"] if data else "")
 
@@ -386,6 +394,14 @@ async def _receive(channel: socket.socket, seconds: float) -> tuple[bytes, list[
         elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             pid = struct.unpack("3i", payload)[0]
     return data, fds, pid
+
+
+async def _wait_gone(pids: Sequence[int]) -> None:
+    """Wait until the kernel has ended these processes, whose parent was killed."""
+    for _ in range(GONE_CHECKS):
+        if not any(alive(pid) for pid in pids):
+            return
+        await asyncio.sleep(0.01)
 
 
 def _memory(content: bytes) -> int:

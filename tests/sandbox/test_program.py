@@ -19,10 +19,13 @@ from rollgym.sandbox.interpreter import find_python
 from rollgym.sandbox.namespaces import find_bwrap
 from rollgym.sandbox.program import ProgramSandbox, SandboxedProgramSpec
 from rollgym.sandbox.types import Limits
+from rollgym.sandbox.worker_limits import alive, descendants
 
 pytestmark = pytest.mark.skipif(find_bwrap() is None, reason="bubblewrap is not installed")
 PYTHON = find_python().path
 PORT = 41234
+SLEEP = f"{86_400 + os.getpid()}"
+"""Seconds that no other test sleeps."""
 LOOK = """
 import json, os, socket, sys, urllib.request
 def attempt(work):
@@ -324,9 +327,9 @@ def test_a_file_is_read_from_the_working_folder_and_from_nowhere_else(tmp_path: 
 def leftovers() -> tuple[int, int, int, int]:
     """Sandboxed processes, mounts, cgroups and descriptors of this process."""
     me = os.getpid()
-    names = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    processes = names.count("/launcher.py") + names.count("sleep 4711")
-    mounts = len(Path("/proc/self/mounts").read_text().splitlines())
+    processes = len([pid for pid in descendants(me) if alive(pid)])
+    kinds = [line.split()[2] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    mounts = kinds.count("tmpfs")  # other tests mount overlays meanwhile
     cgroups = len(list(Path("/sys/fs/cgroup").rglob(f"rollgym-{me}-*")))
     return processes, mounts, cgroups, len(os.listdir("/proc/self/fd"))
 
@@ -336,9 +339,9 @@ def test_nothing_is_left_after_fifty_starts(tmp_path: Path) -> None:
     script = tmp_path / "messy.py"
     script.write_text(
         "import os, subprocess, sys\n"
-        "for _ in range(5): subprocess.Popen(['sleep', '4711'], start_new_session=True)\n"
+        "for _ in range(5): subprocess.Popen(['sleep', '" + SLEEP + "'], start_new_session=True)\n"
         "if int(os.environ['N']) % 3 == 0: os.kill(os.getpid(), 9)\n"
-        "if int(os.environ['N']) % 3 == 1: subprocess.Popen(['sleep', '4711']).wait()\n"
+        "if int(os.environ['N']) % 3 == 1: subprocess.Popen(['sleep', '" + SLEEP + "']).wait()\n"
     )
 
     async def start(opened: ProgramSandbox, number: int) -> None:
@@ -355,7 +358,7 @@ def test_nothing_is_left_after_fifty_starts(tmp_path: Path) -> None:
             for first in range(0, 50, 5):
                 await asyncio.gather(*(start(opened, first + number) for number in range(5)))
             listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-            assert "sleep 4711" not in listed, "a program was left while its sandbox is open"
+            assert f"sleep {SLEEP}" not in listed, "a program was left while its sandbox is open"
 
     run(asyncio.sleep(0))
     before = leftovers()

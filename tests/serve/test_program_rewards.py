@@ -22,8 +22,10 @@ from rollgym.pool.base import Step
 from rollgym.pool.inline import InlinePool
 from rollgym.rewards import CompositeScorer
 from rollgym.rewards.function import FunctionScorer
+from rollgym.sandbox.cgroup import Cgroup
 from rollgym.sandbox.interpreter import find_python
 from rollgym.sandbox.namespaces import find_bwrap
+from rollgym.sandbox.program_layout import PROGRAM_LIMITS
 from rollgym.serve import Program, SubprocessAgent
 from rollgym.serve import program_process as process_module
 from rollgym.serve.offered_env import OfferedEnv, answer_mcp
@@ -270,6 +272,17 @@ def test_a_program_that_misbehaves_has_a_typed_outcome(
     assert (episode.error.type if episode.error else None) == kind
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "program.py" not in listed
+
+
+def test_a_program_that_needs_too_much_memory_has_a_typed_outcome(play: Play) -> None:
+    group = Cgroup.make(PROGRAM_LIMITS)
+    if group is None:
+        pytest.skip("no cgroup can be made here")
+    group.close()
+    episode = play("ask(); data = []\nwhile True: data.append(b'x' * 10_000_000)", memory_mb=64)
+    assert episode.outcome is Outcome.ENV_ERROR
+    assert episode.error is not None
+    assert episode.error.type == "MemoryLimit", episode.error
 
 
 @pytest.mark.parametrize(
