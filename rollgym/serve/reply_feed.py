@@ -1,4 +1,4 @@
-"""What a request with ``stream`` gets to see while its replies are being sampled."""
+"""Text of replies for a request with ``stream``, while they are being sampled."""
 
 from __future__ import annotations
 

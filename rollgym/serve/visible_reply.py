@@ -1,4 +1,4 @@
-"""What a client sees of a finished reply; `rollgym.serve.partial_reply` is the same for an unfinished one."""
+"""The parts of a finished reply that a client sees; `rollgym.serve.partial_reply` is for unfinished ones."""
 
 from __future__ import annotations
 

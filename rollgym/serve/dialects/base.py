@@ -53,7 +53,7 @@ class Replies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamHead:
-    """What is known of the replies to a request before their first token."""
+    """Facts about the replies to a request that are known before their first token."""
 
     id: str
     """As in `Replies`."""
@@ -74,7 +74,7 @@ class Delta:
 
 
 class Sent:
-    """What a client has received of one reply."""
+    """The part of one reply that a client has received."""
 
     def __init__(self) -> None:
         self.reasoning = self.text = ""
@@ -91,7 +91,9 @@ class Sent:
 
 def _after(sent: str, whole: str) -> str:
     if not whole.startswith(sent):
-        _log.warning("A streamed reply ended with bytes that are no character: the client has other text.")
+        _log.warning(
+            "A streamed reply ended with invalid bytes: the client has received slightly different text."
+        )
         return ""
     return whole[len(sent) :]
 
