@@ -17,23 +17,14 @@ from rollgym.core.files import read_bounded
 from rollgym.core.messages import ToolCall, ToolSpec
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.core.tool_env import ToolEnv
-from rollgym.core.tools import BadCall
+from rollgym.core.tools import BadCall, text_tool
 from rollgym.envs.mcp.session import Session
 from rollgym.sandbox.command import SandboxedCommand
 from rollgym.sandbox.types import Limits
 
 __all__ = ["MCPEnv"]
 
-_SUBMIT = ToolSpec(
-    name="submit",
-    description="Submit the final answer. This ends the episode.",
-    parameters={
-        "type": "object",
-        "properties": {"answer": {"type": "string", "description": "The answer."}},
-        "required": ["answer"],
-        "additionalProperties": False,
-    },
-)
+_SUBMIT = text_tool("submit", "Submit the final answer. This ends the episode.", "answer", "The answer.")
 _MAX_TASK_BYTES = 100_000_000
 _MAX_RESULT_CHARS = 16_000
 _known_tools: dict[str, tuple[ToolSpec, ...]] = {}
@@ -105,6 +96,8 @@ class MCPEnv(ToolEnv):
         digest = hashlib.sha256(json.dumps(self._by_split, sort_keys=True).encode()).hexdigest()[:16]
         self.tasks = TaskSet(f"MCP-{digest}", {name: len(own) for name, own in self._by_split.items()})
         self._session: Session | None = None
+        self._unused: Session | None = None
+        """The session that listed the tools, if no episode has used it."""
         super().__init__(render_mode=render_mode)
         self.tools = (*self._offered(tools), _SUBMIT)
 
@@ -112,7 +105,12 @@ class MCPEnv(ToolEnv):
         """Open a session with the server and ask the question."""
         self._task = self._by_split[task.split][task.index]
         self._end_session()
-        self._session = self._open(self._task.get("files", {}))
+        files = self._task.get("files", {})
+        unused, self._unused = self._unused, None
+        if unused is not None and files:
+            unused.close()
+            unused = None
+        self._session = unused or self._open(files)
         return str(self._task["prompt"])
 
     def check_call(self, call: ToolCall) -> None:
@@ -144,20 +142,25 @@ class MCPEnv(ToolEnv):
     def close(self) -> None:
         """End the session."""
         self._end_session()
+        if self._unused is not None:
+            self._unused.close()
+            self._unused = None
         super().close()
 
     def _offered(self, names: Sequence[str] | None) -> tuple[ToolSpec, ...]:
         key = json.dumps([self._url, self._command, self._mounts, self._env, self._sandbox])
         if key not in _known_tools:
-            session = self._open({})
+            self._unused = self._open({})
             try:
-                _known_tools[key] = session.tools()
-            finally:
-                session.close()
+                _known_tools[key] = self._unused.tools()
+            except BaseException:
+                self._unused.close()
+                raise
         known = {spec.name: spec for spec in _known_tools[key] if spec.name != _SUBMIT.name}
         if names is None:
             return tuple(known.values())
         if unknown := [name for name in names if name not in known]:
+            self.close()
             raise UsageError(f"The MCP server has no tool {unknown[0]}: it has {', '.join(known)}.")
         return tuple(known[name] for name in names)
 

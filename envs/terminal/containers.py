@@ -30,7 +30,7 @@ class ContainerHandle(SandboxHandle):
         self.settings = replace(self.settings, backend="docker", links=())
         self._build = build
         self._content: dict[str, ImageContent] = {}
-        """Facts about images, by name."""
+        """Contents of images, by name."""
         self._weaknesses: tuple[str, ...] = ()
 
     def select(self, task: FolderTask) -> FolderTask:

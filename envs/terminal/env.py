@@ -218,7 +218,7 @@ class TerminalEnv(ToolEnv):
 
     @property
     def _session(self) -> str:
-        """Real path of the working folder: a sandbox has a link to it, a container the folder."""
+        """The real path of the working folder: a sandbox has a link to it, a container the folder."""
         return self._root if self._handle is self._containers else SESSION
 
     def _turns_left(self) -> str:

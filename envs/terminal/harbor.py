@@ -29,7 +29,7 @@ from rollgym.envs.terminal.types import EPOCH, FolderTask, TaskImage, Tree, file
 
 UNSUPPORTED = ("error", "skip")
 IMAGES = ("none", "use", "build")
-"""Permission for tasks that need an image: none, to use one that the engine has, or also to build it."""
+"""Rules for tasks that need an image: refused; an image of the engine is used; or it is also built."""
 BUILT_IMAGE = "rollgym-task"
 """Name of images built from task folders; a digest of the folder follows."""
 PLAIN_IMAGES = re.compile(r"(?:debian|ubuntu|python|bash)(?::[\w.-]+)?")

@@ -14,18 +14,11 @@ from rollgym.chat.template_probe import Apply, TemplateFacts, TemplateMessage
 from rollgym.chat.tokenizer import Codec
 from rollgym.chat.tool_formats import ToolFormat, find_format
 from rollgym.core.errors import UsageError
-from rollgym.core.messages import ToolCall, ToolSpec
+from rollgym.core.messages import ToolCall
+from rollgym.core.tools import text_tool
 
 AUTO = "auto"
-_TOOL = ToolSpec(
-    name="qztool",
-    description="qzdescription",
-    parameters={
-        "type": "object",
-        "properties": {"qzargument": {"type": "string", "description": "qzmeaning"}},
-        "required": ["qzargument"],
-    },
-)
+_TOOL = text_tool("qztool", "qzdescription", "qzargument", "qzmeaning")
 _CALL = ToolCall(name="qztool", arguments={"qzargument": "qzvalue"}, id="qzcall001")
 _VARIABLES = ("tools", "xml_tools")
 """Template variables that hold tools; the second one is SmolLM3's."""

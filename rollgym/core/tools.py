@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 __all__ = [
-    "BadCall", "Tool", "find_tools", "list_calls", "list_tools", "random_arguments", "read_calls", "tool",
-    "typed_call", "unknown_tool", "with_ids", "write_calls",
+    "BadCall", "Tool", "find_tools", "list_calls", "list_tools", "random_arguments", "read_calls",
+    "text_tool", "tool", "typed_call", "unknown_tool", "with_ids", "write_calls",
 ]  # fmt: skip
 
 MAX_LISTED_CALLS = 64
@@ -33,6 +33,25 @@ MAX_LISTED_CALLS = 64
 _MARK = "_rollgym_tool"
 _FORM = '{"name": ..., "arguments": {...}}'
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def text_tool(name: str, description: str, argument: str, meaning: str) -> ToolSpec:
+    """Return a tool with one argument, a text.
+
+    Example:
+        >>> text_tool("submit", "Submit the answer.", "answer", "The answer.").parameters["required"]
+        ['answer']
+    """
+    return ToolSpec(
+        name=name,
+        description=description,
+        parameters={
+            "type": "object",
+            "properties": {argument: {"type": "string", "description": meaning}},
+            "required": [argument],
+            "additionalProperties": False,
+        },
+    )
 
 
 class BadCall(ValueError):

@@ -118,6 +118,9 @@ def check_recorded_env(
                     f"{rest!r}."
                 )
     weaker = [] if weak_sandbox else weakened(env_kwargs.get("sandbox"))
+    images = env_kwargs.get("images", "none")
+    if images != "none" and not weak_sandbox:  # a container image, perhaps built from a folder of the file
+        weaker.append(f"images={images!r}")
     if weaker:
         raise UsageError(
             f"The file sets a weaker sandbox for {env_id} ({', '.join(weaker)}), which is refused: pass "

@@ -6,7 +6,6 @@ observations; rewards and success go to the record only.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,21 +23,13 @@ from rollgym.core.registry import make
 from rollgym.core.seeding import derive_seed
 from rollgym.core.serialization import clean_text
 from rollgym.core.tool_env import tools_of
-from rollgym.core.types import SCHEMA_VERSION, Episode, EpisodeSpec, Failure, Outcome, Turn
-from rollgym.core.version import __version__
+from rollgym.core.tools import text_tool
+from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Turn
+from rollgym.serve.manifest import make_manifest
 
 __all__ = ["EnvPlayer", "ServedEnv", "manifest"]
 
-ACT = ToolSpec(
-    name="act",
-    description="Play one action in the environment; returns what happens.",
-    parameters={
-        "type": "object",
-        "properties": {"action": {"type": "string", "description": "The action."}},
-        "required": ["action"],
-        "additionalProperties": False,
-    },
-)
+ACT = text_tool("act", "Play one action in the environment; returns what happens.", "action", "The action.")
 """The tool of an environment without tools."""
 
 
@@ -204,13 +195,11 @@ class EnvPlayer:
 
 def manifest(served: ServedEnv) -> dict[str, Any]:
     """Return the manifest of a run folder with the episodes that clients played."""
-    return {
-        "schema": SCHEMA_VERSION,
-        "kind": "serve-env",
-        "env": {"id": served.env_id, "version": "", "kwargs": dict(served.kwargs)},
-        "agent": {"name": "client", "options": {}},
-        "split": served.split,
-        "seed": served.seed,
-        "versions": {"rollgym": __version__, "python": platform.python_version()},
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+    return make_manifest(
+        "serve-env",
+        env_id=served.env_id,
+        env_kwargs=served.kwargs,
+        agent={"name": "client", "options": {}},
+        split=served.split,
+        seed=served.seed,
+    )

@@ -1,4 +1,4 @@
-"""The replies to a request with ``stream``, as they are being sampled."""
+"""Text of replies for a request with ``stream``, while they are being sampled."""
 
 from __future__ import annotations
 

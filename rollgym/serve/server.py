@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import platform
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from rollgym.chat import ChatTemplate, Tokenizer
 from rollgym.core.extras import require
-from rollgym.core.types import SCHEMA_VERSION, Episode, EpisodeSpec, Outcome
-from rollgym.core.version import __version__
+from rollgym.core.types import Episode, EpisodeSpec, Outcome
 from rollgym.engines.base import Engine
 from rollgym.io.run_dir import RunFolder
 from rollgym.serve.keys import session_key
+from rollgym.serve.manifest import make_manifest
 from rollgym.serve.options import ServeOptions
 from rollgym.serve.session import ServeContext, Session
 from rollgym.serve.session_log import FileSessionLog
@@ -203,16 +201,14 @@ class RecordingServer:
 
 def manifest(model: str, options: ServeOptions) -> dict[str, Any]:
     """Return the manifest of a run folder of recorded conversations."""
-    return {
-        "schema": SCHEMA_VERSION,
-        "kind": "serve",
-        "env": {"id": options.env_id, "version": "", "kwargs": {}},
-        "agent": {"name": "served", "options": {"model": model, "temperature": options.temperature}},
-        "split": options.split,
-        "seed": options.seed,
-        "versions": {"rollgym": __version__, "python": platform.python_version()},
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+    return make_manifest(
+        "serve",
+        env_id=options.env_id,
+        env_kwargs={},
+        agent={"name": "served", "options": {"model": model, "temperature": options.temperature}},
+        split=options.split,
+        seed=options.seed,
+    )
 
 
 def check_installed() -> None:

@@ -1,4 +1,4 @@
-"""A finished reply as a client sees it; `rollgym.serve.partial_reply` is the same for an unfinished one."""
+"""The parts of a finished reply that a client sees; `rollgym.serve.partial_reply` is for unfinished ones."""
 
 from __future__ import annotations
 

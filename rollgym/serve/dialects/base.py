@@ -53,7 +53,7 @@ class Replies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamHead:
-    """Facts about the replies to a request before their first token."""
+    """Facts about the replies to a request that are known before their first token."""
 
     id: str
     """As in `Replies`."""
@@ -91,7 +91,9 @@ class Sent:
 
 def _after(sent: str, whole: str) -> str:
     if not whole.startswith(sent):
-        _log.warning("A streamed reply ended with bytes that are not a character: the client has other text.")
+        _log.warning(
+            "A streamed reply ended with invalid bytes: the client has received slightly different text."
+        )
         return ""
     return whole[len(sent) :]
 

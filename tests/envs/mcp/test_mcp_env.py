@@ -16,7 +16,9 @@ import pytest
 import rollgym
 from rollgym.core.errors import EnvError, UsageError, WorkerLost
 from rollgym.core.types import Outcome
+from rollgym.envs.mcp import env as module
 from rollgym.envs.mcp.env import MCPEnv
+from rollgym.envs.mcp.session import Session
 from rollgym.sandbox.command import SandboxedCommand
 from rollgym.sandbox.namespaces import find_bwrap
 
@@ -90,6 +92,36 @@ def test_every_episode_has_a_session_and_files_of_its_own(shown: str) -> None:
     assert "No such file" in observation
     assert info["valid"] is False
     env.close()
+
+
+@needs_namespaces
+def test_the_session_that_lists_the_tools_serves_the_first_episode(
+    shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Session] = []
+
+    class Counted(Session):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            opened.append(self)
+
+    monkeypatch.setattr(module, "Session", Counted)
+    env = make(shown, env={"NAME": "counted"})
+    env.reset(seed=0, options={"task": 0})
+    assert len(opened) == 1
+    assert env.step(call("count"))[0] == "1"
+    env.reset(seed=0, options={"task": 0})
+    assert len(opened) == 2
+    assert env.step(call("count"))[0] == "1"
+    env.close()
+    # A task with files needs a server of its own, and an environment that is never reset closes its session.
+    make(shown, env={"NAME": "closed"}).close()
+    env = make(shown, env={"NAME": "files"})
+    env.reset(seed=0, options={"task": 1})
+    assert env.step(call("read", path="/work/word.txt"))[0] == "walrus"
+    env.close()
+    assert len(opened) == 5
+    assert all(session._closed for session in opened)
 
 
 @needs_namespaces
