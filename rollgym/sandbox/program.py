@@ -309,6 +309,7 @@ class ProgramSandbox:
                 **user,
             )
         except OSError as error:
+            ours.close()
             raise RunError(f"bubblewrap cannot be started: {error}") from error
         finally:
             theirs.close()

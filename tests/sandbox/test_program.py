@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
@@ -238,8 +239,9 @@ def test_without_namespaces_the_error_says_what_to_set(
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        os.chmod(folder, 0o755)
+    for folder in (tmp_path, *tmp_path.parents):  # an unprivileged user must reach it
+        if folder.stat().st_uid == os.getuid() and folder.is_relative_to(tempfile.gettempdir()):
+            os.chmod(folder, folder.stat().st_mode | 0o055)
     monkeypatch.setattr(program_module, "find_bwrap", lambda: str(broken))
 
     async def main() -> None:

@@ -127,7 +127,7 @@ def test_turns_show_their_role(make_run: MakeRun, tmp_path: Path, open_page: Ope
     assert page.locator(".turn-head .role").all_inner_texts() == [FIRST, SECOND]
     assert page.locator(".turn-head .reward").all_inner_texts() == [
         "reward player_1 0, player_2 0",
-        "reward player_1 -1, player_2 1",
+        "reward player_1 −1, player_2 1",
     ]
     facts = page.inner_text(".facts")
     assert "policy, return -1" in facts
