@@ -84,7 +84,7 @@ class PartialReply:
         self._ended = False
         """Whether a stop string was sampled: what follows is not a part of the reply."""
         self._known, self._parts_of = ("", ""), 0
-        """What was certain when last computed, and the length of the text then."""
+        """The last result of `certain`, and the length of the text then."""
         for token_id in begun:
             self._append(token_id)
         self._begun = len(self._plain.text)
