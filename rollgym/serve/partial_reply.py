@@ -7,6 +7,7 @@ waits for the end of the reply.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from rollgym.chat import ChatTemplate
@@ -27,6 +28,7 @@ class TokenText:
         self._ids: list[int] = []
         # Only the last ids are decoded: those that may still change, and some before them as context.
         self._start = self._done = 0
+        self._context = ""
         self.text = ""
 
     def add(self, token_id: int) -> None:
@@ -34,15 +36,21 @@ class TokenText:
         self._ids.append(token_id)
         if len(self._ids) - self._done > MAX_PENDING:
             return
-        before = self._codec.decode(self._ids[self._start : self._done], special=self._special)
         text = self._codec.decode(self._ids[self._start :], special=self._special)
-        if text.endswith(_INCOMPLETE) or not text.startswith(before):
+        if text.endswith(_INCOMPLETE) or not text.startswith(self._context):
             return
-        self.text += text[len(before) :]
+        self.text += text[len(self._context) :]
         # A tokenizer may drop the space at the start of a text: the context must show something.
-        if self._codec.decode(self._ids[self._done :], special=self._special):
+        added = self._codec.decode(self._ids[self._done :], special=self._special)
+        if added:
             self._start = self._done
-        self._done = len(self._ids)
+        self._context, self._done = added or text, len(self._ids)
+
+    def copy(self, *, special: bool) -> TokenText:
+        """Return an independent copy that shows special tokens or not, if it has none so far."""
+        other = copy.copy(self)
+        other._ids, other._special = list(self._ids), special
+        return other
 
 
 class PartialReply:
@@ -70,13 +78,15 @@ class PartialReply:
         self._format, self._tools, self._stops = template.tools.format, tools, tuple(stops)
         self._opened, self._as_text = template.opens_reasoning, calls_as_text
         self._stop_ids = frozenset(stop_ids)
-        self._raw = TokenText(template.codec, special=True)
-        self._plain = TokenText(template.codec, special=False)
+        self._special_ids = frozenset(template.codec.added[token] for token in template.codec.special)
+        self._raw = self._plain = TokenText(template.codec, special=True)
+        """The text with special tokens, and without: the same until there is one."""
         self._ended = False
         """Whether a stop string was sampled: what follows is not a part of the reply."""
+        self._known, self._parts_of = ("", ""), 0
+        """The last result of `certain`, and the length of the text then."""
         for token_id in begun:
-            self._raw.add(token_id)
-            self._plain.add(token_id)
+            self._append(token_id)
         self._begun = len(self._plain.text)
         self._overlap = max((len(stop) for stop in self._stops), default=1) - 1
 
@@ -85,15 +95,26 @@ class PartialReply:
         if self._ended or token_id in self._stop_ids:
             return
         start = max(self._begun, len(self._plain.text) - self._overlap)
-        self._raw.add(token_id)
-        self._plain.add(token_id)
+        self._append(token_id)
         self._ended = any(self._plain.text.find(stop, start) >= 0 for stop in self._stops)
+
+    def _append(self, token_id: int) -> None:
+        if self._raw is self._plain and token_id in self._special_ids:
+            self._plain = self._raw.copy(special=False)
+        if self._raw is not self._plain:
+            self._plain.add(token_id)
+        self._raw.add(token_id)
 
     @property
     def certain(self) -> tuple[str, str]:
         """Reasoning and content so far: each is the start of that of the finished reply."""
-        reasoning, content = self._parts()
-        return self._before_stop(reasoning), self._before_stop(content).rstrip()
+        length = len(self._raw.text)
+        # All of the text is searched: more seldom, the longer it is.
+        if length - self._parts_of > length >> 8 or not self._parts_of:
+            reasoning, content = self._parts()
+            self._known = self._before_stop(reasoning), self._before_stop(content).rstrip()
+            self._parts_of = length
+        return self._known
 
     def _parts(self) -> tuple[str, str]:
         raw, plain = self._raw.text, self._plain.text

@@ -241,14 +241,17 @@ def test_a_reply_may_take_longer_than_its_request(serving: Serving) -> None:
     asyncio.run(run())
 
 
-def test_a_client_that_does_not_read_its_response_is_dropped(serving: Serving, tokenizer: Any) -> None:
-    """A long stream does not fit the buffers of the kernel; without a deadline it would wait for ever."""
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_does_not_read_its_response_is_dropped(
+    serving: Serving, tokenizer: Any, stream: bool
+) -> None:
+    """A long response does not fit the buffers of the kernel; without a deadline it would wait for ever."""
     word = tokenizer.encode(" F", add_special_tokens=False)
     long = ScriptedEngine(lambda request: (word * 60_000)[:60_000], context_length=200_000)
 
     async def run() -> None:
         async with serving(request_seconds=0.5, inner=long) as place:
-            body = json.dumps(GOOD | {"max_tokens": 60_000, "stream": True, "logprobs": True})
+            body = json.dumps(GOOD | {"max_tokens": 60_000, "stream": stream, "logprobs": True})
             head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
             url = httpx.URL(place.server.url)
             with socket.socket() as client:
@@ -256,8 +259,12 @@ def test_a_client_that_does_not_read_its_response_is_dropped(serving: Serving, t
                 client.connect((url.host, url.port))
                 client.sendall(f"{head}content-type: application/json\r\n\r\n{body}".encode())
                 connections = place.server._web.server_state.connections
-                await until(lambda: any(one.flow.write_paused for one in connections))
+                if stream:  # the kernel drops it while the reply is being sampled
+                    await until(lambda: bool(long.active))
+                else:
+                    await until(lambda: any(one.flow.write_paused for one in connections))
                 await until(lambda: not connections)
+                await until(lambda: not long.active)
             assert (await place.http.get("/health")).status_code == 200
 
     asyncio.run(run())
