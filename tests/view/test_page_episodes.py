@@ -130,7 +130,7 @@ def test_turns_show_their_role(make_run: MakeRun, tmp_path: Path, open_page: Ope
         "reward player_1 −1, player_2 1",
     ]
     facts = page.inner_text(".facts")
-    assert "policy, return -1" in facts
+    assert "policy, return −1" in facts
     assert "past, return 1" in facts
     assert page.locator("summary").all_inner_texts()[:2] == [
         "instructions of player_1",
