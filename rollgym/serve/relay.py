@@ -22,6 +22,7 @@ class Relay:
         self._host, self._port = host, port
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._closed = False
 
     @classmethod
     async def start(cls, listener: socket.socket, host: str, port: int) -> Relay:
@@ -32,6 +33,7 @@ class Relay:
 
     async def close(self) -> None:
         """Close the socket and all connections."""
+        self._closed = True
         if self._server is not None:
             self._server.close()
         connections = dict(self._connections)
@@ -39,9 +41,10 @@ class Relay:
             task.cancel()
             writer.transport.abort()  # here too: a task that has not begun closes nothing
         await asyncio.gather(*connections, return_exceptions=True)
+        await asyncio.sleep(0)  # the event loop closes aborted connections in its next round
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if self._closed or len(self._connections) >= MAX_CONNECTIONS:
             writer.transport.abort()
             return
         task = asyncio.create_task(self._forward(reader, writer))
@@ -51,7 +54,14 @@ class Relay:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = [writer]
         try:
-            there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
+            connecting = asyncio.ensure_future(asyncio.open_connection(self._host, self._port))
+            try:
+                there_reader, there_writer = await asyncio.shield(connecting)
+            except asyncio.CancelledError:
+                # A cancelled `open_connection` may leave a connection that has just been made.
+                _, there_writer = await connecting
+                there_writer.transport.abort()
+                raise
             writers.append(there_writer)
             await asyncio.gather(_pump(reader, there_writer), _pump(there_reader, writer))
             writer.close()
