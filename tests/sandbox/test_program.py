@@ -76,7 +76,7 @@ async def sandbox(**options: Any) -> AsyncIterator[ProgramSandbox]:
 
 
 async def output(opened: ProgramSandbox, stdin: bytes = b"", **environment: str) -> tuple[int, str, str]:
-    """The exit code, output and errors of one start; whatever connects is told `fine`."""
+    """The exit code, output and errors of one start; every connection is answered with `fine`."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
