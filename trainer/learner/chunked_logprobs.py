@@ -18,7 +18,13 @@ MAX_LOGITS = 2**24
 
 
 def chunked_logprobs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor, targets: Tensor, temperature: float
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rows: Tensor,
+    targets: Tensor,
+    temperature: float,
+    cast: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute log-probs of tokens, and the entropy of the distributions that they come from.
 
@@ -29,17 +35,19 @@ def chunked_logprobs(
         rows: [M] the state that predicts each token.
         targets: [M] token ids.
         temperature: The logits are divided by it.
+        cast: The weight in the dtype of autocast, to compute with.
 
     Returns:
         [M] log-probs and [N] entropies, in float32.
     """
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        hidden = hidden.to(dtype)
+        weight = weight.to(dtype) if cast is None else weight
         bias = None if bias is None else bias.to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
         apply: Any = _ChunkedLogprobs.apply
-        logprobs, entropy = apply(hidden, weight, bias, rows, targets, temperature)
+        logprobs, entropy = apply(hidden, weight, bias, rows, targets, temperature, cast)
     return logprobs, entropy
 
 
@@ -53,7 +61,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         rows: Tensor,
         targets: Tensor,
         temperature: float,
+        cast: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        ctx.weight_dtype = weight.dtype
+        weight = weight if cast is None else cast
         logprobs = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
         normalizers = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(normalizers)
@@ -95,14 +106,16 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     weight_grad += grad.T @ hidden[chunk]
             if bias_grad is not None:
                 bias_grad += grad.sum(0, dtype=torch.float32)
-        weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
+        weight_grad = None if weight_grad is None else weight_grad.to(ctx.weight_dtype)
         bias_grad = None if bias_grad is None else bias_grad.to(bias.dtype)
-        return hidden_grad, weight_grad, bias_grad, None, None, None
+        return hidden_grad, weight_grad, bias_grad, None, None, None, None
 
 
 def _chunks(hidden: Tensor, weight: Tensor, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Return the states of each chunk, and the indices of the tokens that they predict."""
-    size = max(1, MAX_LOGITS // len(weight))
+    # In lower precision, copies in both dtypes exist at once.
+    limit = MAX_LOGITS if weight.dtype == torch.float32 else MAX_LOGITS // 2
+    size = max(1, limit // len(weight))
     for start in range(0, len(hidden), size):
         chunk = slice(start, min(start + size, len(hidden)))
         yield chunk, ((rows >= chunk.start) & (rows < chunk.stop)).nonzero()[:, 0]

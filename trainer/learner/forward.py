@@ -7,7 +7,7 @@ not read; packed, they lie end to end, and attention is computed row by row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -98,6 +98,7 @@ def score(
     layout: Layout = "padded",
     temperature: float = 1.0,
     chunk_logits: bool = False,
+    casts: Callable[[Tensor], Tensor] | None = None,
 ) -> TokenStats:
     """Compute log-probs of the distribution that the engine samples from at this temperature.
 
@@ -109,16 +110,22 @@ def score(
         layout: The layout of rows in a micro-batch.
         temperature: The sampling temperature.
         chunk_logits: Never hold more than `MAX_LOGITS` logits; the model must pass `has_plain_head`.
+        casts: Returns a weight in the dtype of autocast.
     """
     body, head = parts(model)
     device = head.weight.device
     once, again = distinct(rows)
     targets = torch.from_numpy(np.concatenate([row.ids[row.action_positions] for row in rows])).to(device)
     num_logits = sum(len(row.action_positions) for row in once) * len(head.weight)
-    if chunk_logits and num_logits > chunked.MAX_LOGITS and _is_whole(head.weight):
+    # With casts, gradients of few logits are also computed without keeping them.
+    most = chunked.MAX_LOGITS if casts is None else 0
+    if chunk_logits and num_logits > most and _is_whole(head.weight):
         hidden = states(body, once, layout, device)
         at = torch.from_numpy(again).to(device)
-        logprobs, entropy = chunked.chunked_logprobs(hidden, head.weight, head.bias, at, targets, temperature)
+        cast = None if casts is None else casts(head.weight)
+        logprobs, entropy = chunked.chunked_logprobs(
+            hidden, head.weight, head.bias, at, targets, temperature, cast
+        )
         return TokenStats(logprobs, entropy[at], hidden[at])
     hidden, logits = _states_and_logits(model, once, layout, device)
     if temperature != 1.0:

@@ -411,7 +411,7 @@ class Learner:
         """Compute numbers for all action tokens without gradients: [N], or [k, N] where ``compute`` is."""
         self.reload()
         results = np.zeros(batch.num_tokens)
-        with torch.no_grad():
+        with torch.no_grad(), self.modules.keep_casts():
             for part in self._micro_batches(batch, range(len(batch.sequences))):
                 values = compute([batch.sequences[row] for row in part or shortest_row(batch)])
                 if results.ndim < values.dim():
@@ -460,13 +460,14 @@ class Learner:
         by_episode = self.loss.ratio_level == "episode"
         chosen = list(self._micro_batches(batch, rows, by_episode=by_episode))
         metrics = []
-        for number, part in enumerate(chosen, start=1):
-            with self.strategy.microbatch(last=number == len(chosen)):
-                losses, part_metrics = self._losses(
-                    batch, part or shortest_row(batch), weights if part else np.zeros(batch.num_tokens)
-                )
-                self.strategy.backward(losses)
-            metrics.append(part_metrics)
+        with self.modules.keep_casts():
+            for number, part in enumerate(chosen, start=1):
+                with self.strategy.microbatch(last=number == len(chosen)):
+                    losses, part_metrics = self._losses(
+                        batch, part or shortest_row(batch), weights if part else np.zeros(batch.num_tokens)
+                    )
+                    self.strategy.backward(losses)
+                metrics.append(part_metrics)
         return metrics if self._group is None else _gather_metrics(self._group, merge(metrics))
 
     def _losses(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from rollgym.engines.embedded.model import read_module
+from rollgym.engines.embedded.offload import trim_memory
 from rollgym.engines.embedded.precision import choose_dtype
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
 from rollgym.trainer.learner.forward import Layout, distinct, has_plain_head, parts, score, states
 from rollgym.trainer.learner.layout import choose_layout, known_layout, use_layout
+from rollgym.trainer.learner.lean_modules import WeightCasts, make_lean, shrink_frozen
 from rollgym.trainer.learner.lora import add_lora
 from rollgym.trainer.learner.process_group import ProcessGroup
 
@@ -77,9 +80,11 @@ class PolicyModule(nn.Module):
         temperature: float,
         bfloat16: bool,
         chunk_logits: bool,
+        casts: WeightCasts | None = None,
     ) -> None:
         super().__init__()
         self.model, self.critic = model, critic
+        self._casts = casts
         self._layout: Layout = layout
         self._temperature, self._bfloat16, self._chunk_logits = temperature, bfloat16, chunk_logits
         self.training = False
@@ -97,6 +102,7 @@ class PolicyModule(nn.Module):
                 layout=self._layout,
                 temperature=self._temperature,
                 chunk_logits=self._chunk_logits,
+                casts=self._casts,
             )
             # Copies: backward hooks of a view are lost when the view is written to.
             if outputs == "scores":
@@ -166,6 +172,13 @@ class TrainedModules:
             for module in self.model.modules():
                 # transformers keeps all activations unless in training mode; dropout must stay off.
                 module.training = getattr(module, "gradient_checkpointing", False)
+        self.weight_casts: WeightCasts | None = None
+        """Of a policy that computes in bfloat16 on a CPU, in one process: its weights are cast once."""
+        if device.type == "cpu" and self.dtype == torch.bfloat16 and group is None and not self.value_only:
+            self.weight_casts = make_lean(self.model)
+            if config.lora is not None and not options.share_model:
+                shrink_frozen(self.model)
+                trim_memory(device)
         self.separate_critic: CriticModule | None = None
         if self.critic is not None and self.critic.body is not None:
             self.separate_critic = CriticModule(self.critic, **self._module_options)
@@ -173,7 +186,8 @@ class TrainedModules:
         if self.value_only:
             self.policy = CriticModule(self.model, **self._module_options)
         else:
-            self.policy = self._policy_module(self.model, None if self.separate_critic else self.critic)
+            critic = None if self.separate_critic else self.critic
+            self.policy = self._policy_module(self.model, critic, self.weight_casts)
 
     @property
     def plain_model(self) -> Any:
@@ -222,11 +236,18 @@ class TrainedModules:
             groups.append({"params": list(self.critic.parameters()), "base": critic_rate})
         return [{**group, "lr": group["base"]} for group in groups]
 
-    def _policy_module(self, model: Any, critic: Critic | None) -> PolicyModule:
+    def keep_casts(self) -> AbstractContextManager[None]:
+        """Return a context in which weights do not change, so that each is cast once."""
+        return nullcontext() if self.weight_casts is None else self.weight_casts.keep()
+
+    def _policy_module(
+        self, model: Any, critic: Critic | None, casts: WeightCasts | None = None
+    ) -> PolicyModule:
         return PolicyModule(
             model,
             critic,
             temperature=self._temperature,
             chunk_logits=self._chunk_logits,
+            casts=casts,
             **self._module_options,
         )

@@ -28,8 +28,14 @@ def lr_scale(config: LearnerConfig, step: int, total: int) -> float:
     return 1.0 + (config.min_lr_ratio - 1.0) * done
 
 
-def make_adamw(param_groups: list[dict[str, Any]], config: LearnerConfig) -> torch.optim.AdamW:
-    """Make the optimizer of `TrainedModules.param_groups`."""
+def make_adamw(
+    param_groups: list[dict[str, Any]], config: LearnerConfig, *, fused: bool = False
+) -> torch.optim.AdamW:
+    """Make the optimizer of `TrainedModules.param_groups`; a fused one needs no memory for a step."""
     return torch.optim.AdamW(
-        param_groups, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+        param_groups,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=fused or None,
     )

@@ -18,8 +18,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from rollgym.engines.embedded.features import Features, attention_features, eager_attention
+from rollgym.engines.embedded.precision import is_fast_at_bfloat16
 from rollgym.trainer.data.packing import LONG_PREFIX, Packing
 from rollgym.trainer.data.sequences import IntArray
+from rollgym.trainer.learner.block_attention import Block, attend_blocks, plan_blocks
 
 PACKED = "rollgym_packed"
 """The name under which transformers knows the attention of packed rows."""
@@ -44,6 +46,10 @@ class Paths:
     """Indices of the tokens whose last states are read; None for all."""
     asking: Sequence[Tensor] | None = None
     """Positions of these in the row that holds them, if there are few."""
+    blocks: Sequence[Block] | None = None
+    """Blocks of queries, where attention by plain matrix products is faster."""
+    last_blocks: Sequence[Block] | None = None
+    """The same for the wanted tokens alone, if there are few."""
 
     @property
     def own(self) -> list[int]:
@@ -53,7 +59,21 @@ class Paths:
 
 def paths_of(packing: Packing, spots: IntArray, device: torch.device) -> Paths:
     """Make paths on a device, of which the states at ``spots`` will be read."""
+    paths = _row_paths(packing, spots, device)
+    if not _in_blocks(device):
+        return paths
+    last_blocks = None if paths.asking is None else plan_blocks(packing, device, np.unique(spots))
+    return replace(paths, blocks=plan_blocks(packing, device), last_blocks=last_blocks)
 
+
+def _in_blocks(device: torch.device) -> bool:
+    """Return whether blocks of plain products are faster: in bfloat16 on a CPU that is fast at it."""
+    if device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return False
+    return torch.get_autocast_dtype("cpu") == torch.bfloat16 and is_fast_at_bfloat16()
+
+
+def _row_paths(packing: Packing, spots: IntArray, device: torch.device) -> Paths:
     def there(numbers: IntArray) -> Tensor:
         return torch.from_numpy(numbers).to(device)
 
@@ -77,6 +97,11 @@ def attend(
     scale = kwargs.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     last = getattr(module, "layer_idx", None) == _last(module)
+    if paths.blocks is not None and features.plain_softmax and features.whole(max(paths.sizes)):
+        dtype = torch.get_autocast_dtype("cpu")
+        blocks = paths.last_blocks if last and paths.last_blocks is not None else paths.blocks
+        query, key, value = (states[0].to(dtype) for states in (query, key, value))
+        return attend_blocks(query, key, value, blocks, scale)[None], None
     if sum(paths.sizes) < MUCH_SHARED * sum(paths.own) or not torch.is_grad_enabled():
         return _attend(query, key, value, paths, last, scale, features), None
     attended: Tensor = checkpoint(

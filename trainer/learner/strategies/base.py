@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rollgym.core.errors import RunError
+from rollgym.engines.embedded.precision import SMALLEST
 from rollgym.io.run_dir import write_json
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig
@@ -64,7 +65,9 @@ class ParallelStrategy:
     def wrap(self, modules: TrainedModules) -> None:
         """Wrap the policy and a separate critic, and make the optimizer. Called once, first."""
         self.modules = modules
-        self.optimizer = make_adamw(modules.param_groups(), self.config)
+        large = modules.parameters >= SMALLEST  # small models keep their bits
+        fused = large and self.group is None and self.device.type == "cpu"
+        self.optimizer = make_adamw(modules.param_groups(), self.config, fused=fused)
 
     def wrap_frozen(self, module: PolicyModule) -> PolicyModule:
         """Return a policy that is not trained as this strategy holds it: whole on every rank, or sharded."""
