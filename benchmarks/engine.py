@@ -1,7 +1,7 @@
 """Tokens per second: the embedded engine against transformers' `generate`, on the same model.
 
     python benchmarks/engine.py [--quick] [--hidden 128] [--threads 2] [--rounds 5]
-    python benchmarks/engine.py --model smollm2 [--quick] [--rounds 3] [--sglang URL-or-venv]
+    python benchmarks/engine.py --model smollm2 [--quick] [--dtype float32 bfloat16] [--sglang URL-or-venv]
 
 The first command runs a small model with random weights. Two workloads. One turn: 1, 16 and 64 prompts of 64
 tokens, 64 new tokens each; `generate` gets them as one batch, the engine as that many requests. Many turns:
@@ -21,8 +21,13 @@ observation each. Separate prompts: 16 of the same length that share nothing. Ev
 so nothing is cached from the round before. ``total_tokens`` are the tokens of all prompts and replies, turn
 by turn; ``unique_tokens`` are those left if each prefix is counted once. Decode: CPU-seconds per step at
 batch 1, 16 and 64, against the bound, measured in the same run: the time to read the weights once, or the
-time of the products at the best rate of a large product of the same shape, whichever is longer. ``--sglang``
-adds an SGLang server on this machine: the URL of a running one, or a virtual environment to start it from.
+time of the products at the best rate of a large product of the same shape, by torch's BLAS or by oneDNN,
+whichever is longer. ``--sglang`` adds an SGLang server on this machine: a virtual environment to start it
+from, or the URL of a running one, which has to compute in the same dtype.
+
+All contenders compute in the same dtype: ``--dtype auto``, the default, is bfloat16 where a measurement finds
+the CPU fast at it. Several dtypes are measured one after the other (``by_dtype`` in the report); the ratios
+at the top of the report are those of the first.
 """
 
 from __future__ import annotations
@@ -49,6 +54,7 @@ from rollgym.core.seeding import derive_rng
 from rollgym.engines.base import Engine, GenerateRequest, Sampling
 from rollgym.engines.embedded.engine import EmbeddedEngine
 from rollgym.engines.embedded.model import read_module
+from rollgym.engines.embedded.precision import choose_dtype, dtype_name
 from rollgym.engines.embedded.prefix_cache import common_prefix
 from rollgym.models.zoo import model_folder
 
@@ -348,7 +354,9 @@ def tree_cpu(process: psutil.Process) -> float:
     return sum(one.user + one.system for one in times)
 
 
-def sglang_peer(where: str, folder: Path, loop: asyncio.AbstractEventLoop) -> tuple[Peer, Engine]:
+def sglang_peer(
+    where: str, folder: Path, dtype: torch.dtype, loop: asyncio.AbstractEventLoop
+) -> tuple[Peer, Engine]:
     """A server at a URL of this machine, or one that is started from a virtual environment."""
     from rollgym.engines.sglang import ServerOptions, open_sglang
 
@@ -361,7 +369,11 @@ def sglang_peer(where: str, folder: Path, loop: asyncio.AbstractEventLoop) -> tu
             raise SystemExit(f"no process of this machine listens on port {port}: its CPU time is unknown")
         engine, root = open_sglang(folder, url=where), psutil.Process(listening[0])
         return engine_peer(engine, loop, partial(tree_cpu, root)), engine
-    options = ServerOptions(python=str(Path(where) / "bin" / "python"), env={"OMP_NUM_THREADS": "1"})
+    options = ServerOptions(
+        python=str(Path(where) / "bin" / "python"),
+        env={"OMP_NUM_THREADS": "1"},
+        dtype=dtype_name(dtype),
+    )
     engine, me = open_sglang(folder, options=options), psutil.Process()
 
     def cpu() -> float:
@@ -388,8 +400,12 @@ def decode_bounds(model: Any) -> dict[int, float]:
     reading = cpu_seconds(flat.sum)
     large = max((p for n, p in model.named_parameters() if "layers" in n and p.dim() == 2), key=torch.numel)
     x = torch.randn(512, large.shape[1], dtype=large.dtype)
+    products: list[Callable[[], Any]] = [lambda: torch.mm(x, large.t())]
     with torch.inference_mode():
-        per_number = cpu_seconds(lambda: torch.mm(x, large.t())) / (512 * large.numel())
+        if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            packed = torch.ops.mkldnn._reorder_linear_weight(large.detach().clone(), 512)
+            products.append(lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""))
+        per_number = min(map(cpu_seconds, products)) / (512 * large.numel())
     count = sum(p.numel() for p in weights)
     return {batch: max(reading, batch * count * per_number) for batch in BATCHES}
 
@@ -408,17 +424,29 @@ def decode_seconds(peer: Peer, vocabulary: int, batch: int, steps: int) -> float
 
 
 def measure_model(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure a real model; returns the report."""
+    """Measure a real model in each dtype; returns the report."""
     torch.set_num_threads(1)
     folder = Path(args.model) if Path(args.model).is_dir() else model_folder(args.model)
-    model: Any = read_module(folder, torch.float32).eval()
+    module: Any = read_module(folder, torch.float32)
+    parameters = sum(p.numel() for p in module.parameters())
+    del module
+    chosen = [choose_dtype(name, torch.device("cpu"), parameters) for name in args.dtype]
+    by_dtype = {dtype_name(dtype): measure_dtype(args, folder, dtype) for dtype in dict.fromkeys(chosen)}
+    first = next(iter(by_dtype))
+    report = {"benchmark": "engine", "model": args.model, "dtype": first, **by_dtype[first]}
+    return report if len(by_dtype) == 1 else {**report, "by_dtype": by_dtype}
+
+
+def measure_dtype(args: argparse.Namespace, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
+    """Measure a real model with all contenders in one dtype; returns the report."""
+    model: Any = read_module(folder, dtype).eval()
     vocabulary = len(model.get_input_embeddings().weight)
     loop = asyncio.new_event_loop()
-    engine = EmbeddedEngine(folder, threads=1)
+    engine = EmbeddedEngine(folder, threads=1, dtype=dtype)
     peers = {"engine": engine_peer(engine, loop, time.process_time), "generate": generate_peer(model)}
     server: Engine | None = None
     if args.sglang:
-        peers["sglang"], server = sglang_peer(args.sglang, folder, loop)
+        peers["sglang"], server = sglang_peer(args.sglang, folder, dtype, loop)
     for peer in peers.values():  # warm up
         peer.extend(separate_prompts(vocabulary, -1, 2), 2, 0)
     workloads: dict[str, tuple[Callable[[int], Conversations], int]] = {
@@ -430,9 +458,10 @@ def measure_model(args: argparse.Namespace) -> dict[str, Any]:
         "separate prompts": (partial(separate_prompts, vocabulary, count=SEPARATE), 1),
     }
     rounds = 1 if args.quick else args.rounds or 3
-    report: dict[str, Any] = {"benchmark": "engine", "model": args.model, "rounds": rounds, "workloads": {}}
+    report: dict[str, Any] = {"rounds": rounds, "workloads": {}}
+    report |= {f"{name}_dtype": dtype_name(dtype) for name in peers}
     medians: dict[str, dict[str, float]] = {}
-    print(f"{args.model}, one thread; tokens per CPU-second, all / unique\n", flush=True)
+    print(f"{args.model}, {dtype_name(dtype)}, one thread; tokens per CPU-second, all / unique\n", flush=True)
     for workload, (prompts_of, turns_) in workloads.items():
         found = {name: Work() for name in peers}
         for number in range(rounds):
@@ -451,17 +480,18 @@ def measure_model(args: argparse.Namespace) -> dict[str, Any]:
             all_, once = figures["total_tokens_per_cpu_second"], figures["unique_tokens_per_cpu_second"]
             times = f"{medians[workload][name]:8.2f} x the engine's CPU time"
             seconds = f"{figures['cpu_seconds']:9.2f} s"
-            print(f"{workload:28}{name:10}{seconds}{all_:9.1f} /{once:8.1f}{times}", flush=True)
+            row = f"{name} {dtype_name(dtype)}"
+            print(f"{workload:28}{row:20}{seconds}{all_:9.1f} /{once:8.1f}{times}", flush=True)
     bounds = decode_bounds(model)
     report["decode"] = {}
     for batch in BATCHES:
-        row = {"bound_ms": round(1000 * bounds[batch], 1)}
+        line = {"bound_ms": round(1000 * bounds[batch], 1)}
         for name, peer in peers.items():
             step = decode_seconds(peer, vocabulary, batch, 8 if args.quick else STEPS)
-            row[f"{name}_ms"] = round(1000 * step, 1)
-            row[f"{name}_to_bound"] = round(step / bounds[batch], 2)
-        report["decode"][str(batch)] = row
-        print(f"decode at batch {batch}: {row}", flush=True)
+            line[f"{name}_ms"] = round(1000 * step, 1)
+            line[f"{name}_to_bound"] = round(step / bounds[batch], 2)
+        report["decode"][str(batch)] = line
+        print(f"decode at batch {batch}: {line}", flush=True)
     stats = loop.run_until_complete(engine.stats())
     report["prefix_hit_tokens"], report["computed_tokens"] = stats.prefix_hit_tokens, stats.computed_tokens
     for one in (engine, server):
@@ -469,7 +499,8 @@ def measure_model(args: argparse.Namespace) -> dict[str, Any]:
             loop.run_until_complete(one.close())
     one_turn, five_turns, separate = (medians[workload] for workload in workloads)
     ratios = {"one_turn": one_turn, "five_turns": five_turns, "separate": separate}
-    report |= {f"{key}_ratio_to_generate": round(ratio_["generate"], 2) for key, ratio_ in ratios.items()}
+    for other in ("generate", *(["sglang"] if "sglang" in peers else [])):
+        report |= {f"{key}_ratio_to_{other}": round(ratio_[other], 2) for key, ratio_ in ratios.items()}
     report["group_rollout_ratio_to_generate"] = round(one_turn["generate"], 2)
     report["group_rollout_ratio_to_sglang"] = round(one_turn["sglang"], 2) if "sglang" in peers else None
     return report
@@ -489,6 +520,13 @@ def main() -> None:
         "--quick", action="store_true", help="one round; with --model, one group for five turns"
     )
     parser.add_argument("--model", help="a real model: its name, or a folder")
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        default=["auto"],
+        choices=("auto", "float32", "bfloat16"),
+        help="with --model: of all contenders, one or several",
+    )
     parser.add_argument("--sglang", help="with --model: URL of an SGLang server, or a virtual environment")
     args = parser.parse_args()
     if args.model:

@@ -7,6 +7,10 @@ and turns of one conversation that share a seed still draw different numbers.
 Filters apply in this order: temperature, top-k, top-p, min-p. Ties go to the lower id. The reported log-prob
 is that of the distribution sampled from, after temperature and filters. Temperature 0 is a point mass on the
 most likely token: log-prob 0.0, as with top-k 1.
+
+A batch of rows of a large vocabulary exceeds the CPU's caches, and summing it up in double precision takes
+longer than the model's output layer. So such rows are sampled a few at a time, and in two steps: a block of
+the vocabulary, then a token in it.
 """
 
 from __future__ import annotations
@@ -27,6 +31,13 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _COLDEST = 1e-37
 """Smaller temperatures underflow in single precision."""
+_LARGE = 8192
+"""Vocabularies of at least so many tokens are sampled in two steps."""
+_BLOCK = 256
+"""Tokens of a block, of a large vocabulary."""
+_AT_ONCE = 1 << 19
+"""Numbers of a large vocabulary to sample from at once: 2 MB in single precision."""
+_BELOW_ONE = 1 - 2.0**-52
 
 
 def _mix(x: Any) -> Any:
@@ -62,6 +73,31 @@ def draw(
     Returns:
         Token ids, and their log-probs: NaN for rows whose logits are NaN.
     """
+    rows = max(1, _AT_ONCE // logits.shape[-1])
+    if logits.shape[-1] < _LARGE or len(logits) <= rows or logits.device.type != "cpu":
+        return _draw(logits, settings, numbers)
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    for first in range(0, len(logits), rows):
+        part = slice(first, first + rows)
+        found = _draw(logits[part], settings[part], numbers[part])
+        tokens += found[0]
+        logprobs += found[1]
+    return tokens, logprobs
+
+
+def _most_likely(scores: Tensor) -> tuple[list[int], list[float]]:
+    """Return the most likely tokens and the log-probs of point masses."""
+    tokens = scores.argmax(-1)
+    best = scores.gather(-1, tokens[:, None])[:, 0]
+    return tokens.tolist(), (best - best).tolist()  # NaN where it is not finite
+
+
+def _draw(
+    logits: Tensor, settings: Sequence[Sampling], numbers: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    if all(s.temperature == 0 for s in settings):
+        return _most_likely(logits.float())
     scores = _heated(logits, settings)
     filtered = [i for i, s in enumerate(settings) if s.temperature and _filters(s)]
     if filtered:
@@ -116,6 +152,25 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
 
 def _invert(probs: Tensor, numbers: Tensor) -> Tensor:
     """Return the token at which each row's cumulative distribution passes its uniform number."""
+    if probs.shape[-1] < _LARGE:
+        return _invert_row(probs, numbers)
+    whole = probs.shape[-1] // _BLOCK * _BLOCK
+    sums = probs[:, :whole].view(len(probs), -1, _BLOCK).sum(-1)
+    if whole < probs.shape[-1]:
+        sums = torch.cat([sums, probs[:, whole:].sum(-1, keepdim=True)], 1)
+    rising = sums.cumsum(-1, dtype=torch.float64)
+    target = numbers[:, None] * rising[:, -1:]
+    block = torch.searchsorted(rising, target, right=True).clamp_(max=sums.shape[1] - 1)  # for NaN rows
+    size = sums.gather(1, block).double()
+    rest = ((target - rising.gather(1, block) + size) / size).clamp_(0.0, _BELOW_ONE)[:, 0]
+    ids = block * _BLOCK + torch.arange(_BLOCK, device=probs.device)
+    inside = probs.gather(1, ids.clamp(max=probs.shape[-1] - 1))
+    inside = inside.masked_fill_(ids >= probs.shape[-1], 0.0)
+    found = block[:, 0] * _BLOCK + _invert_row(inside, rest)
+    return found.clamp_(max=probs.shape[-1] - 1)  # for NaN rows
+
+
+def _invert_row(probs: Tensor, numbers: Tensor) -> Tensor:
     rising = probs.cumsum(-1, dtype=torch.float64)
     # Below the last value even after rounding (a uniform has 52 bits), and above those of tokens with zero
     # probability: the result always has positive probability.

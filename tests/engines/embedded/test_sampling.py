@@ -157,3 +157,37 @@ def test_seeds_of_any_size_count() -> None:
     seeds = [0, 1, 2**31, 2**63, 2**64, 2**64 + 1, 2**200, 2**200 + 2**64]
     assert len({stream(seed) for seed in seeds}) == len(seeds)
     assert uniform(2**200, 3) != uniform(2**200, 4)
+
+
+@pytest.mark.parametrize("columns", [8192, 49_152, 10_007])
+def test_a_large_vocabulary_is_sampled_from_the_same_distribution(columns: int) -> None:
+    rows = logits(20, columns) * 3
+    numbers = [0.0, 2.0**-52, 1 - 2.0**-52, *(uniform(n, 5) for n in range(17))]
+    tokens, logprobs = draw(rows, [Sampling()] * 20, numbers)
+    probs = torch.softmax(rows.double(), -1).numpy()
+    for row, u, token, logprob in zip(probs, numbers, tokens, logprobs, strict=True):
+        rising = np.cumsum(row)
+        # Single precision moves the borders between tokens a little.
+        assert rising[token] - row[token] - 1e-6 <= u <= rising[token] + 1e-6
+        assert logprob == pytest.approx(math.log(row[token]), abs=1e-4)
+
+
+def test_a_row_of_a_large_vocabulary_does_not_depend_on_its_batch() -> None:
+    rows = logits(33, 10_007).to(torch.bfloat16)
+    options = [GRID[n % len(GRID)] if n % 2 else Sampling(temperature=n % 3 / 2) for n in range(33)]
+    numbers = [uniform(n, 7) for n in range(33)]
+    together = draw(rows, options, numbers)
+    alone = [draw(rows[n : n + 1], options[n : n + 1], numbers[n : n + 1]) for n in range(33)]
+    assert together == ([t for tokens, _ in alone for t in tokens], [p for _, ps in alone for p in ps])
+
+
+@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2.0**-52])
+def test_tokens_without_probability_are_never_drawn_from_a_large_vocabulary(u: float) -> None:
+    rows = torch.full((3, 10_007), -torch.inf)
+    only = [700, 8191, 10_006]
+    for row, token in zip(rows, only, strict=True):
+        row[token] = 1.0
+    assert draw(rows, [Sampling()] * 3, [u] * 3) == (only, [0.0] * 3)
+    rows[1] = torch.nan
+    assert math.isnan(draw(rows, [Sampling()] * 3, [u] * 3)[1][1])
+    assert math.isnan(draw(rows, [Sampling(temperature=0)] * 3, [u] * 3)[1][1])
