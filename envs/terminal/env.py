@@ -16,6 +16,7 @@ from rollgym.core.tool_env import ToolEnv, tool
 from rollgym.envs.arguments import check_choice
 from rollgym.envs.code.sandbox_handle import SandboxHandle
 from rollgym.envs.terminal.containers import ContainerHandle
+from rollgym.envs.terminal.export import has_exported_tests
 from rollgym.envs.terminal.generate import Generated
 from rollgym.envs.terminal.harbor import TaskFolders
 from rollgym.envs.terminal.judge import judge_task
@@ -33,11 +34,17 @@ from rollgym.envs.terminal.shell import (
 )
 from rollgym.envs.terminal.types import FolderTask, TerminalTask, Tree
 from rollgym.sandbox.types import Limits, Ran, Sandbox
+from rollgym.sandbox.worker_confinement import landlock_abi
 
 REWARDS = ("all", "fraction")
 LIMITS: Mapping[str, Any] = {"seconds": 10.0, "memory_mb": 512, "processes": 48}
 """Default limits of a command."""
 ATTEMPTS = 2
+FORGEABLE = (
+    "The tests of this task folder share a sandbox and a user with programs of the agent that they run or "
+    "import: such a program can forge the reward. Tests that only read files cannot be forged."
+)
+"""Weakness of task folders whose tests may run a program of the agent without taking rights from it."""
 
 _INSTRUCTIONS = """\
 You work in a Linux shell. Do the task by calling tools: `bash` runs a command, `submit` ends the episode.
@@ -197,6 +204,9 @@ class TerminalEnv(ToolEnv):
             facts["parameters"] = task.parameters
         if self._turns == 0:
             facts["weaknesses"] = self._handle.weaknesses()
+            if isinstance(task, FolderTask):
+                facts["forgeable"] = _forgeable(task)
+                facts["weaknesses"] += [FORGEABLE] if facts["forgeable"] else []
         return facts
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
@@ -286,6 +296,15 @@ class TerminalEnv(ToolEnv):
             return copy_files(sandbox, Limits(), self._session)
         except ValueError:
             return None
+
+
+def _forgeable(task: FolderTask) -> bool:
+    """Return whether a program of the agent that the tests run could write the reward.
+
+    What tests run cannot be known without running them, so all tests count except those that are known to
+    take the program's rights away first.
+    """
+    return not (has_exported_tests(task.tests) and landlock_abi())
 
 
 def _with_limits(values: Any) -> Any:

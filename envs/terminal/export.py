@@ -26,6 +26,10 @@ from rollgym.sandbox import worker_confinement
 
 IMAGE = "python:3.12"
 """Base image of exported tasks: it has Python, git and the usual tools."""
+TERMINAL_DATA, CODE_DATA = "checks.json", "tests.json"
+"""What the tests of a task expect, in their folder."""
+TERMINAL_COMMAND = f"python3 -I /tests/check.py {ROOT} /tests/{TERMINAL_DATA}"
+CODE_COMMAND = f"python3 /tests/check.py {ROOT}/solution.py /tests/{CODE_DATA}"
 MAIN = '\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
 
 _TEST = """\
@@ -92,12 +96,8 @@ def _terminal_files(task: TerminalTask, image: str) -> TaskFiles:
         level=task.level,
         dockerfile=f"FROM {image}\nWORKDIR {ROOT}\nADD workspace.tar {ROOT}/\n",
         workspace=task.tree,
-        tests={
-            "check.py": harness_source() + MAIN,
-            "checks.json": json.dumps(checks, indent=1),
-            **_untrusted_files(),
-        },
-        test_command=f"python3 -I /tests/check.py {ROOT} /tests/checks.json",
+        tests={**_terminal_programs(), TERMINAL_DATA: json.dumps(checks, indent=1)},
+        test_command=TERMINAL_COMMAND,
         solution=f"#!/bin/bash\ncd {ROOT}\n{commands}\n",
         keywords=("terminal", task.family, task.kind),
     )
@@ -125,20 +125,46 @@ def _code_files(problem: Problem, image: str) -> TaskFiles:
         level=problem.level,
         dockerfile=f"FROM {image}\nWORKDIR {ROOT}\n",
         workspace=None,
-        tests={
-            "check.py": _source(code_check).replace("from rollgym.envs.code import compare", "import compare")
-            + MAIN,
-            "compare.py": _source(compare).replace(
-                "from rollgym.envs.code.harness import", "from harness import"
-            ),
-            "harness.py": _source(code_harness),
-            "tests.json": json.dumps(tests, indent=1),
-            **_untrusted_files(),
-        },
-        test_command=f"python3 /tests/check.py {ROOT}/solution.py /tests/tests.json",
+        tests={**_code_programs(), CODE_DATA: json.dumps(tests, indent=1)},
+        test_command=CODE_COMMAND,
         solution=solution,
         keywords=("code", "python", *([problem.family] if problem.family else [])),
     )
+
+
+def _terminal_programs() -> dict[str, str]:
+    """Return the programs of the tests of a terminal task."""
+    return {"check.py": harness_source() + MAIN, **_untrusted_files()}
+
+
+def _code_programs() -> dict[str, str]:
+    """Return the programs of the tests of a code task."""
+    check = _source(code_check).replace("from rollgym.envs.code import compare", "import compare") + MAIN
+    return {
+        "check.py": check,
+        "compare.py": _source(compare).replace(
+            "from rollgym.envs.code.harness import", "from harness import"
+        ),
+        "harness.py": _source(code_harness),
+        **_untrusted_files(),
+    }
+
+
+def has_exported_tests(tests: Tree) -> bool:
+    """Return whether all programs among a task's tests are those that this version exports.
+
+    They run programs of the agent without the right to write the reward, where Landlock is available.
+    """
+    for programs, data, command in (
+        (_terminal_programs(), TERMINAL_DATA, TERMINAL_COMMAND),
+        (_code_programs(), CODE_DATA, CODE_COMMAND),
+    ):
+        expected = {**programs, "test.sh": _TEST.format(command=command)}
+        if set(tests) == {*expected, data} and all(
+            tests[name]["content"] == text.encode() for name, text in expected.items()
+        ):
+            return True
+    return False
 
 
 def _untrusted_files() -> dict[str, str]:

@@ -12,6 +12,7 @@ looked up or built when the task is played (`rollgym.envs.terminal.images`), if 
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import tarfile
@@ -28,6 +29,13 @@ from rollgym.envs.terminal.harness import MAX_TREE_BYTES, MAX_TREE_FILES, make_e
 from rollgym.envs.terminal.types import EPOCH, FolderTask, TaskImage, Tree, file
 
 UNSUPPORTED = ("error", "skip")
+_COMPOSE = "asks for several containers or settings of Docker Compose, and a task has one sandbox"
+UNSUPPORTED_FILES = {
+    "docker-compose.yaml": _COMPOSE,
+    "docker-compose.yml": _COMPOSE,
+    ".dockerignore": "changes which files an image gets, and is not read",
+}
+"""Files of ``environment/`` with which a task cannot be played, and why."""
 IMAGES = ("none", "use", "build")
 """Rules for tasks that need an image: refused; an image of the engine is used; or it is also built."""
 BUILT_IMAGE = "rollgym-task"
@@ -61,6 +69,10 @@ class NeedsImage(Exception):
     """A task cannot run without an image; the message says why."""
 
 
+class Unsupported(Exception):
+    """A task cannot be played, not even with an image; the message says why."""
+
+
 class TaskFolders:
     """The tasks of a folder of task folders, or of one task folder."""
 
@@ -71,23 +83,29 @@ class TaskFolders:
         if not top.is_dir():
             raise UsageError(f"folder must be a folder of task folders; {folder} is none.")
         loaded: list[FolderTask] = []
-        reasons: list[str] = []
+        need_image: list[str] = []
+        not_supported: list[str] = []
         for path in sorted(find_tasks(top)):
             try:
                 task = read_task(path, str(path.relative_to(top)) if path != top else path.name)
-                if task.image is not None and images == "none":
-                    raise NeedsImage(task.needs)
+            except Unsupported as reason:
+                not_supported.append(f"{path.name}: {reason}")
+                continue
+            if task.image is not None and images == "none":
+                need_image.append(f"{path.name}: {task.needs}")
+            else:
                 loaded.append(task)
-            except NeedsImage as reason:
-                reasons.append(f"{path.name}: {reason}")
-        if reasons and unsupported == "error":
+        reasons = [*not_supported, *need_image]
+        of = f"of {len(reasons) + len(loaded)} tasks in {folder}"
+        if not_supported and unsupported == "error":
             raise UsageError(
-                f"{len(reasons)} of {len(reasons) + len(loaded)} tasks in {folder} need a container image "
-                f"({reasons[0]}). Play them in Docker with images='use' or images='build' (docs: Terminal), "
-                "or leave them out with unsupported='skip'."
-                if images == "none"
-                else f"{len(reasons)} of {len(reasons) + len(loaded)} tasks in {folder} are not supported "
-                f"({reasons[0]}). Leave them out with unsupported='skip', or run them with Harbor."
+                f"{len(not_supported)} {of} cannot be played, with or without Docker ({not_supported[0]}). "
+                "Leave them out with unsupported='skip', or run them with Harbor."
+            )
+        if need_image and unsupported == "error":
+            raise UsageError(
+                f"{len(need_image)} {of} need a container image ({need_image[0]}). Play them in Docker with "
+                "images='use' or images='build' (docs: Terminal), or leave them out with unsupported='skip'."
             )
         if not loaded:
             left_out = f"; {len(reasons)} were left out ({reasons[0]})" if reasons else ""
@@ -127,12 +145,12 @@ def read_task(path: Path, name: str) -> FolderTask:
     """Read one task folder.
 
     Raises:
-        NeedsImage: It is not supported, even with an image.
+        Unsupported: It cannot be played, not even with an image.
         UsageError: It is not a valid task folder.
     """
     settings = _settings(path)
     if (path / "steps").is_dir():
-        raise NeedsImage("it has several steps, which are not supported")
+        raise Unsupported("it has several steps")
     instruction = _text(path, "instruction.md")
     tests = _read_files(path / "tests")
     if "test.sh" not in tests:
@@ -142,10 +160,10 @@ def read_task(path: Path, name: str) -> FolderTask:
     if named is not None and not (isinstance(named, str) and named):
         raise UsageError(f"docker_image in {path / 'task.toml'} must be the name of an image, not {named!r}.")
     if named is None and not (path / "environment" / "Dockerfile").is_file():
-        raise NeedsImage("it has no environment/Dockerfile and no docker_image")
-    for other in ("docker-compose.yaml", "docker-compose.yml", ".dockerignore"):
-        if (path / "environment" / other).exists():
-            raise NeedsImage(f"its environment has a {other}")
+        raise Unsupported("it has no environment/Dockerfile and no docker_image in task.toml")
+    for unsupported, why in UNSUPPORTED_FILES.items():
+        if os.path.lexists(path / "environment" / unsupported):
+            raise Unsupported(f"environment/{unsupported} {why}")
     context = _read_files(path / "environment")
     root, tree, env, image, needs = "", Tree(), dict[str, str](), None, ""
     if named is not None:

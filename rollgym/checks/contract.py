@@ -450,3 +450,20 @@ def ends(subject: EnvUnderTest) -> str:
                 )
             lengths.append(last.turn)
     return f"random episodes ended after {', '.join(f'{length:,}' for length in lengths)} turns."
+
+
+def forgeable(subject: EnvUnderTest) -> str:
+    """No reset says ``info["forgeable"]``: that the agent may be able to write its reward itself."""
+    starts = subject.starts(3 if subject.quick else 10)
+    with subject.env() as env:
+        infos = [(start, reset(env, start).info) for start in starts]
+    stated = [(start, info) for start, info in infos if isinstance(info, dict) and info.get("forgeable")]
+    if stated:
+        start, info = stated[0]
+        details = info.get("weaknesses")
+        why = f": {plain(str(details[-1]))}" if isinstance(details, list) and details else "."
+        raise RuleWarning(
+            f"it states that {len(stated)} of {len(starts)} episodes, such as {start}, have a "
+            f"reward that the agent may be able to forge{why}"
+        )
+    return f"none of {len(starts)} episodes states that its reward can be forged."

@@ -14,6 +14,7 @@ from rollgym.checks.contract import (
     before_reset,
     close,
     ends,
+    forgeable,
     gymnasium_rule,
     in_range,
     leak,
@@ -88,6 +89,9 @@ RULES: tuple[Rule, ...] = (
          "The random agent is the lower baseline of every comparison.", random_agent),
     Rule("roles", "agents can play all roles",
          "Self-play and simulated users need to know who acts, and each role its own reward.", roles),
+    Rule("forgeable", "the reward cannot be forged",
+         "A policy finds every reward that it can write itself, and its score then means nothing.",
+         forgeable),
 )  # fmt: skip
 
 

@@ -47,6 +47,14 @@ def _warnings(episodes: Sequence[Episode]) -> Iterator[tuple[str, float, str]]:
             1.0,
             f"All {len(episodes)} episodes were ended by errors, {why}: see their messages.",
         )
+    forgeable = sum(bool(episode.reset_info.get("forgeable")) for episode in episodes)
+    if forgeable:
+        yield (
+            "forgeable_reward",
+            forgeable / len(episodes),
+            f"In {forgeable} of {len(episodes)} episodes the agent may be able to forge the reward: see "
+            "info['weaknesses'] of their resets, and look at episodes that succeed.",
+        )
     turns = [turn for episode in episodes if not episode.outcome.failed for turn in episode.turns]
     if not turns:
         return

@@ -160,3 +160,23 @@ def test_every_rule_is_named_once_and_explained():
     assert len(set(names)) == len(names)
     assert all(rule.title and rule.why.endswith(".") for rule in RULES)
     assert all(set(rule.needs) <= set(names[: names.index(rule.name)]) for rule in RULES)
+
+
+class Forgeable(Good):
+    """States that its reward can be forged, as an environment with tests of others does."""
+
+    def facts(self):
+        return {
+            "forgeable": True,
+            "weaknesses": ["Its sandbox is small.", "Tests run programs of the agent."],
+        }
+
+
+def test_a_reward_that_may_be_forged_is_a_warning():
+    report = check(Forgeable, quick=True, rules=["forgeable"])
+    assert report.ok
+    assert statuses(report) == {"forgeable": Status.WARNING}
+    assert detail(report, "forgeable").startswith(
+        "it states that 3 of 3 episodes, such as seed 0, have a reward"
+    )
+    assert detail(report, "forgeable").endswith("forge: Tests run programs of the agent.")

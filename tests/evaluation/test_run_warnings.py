@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -34,6 +35,13 @@ def test_sound_episodes_have_no_warning() -> None:
     good = episode(response="<think>hm</think>go", finish_reason="stop")
     assert warnings_of([good] * 4 + [episode(Outcome.ENV_ERROR)]) == []
     assert warnings_of([]) == []
+
+
+def test_a_reward_that_may_be_forged_is_named() -> None:
+    stated = dataclasses.replace(episode(), reset_info={"forgeable": True})
+    (found,) = warnings_of([stated, episode(), dataclasses.replace(stated, reset_info={"forgeable": False})])
+    assert (found.name, found.figure) == ("forgeable_reward", pytest.approx(1 / 3))
+    assert "1 of 3 episodes" in found.sentence
 
 
 def test_demonstrations_longer_than_a_reply_are_named() -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -15,11 +16,12 @@ import pytest
 from terminal_actions import bash, call, submit
 
 from rollgym.core.errors import UsageError
-from rollgym.envs.terminal.env import TerminalEnv
+from rollgym.envs.terminal.env import FORGEABLE, TerminalEnv
 from rollgym.envs.terminal.export import export_tasks
 from rollgym.envs.terminal.harbor import NeedsImage, TaskFolders, read_dockerfile
 from rollgym.envs.terminal.judge import read_reward
 from rollgym.envs.terminal.types import file
+from rollgym.sandbox.worker_confinement import landlock_abi
 
 MakeEnv = Callable[..., TerminalEnv]
 DOCKERFILE = "FROM ubuntu:24.04\nWORKDIR /app\nCOPY data/ ./data/\nENV NAME=Robin GREETING='good day'\n"
@@ -216,6 +218,89 @@ def test_tasks_that_need_an_image_are_an_error_or_left_out(write_task: Callable[
     ):
         TaskFolders(str(folder))
     assert TaskFolders(str(folder), "skip").tasks.size("test") == 1
+
+
+@pytest.mark.parametrize("name", ["docker-compose.yaml", "docker-compose.yml", ".dockerignore"])
+@pytest.mark.parametrize("images", ["none", "build"])
+def test_tasks_that_cannot_be_played_are_an_error_that_does_not_offer_docker(
+    write_task: Callable[..., Path], name: str, images: str
+) -> None:
+    write_task("plain")
+    folder = write_task("several")
+    (folder / "several" / "environment" / name).write_text("services: {main: {}, database: {image: db}}\n")
+    with pytest.raises(UsageError) as error:
+        TaskFolders(str(folder), images=images)
+    assert re.fullmatch(
+        rf"1 of 2 tasks in \S+ cannot be played, with or without Docker \(several: environment/{name} .*\)\. "
+        r"Leave them out with unsupported='skip', or run them with Harbor\.",
+        str(error.value),
+    )
+    if "compose" in name:
+        assert "Docker Compose, and a task has one sandbox" in str(error.value)
+    assert TaskFolders(str(folder), "skip", images).tasks.size("test") == 1
+    (folder / "plain" / "task.toml").unlink()
+    with pytest.raises(UsageError, match=rf"no usable task folder .* 1 were left out \(several: .*{name}"):
+        TaskFolders(str(folder), "skip", images)
+
+
+def test_several_steps_are_an_error(write_task: Callable[..., Path]) -> None:
+    folder = write_task()
+    (folder / "greet" / "steps").mkdir()
+    with pytest.raises(UsageError, match=r"1 of 1 tasks .* cannot be played.*greet: it has several steps"):
+        TaskFolders(str(folder))
+
+
+def test_a_reward_that_tests_may_let_the_agent_forge_is_named(
+    make_env: MakeEnv, write_task: Callable[..., Path], tmp_path: Path
+) -> None:
+    env = make_env(folder=str(write_task()))
+    _, info = env.reset()
+    assert (info["forgeable"], info["weaknesses"][-1]) == (True, FORGEABLE)
+    *_, info = env.step(call("bash", command="ls"))
+    assert not {"forgeable", "weaknesses"} & set(info)
+    _, info = make_env().reset()
+    assert "forgeable" not in info
+    assert FORGEABLE not in info["weaknesses"]
+
+
+@pytest.mark.skipif(not landlock_abi(), reason="Without Landlock exported tests do not protect the reward.")
+@pytest.mark.parametrize("env_id", ["rollgym/Terminal-v0", "rollgym/Code-v0"])
+def test_exported_tests_count_as_protected_until_they_are_changed(
+    make_env: MakeEnv, tmp_path: Path, env_id: str
+) -> None:
+    (folder,) = export_tasks(env_id, tmp_path / "out", count=1)
+
+    def forgeable() -> bool:
+        _, info = make_env(folder=str(tmp_path / "out")).reset()
+        assert (FORGEABLE in info["weaknesses"]) == info["forgeable"]
+        return bool(info["forgeable"])
+
+    assert not forgeable()
+    for name in ("untrusted.py", "check.py", "test.sh"):
+        path = folder / "tests" / name
+        text = path.read_text()
+        path.write_text(f"{text}# changed\n")
+        assert forgeable(), name
+        path.write_text(text)
+    (folder / "tests" / "sitecustomize.py").write_text("")
+    assert forgeable()
+
+
+def test_check_and_eval_name_a_reward_that_may_be_forged(
+    rollgym_command: Callable[..., Any], write_task: Callable[..., Path], tmp_path: Path, need_sandbox: None
+) -> None:
+    argument = ("--env-arg", f"folder={write_task()}")
+    done = rollgym_command(
+        "check", "rollgym/Terminal-v0", "--quick", "--rule", "forgeable", "--json", *argument
+    )
+    (result,) = json.loads(done.out)["results"]
+    assert (done.code, result["status"]) == (0, "warning")
+    assert result["detail"].endswith(FORGEABLE)
+    words = ("eval", "rollgym/Terminal-v0", "--agent", "random", "--episodes", 2, "--out", tmp_path / "run")
+    done = rollgym_command(*words, "--per-task", 2, *argument)
+    assert "In 2 of 2 episodes the agent may be able to forge the reward" in " ".join(done.err.split())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [warning["name"] for warning in summary["warnings"]] == ["forgeable_reward"]
 
 
 def test_opening_a_folder_runs_and_follows_nothing(write_task: Callable[..., Path], tmp_path: Path) -> None:
