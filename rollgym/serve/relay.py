@@ -41,7 +41,8 @@ class Relay:
             task.cancel()
             writer.transport.abort()  # here too: a task that has not begun closes nothing
         await asyncio.gather(*connections, return_exceptions=True)
-        await asyncio.sleep(0)  # the event loop closes aborted connections in its next round
+        # The event loop needs a few rounds to hand over accepted connections and to close aborted ones.
+        await asyncio.sleep(0.01)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._closed or len(self._connections) >= MAX_CONNECTIONS:

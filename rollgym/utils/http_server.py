@@ -7,6 +7,7 @@ or file descriptors.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import resource
@@ -69,14 +70,24 @@ def web_server(
     """
     import uvicorn
 
-    class Quiet(uvicorn.Server):
+    class Closing(uvicorn.Server):
+        """A server that leaves no connection open when it stops, such as one with a stream in progress."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().shutdown(sockets)
+            for connection in list(self.server_state.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await asyncio.sleep(0.01)  # the event loop needs a few rounds to close them
+
+    class Quiet(Closing):
         """A server that does not handle signals."""
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    kind = uvicorn.Server if signals else Quiet
+    kind = Closing if signals else Quiet
     return kind(
         uvicorn.Config(
             app,
@@ -105,8 +116,6 @@ def _bounded_protocol(request_seconds: float, max_connections: int) -> Any:
 
     uvicorn has a timeout between requests only: not before the first byte, nor within headers or body.
     """
-    import asyncio
-
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
