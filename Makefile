@@ -61,11 +61,12 @@ test-sglang: $(VENV)/.dev ## Test against a real SGLang server on the CPU, in a 
 	$(BIN)/python tests/engines/sglang/make_venv.py .venv-sglang
 	ROLLGYM_TEST_SGLANG=.venv-sglang $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" tests/engines/sglang
 
-test-clients: $(VENV)/.dev ## Test the endpoint with real clients, agent frameworks and a CLI agent from npm (650 MB)
+test-clients: $(VENV)/.dev ## Test the endpoint with real clients, agent frameworks and a CLI agent from npm (850 MB)
 	$(BIN)/python tests/serve/clients/make_venv.py .venv-clients
 	-$(BIN)/python tests/serve/clients/make_npm.py .npm-clients
 	ROLLGYM_TEST_CLIENTS=.venv-clients ROLLGYM_TEST_NPM_CLIENTS=$(if $(shell command -v npm),.npm-clients) \
-		$(BIN)/python -m pytest -p no:xdist -rs tests/serve/test_real_clients.py tests/serve/test_npm_client.py tests/serve/test_program_rewards.py
+		$(BIN)/python -m pytest -p no:xdist -rs tests/serve/test_real_clients.py tests/serve/test_npm_client.py tests/serve/test_program_rewards.py \
+		tests/serve/test_program_smolagents.py
 
 format: $(VENV)/.dev ## Format the code with ruff
 	$(BIN)/ruff check --fix .

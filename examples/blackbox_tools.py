@@ -15,14 +15,19 @@ from openai import AsyncOpenAI
 from agents import Agent, AgentsException, OpenAIChatCompletionsModel, Runner, set_tracing_disabled  # noqa: TID251 - the package openai-agents
 
 MAX_TURNS = 20
+# The clients' defaults are 5 seconds. On a busy machine they would show the model a failed tool call.
+TIMEOUT = 300.0
 set_tracing_disabled(True)
 
 
 async def play(episode: Any) -> None:
     """Play one episode: `episode` is a `rollgym.serve.ProgramEpisode`."""
-    client = AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0)
-    lake = {"url": episode.task["mcp_url"], "headers": {"Authorization": f"Bearer {episode.api_key}"}}
-    async with MCPServerStreamableHttp(params=lake, cache_tools_list=True) as server:
+    client = AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0, timeout=TIMEOUT)
+    headers = {"Authorization": f"Bearer {episode.api_key}"}
+    lake = {"url": episode.task["mcp_url"], "headers": headers, "timeout": TIMEOUT}
+    async with MCPServerStreamableHttp(
+        params=lake, cache_tools_list=True, client_session_timeout_seconds=TIMEOUT
+    ) as server:
         agent = Agent(
             name="Walker",
             instructions=f"{episode.task['instructions']}\n\nAct by calling the tools that you are given.",

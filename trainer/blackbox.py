@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from rollgym.chat import load_tokenizer
+from rollgym.chat import ChatTemplate, load_tokenizer
 from rollgym.serve import Program, RecordingServer, ServeOptions, SubprocessAgent
 from rollgym.trainer.runtime import MODEL, Components
 
@@ -49,8 +49,14 @@ async def blackbox_agent(
         auxiliary=None if program.auxiliary is None else re.compile(program.auxiliary),
         auxiliary_max_tokens=program.auxiliary_max_tokens,
     )
-    tokenizer = load_tokenizer(components.folder / MODEL)
-    async with RecordingServer(components.engine, tokenizer, options) as server:
+    # The same template options as in imitation: a policy sees the form of tool calls that it was taught.
+    template = ChatTemplate(
+        load_tokenizer(components.folder / MODEL),
+        config.agent.chat_kwargs,
+        date=config.agent.date,
+        tool_format=config.agent.tool_format,
+    )
+    async with RecordingServer(components.engine, template, options) as server:
         player: Any = SubprocessAgent(server, program, timeout, envs=components.pool)
         try:
             await player.prepare()

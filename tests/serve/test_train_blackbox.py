@@ -9,6 +9,7 @@ import pytest
 from training import Story, fast_versions, lines
 
 import rollgym
+from rollgym.chat import load_tokenizer
 from rollgym.config.loader import load
 from rollgym.core.errors import UsageError
 from rollgym.sandbox.interpreter import find_python
@@ -96,6 +97,42 @@ def test_a_program_does_not_choose_what_is_trained_on(
     assert story.weights == plain.weights
     assert len({one["turns"][0]["action"] for one in story.episodes}) > 1, "all members said the same"
     assert story.metrics[0]["train_rollout_logprob_diff_max"] < 1e-4
+
+
+CALLER = """
+import http.client, json, os, sys
+from urllib.parse import urlsplit
+
+task, url = json.load(sys.stdin), urlsplit(os.environ["OPENAI_BASE_URL"])
+body = {"model": task["model"], "messages": [{"role": "user", "content": "Pull."}], "tools": [
+    {"type": "function", "function": {"name": "pull", "parameters": {"type": "object", "properties": {}}}}]}
+connection = http.client.HTTPConnection(url.netloc)
+headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+connection.request("POST", url.path + "/chat/completions", json.dumps(body), headers)
+reply = json.load(connection.getresponse())["choices"][0]["message"]["content"]
+print(json.dumps({"reward": len(reply) % 2}))
+"""
+
+
+def test_the_endpoint_uses_the_template_options_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that was taught one form of calls is not asked for another one by its program."""
+    fast_versions(monkeypatch)
+    script = tmp_path / "caller.py"
+    script.write_text(CALLER)
+    settings = (
+        f"program={shlex.join([PYTHON, '-I', '-S', str(script)])}", "warm_start=null", "model.context=1024",
+        "agent.tool_format=llama", "rollout.groups=1", "rollout.group_size=2", "stop.steps=1",
+        "evaluation.every=0", "evaluation.episodes=1", "tracking.tensorboard=false",
+    )  # fmt: skip
+    run_training("bandit-grpo", settings, tmp_path / "run", plain=True)
+    tokenizer = load_tokenizer(tmp_path / "run" / "model")
+    prompts = [tokenizer.decode(one["turns"][0]["prompt_ids"]) for one in Story.of(tmp_path / "run").episodes]
+    assert len(prompts) == 2
+    for prompt in prompts:
+        assert '{"name": "NAME", "parameters": {"ARGUMENT": "VALUE"}}' in prompt, prompt
+        assert "<tool_call>" not in prompt
 
 
 PULLER = """
