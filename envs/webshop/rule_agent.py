@@ -88,6 +88,22 @@ class BrowsingAgent(RuleAgent):
         return f"click[{products[int(self._rng.integers(len(products)))]}]" if products else BACK
 
 
+class WanderingAgent(BrowsingAgent):
+    """Opens random products and leaves them again.
+
+    As ``warm_start.mistakes_agent`` it takes `PatientAgent` to products that lack what the instruction asks
+    for: demonstrations then show how to recognize one and go back.
+    """
+
+    def choose(self, observation: str, info: Mapping[str, Any]) -> str:
+        """Open a random product, or leave the open one."""
+        return spoken(PREV, info) if info["page"] == "item" else super().choose(observation, info)
+
+    def search(self, info: Mapping[str, Any]) -> str:
+        """Search for the instruction without its price, as `PatientAgent` does."""
+        return patient_search(info)
+
+
 class PatientAgent(RuleAgent):
     """The rule, but it buys the first product whose page offers every option that the instruction names.
 
@@ -110,12 +126,11 @@ class PatientAgent(RuleAgent):
         self._seen: dict[str, int] = {}
         """Number of named options that each opened product offers, in order."""
         self._opened = ""
+        self._options_shown: Mapping[str, Any] = {}
 
     def search(self, info: Mapping[str, Any]) -> str:
         """Search for the instruction without its price."""
-        if "means" in info:
-            return super().search(info)
-        return f"search[{_NOT_SEARCHED.sub('', search_words(info['instruction']))}]"
+        return patient_search(info)
 
     def open(self, info: Mapping[str, Any]) -> str:
         """Open the next product, or the best one if there is no other to look at."""
@@ -133,7 +148,8 @@ class PatientAgent(RuleAgent):
         """Choose the named options and buy; leave a product that lacks one of them."""
         final = self._opened in self._seen
         found = super().clicks(info)
-        self._seen[self._opened] = len(found)
+        if self._opened:
+            self._seen[self._opened] = len(found)
         if final or len(found) >= count_named(info["instruction"]):
             return found
         return [PREV]
@@ -142,7 +158,19 @@ class PatientAgent(RuleAgent):
         """Choose the next action by the current page."""
         if info["page"] == "results":
             self._clicks = None
+        elif info["page"] == "item" and (not info["options"] or info["options"] != self._options_shown):
+            if self._clicks is not None:
+                # With `warm_start.mistakes` another agent plays some turns: it has opened this product.
+                self._clicks, self._opened = None, ""
+            self._options_shown = info["options"]
         return super().choose(observation, info)
+
+
+def patient_search(info: Mapping[str, Any]) -> str:
+    """Search for the instruction without its price."""
+    if "means" in info:
+        return "search"
+    return f"search[{_NOT_SEARCHED.sub('', search_words(info['instruction']))}]"
 
 
 def count_named(instruction: str) -> int:

@@ -19,7 +19,7 @@ from rollgym.envs.webshop.env import WebShopEnv
 from rollgym.envs.webshop.matching import matching_values
 from rollgym.envs.webshop.oracle import Oracle
 from rollgym.envs.webshop.reward import score
-from rollgym.envs.webshop.rule_agent import BUY, PREV, PatientAgent, RuleAgent, count_named
+from rollgym.envs.webshop.rule_agent import BUY, PREV, PatientAgent, RuleAgent, WanderingAgent, count_named
 from rollgym.envs.webshop.session import Session, act
 from rollgym.evaluation.stats import wilson
 
@@ -181,6 +181,44 @@ def test_the_patient_rule_buys_the_first_product_that_offers_every_named_option(
             assert offers[-1] == max(offers)
         counts.add(len(offers))
     assert counts == {1, 2, 3, 4}
+
+
+def test_the_patient_rule_leaves_products_that_another_agent_opened(imported: str) -> None:
+    env = WebShopEnv(imported, rules="original", splits="original")
+    left, bought = 0, 0
+    for task in range(30):
+        patient, wandering = by(PatientAgent(SETUP), task), by(WanderingAgent(SETUP), task)
+        seen, info = env.reset(seed=task, options={"task": task, "split": "dev"})
+        visits = 0
+        over = False
+        while not over:
+            wanders = info["page"] == "results" and visits < 2
+            visits += info["page"] == "results"
+            action = (wandering if wanders else patient)(seen, info)
+            if info["page"] == "item" and visits <= 2 and action in (PREV, BUY):
+                lacks = len(matching_values(info["options"], info["instruction"])) < count_named(
+                    info["instruction"]
+                )
+                assert action == (PREV if lacks else BUY), task
+                left, bought = left + lacks, bought + (not lacks)
+            seen, _, terminated, truncated, info = env.step(action)
+            over = terminated or truncated
+    assert left > 10
+    assert bought > 0
+
+
+def test_the_wandering_agent_opens_products_and_leaves_them(shops: Callable[..., WebShopEnv]) -> None:
+    env = shops("synthetic", rules="original")
+    choose = by(WanderingAgent(SETUP), 0)
+    seen, info = env.reset(seed=0, options={"task": 0, "split": "dev"})
+    pages, opened = [], set()
+    for _ in range(9):
+        pages.append(info["page"])
+        action = choose(seen, info)
+        opened |= {action} if info["page"] == "results" else set()
+        seen, _, _, _, info = env.step(action)
+    assert pages == ["search", *["results", "item"] * 4]
+    assert len(opened) > 1
 
 
 def test_the_patient_rule_finds_more_than_the_rule(imported: str) -> None:
