@@ -252,7 +252,7 @@ def trainer_config(job: Job) -> GRPOConfig:
         weight_decay=0.0,
         max_grad_norm=1.0,
         gradient_checkpointing=False,
-        bf16=False,
+        bf16=job["dtype"] == "bfloat16",
         use_cpu=True,
         report_to="none",
         logging_strategy="no",

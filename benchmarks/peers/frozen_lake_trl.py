@@ -1,10 +1,11 @@
 """FrozenLake with SmolLM2: CPU time, tokens per second and memory of rollgym and of TRL's `GRPOTrainer`.
 
-    python benchmarks/frozen_lake_trl.py --model FOLDER [--steps 24] [--threads 1] [--out FOLDER] [--quick]
+    python benchmarks/peers/frozen_lake_trl.py --model FOLDER [--steps 24] [--dtype bfloat16] [--quick]
 
 Both train the same policy (``--model``: a folder with its agent and environment settings, such as
 ``final/`` of a rollgym run) by GRPO on the same lakes in the same order, with the same prompts, number of
-groups, group size, learning rate (constant), AdamW, gradient clipping and threads, in float32. Episodes
+groups, group size, learning rate (constant), AdamW, gradient clipping, threads and dtype: float32, or
+``--dtype bfloat16``, which is autocast over float32 weights in TRL and in rollgym's learner. Episodes
 are compared as a whole: the advantage is the return minus the group's mean, divided by the standard
 deviation with n - 1. One on-policy update per step; every sampled token has the same weight.
 
@@ -16,7 +17,7 @@ Contenders (``--contenders``; the first two are the default):
     trl-conversation       the same, one row per episode
     rollgym-config         ``--config`` with its own estimator, loss and learning rate
 
-`peers/trl_frozen_lake.py` describes what TRL's interfaces can express. In short: the number of rows per step
+`trl_frozen_lake.py` describes what TRL's interfaces can express. In short: the number of rows per step
 is fixed, so ``trl`` reserves ``--turn-slots`` rows per episode, fills unused ones and drops turns beyond them
 (``filled_rows``, ``dropped_rows``); rows are padded to the longest; there is no prefix sharing. TRL's
 ``rollout_cpu_seconds`` are what sampling and environments take of its CPU time.
@@ -32,8 +33,8 @@ The same success is ``--target``, by default the highest that both contenders of
 that of the first checkpoint with it. An equal budget is the CPU time of the faster contender's whole run. All
 ratios are above 1 where rollgym is better.
 
-TRL has its own virtual environment (see `train_step.py`), where this installs the dependencies of rollgym's
-core; rollgym itself comes from this repository by PYTHONPATH. Without TRL rollgym is measured alone.
+TRL has its own virtual environment (see `benchmarks/train_step.py`), where this installs the dependencies of
+rollgym's core; rollgym itself comes from this repository by PYTHONPATH. Without TRL it is measured alone.
 A finished contender in ``--out`` is not repeated. The last line is one JSON object.
 """
 
@@ -50,16 +51,18 @@ from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
 
-from peers.process_usage import Usage, count_lines, run_contender
-from train_step import PEER_VENV, TRL, peer_python
-
 import rollgym
 from rollgym.core.seeding import derive_seed
 from rollgym.models.policy_settings import ModelSettings, read_model_settings
 from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 
-ROOT = Path(__file__).parent.parent
-PEER = Path(__file__).parent / "peers" / "trl_frozen_lake.py"
+ROOT = Path(__file__).resolve().parents[2]
+PEER = Path(__file__).resolve().parent / "trl_frozen_lake.py"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from peers.process_usage import Usage, count_lines, run_contender  # noqa: E402
+from train_step import PEER_VENV, TRL, peer_python  # noqa: E402
+
 ENV, SPLIT = "rollgym/FrozenLake-v0", "train"
 BETAS = (0.9, 0.99)
 ENGINE_BATCH = 64
@@ -181,6 +184,8 @@ def train_rollgym(name: str, folder: Path, args: argparse.Namespace) -> tuple[li
         "rollout.max_in_flight": args.groups * args.group_size,
         "engine.max_batch": ENGINE_BATCH,
         "engine.threads": args.threads,
+        "engine.dtype": args.dtype,
+        "learner.dtype": args.dtype,
         "learner.threads": args.threads,
         "evaluation.every": 0,
         "evaluation.episodes": 1,
@@ -241,7 +246,7 @@ def train_trl(
         "betas": BETAS,
         **{
             key: getattr(args, key)
-            for key in ("groups", "group_size", "steps", "every", "turn_slots", "threads", "seed")
+            for key in ("groups", "group_size", "steps", "every", "turn_slots", "threads", "seed", "dtype")
         },
         "learning_rate": args.learning_rate,
     }
@@ -289,7 +294,8 @@ def evaluate(model: Path, history: str, args: argparse.Namespace) -> dict[str, A
     command = [sys.executable, "-m", "rollgym", "eval", ENV, "--json", "--out", str(args.out / "eval")]
     command += [text for option in options.items() for text in option]
     command += [f"--env-arg={key}={json.dumps(value)}" for key, value in env_kwargs(args.model).items()]
-    command += [f"--agent-arg={setting}" for setting in (f"history={history}", f"threads={args.threads}")]
+    settings = (f"history={history}", f"threads={args.threads}", f"dtype={args.dtype}")
+    command += [f"--agent-arg={setting}" for setting in settings]
     shutil.rmtree(args.out / "eval", ignore_errors=True)
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
@@ -392,6 +398,7 @@ SETTINGS = {
     "every": (int, 4, "steps between checkpoints to evaluate"),
     "episodes": (int, 100, "held-out episodes per evaluation"),
     "threads": (int, 1, "threads of each contender"),
+    "dtype": (str, "float32", "float32 or bfloat16, of both"),
     "seed": (int, 0, "seed of the tasks and of sampling"),
     "turn_slots": (int, 8, "rows per episode of the contender trl"),
     "trl_batch": (int, 8, "TRL's rows in memory at once"),
@@ -429,6 +436,8 @@ def read_arguments() -> argparse.Namespace:
         parser.error("rollgym-config needs --config")
     if args.groups * args.group_size % args.trl_batch:
         parser.error("groups x group-size must be a multiple of --trl-batch")
+    if args.dtype not in ("float32", "bfloat16"):
+        parser.error(f"--dtype must be float32 or bfloat16, not {args.dtype}")
     args.model = args.model.resolve()
     args.out = (args.out or Path("runs", f"frozen-lake-trl{'-quick' * args.quick}")).resolve()
     return args
