@@ -87,11 +87,16 @@ TOOL_CALL = "tool_call"
 """Name of the form of replies that call tools, beside those of parsers."""
 ASK_FOR_CALLS = "Act by calling the tools that you are given."
 """Format instruction where the environment has tools."""
+ASK_FOR_MESSAGE = "Reply with your message only, and nothing else."
+"""Format instruction of the parser ``raw`` in a role that writes free text."""
 
 
-def fill_template(template: str, instructions: str, parser: str, *, tools: bool = False) -> str:
+def fill_template(
+    template: str, instructions: str, parser: str, *, tools: bool = False, free_text: bool = False
+) -> str:
     """Return the first message: the template with the instructions and the format filled in."""
-    values = {"instructions": instructions.strip(), "format": ASK_FOR_CALLS if tools else ask(parser)}
+    wanted = ASK_FOR_CALLS if tools else ASK_FOR_MESSAGE if free_text and parser == "raw" else ask(parser)
+    values = {"instructions": instructions.strip(), "format": wanted}
     return _MARK.sub(lambda mark: values[mark.group(1)], template).strip()
 
 

@@ -429,13 +429,19 @@ def _check_roles(config: TrainConfig) -> None:
                 )
     players = [player for env in config.envs for player in env.roles.values()]
     if config.program is not None and players:
-        raise UsageError("program and envs.roles cannot be combined: the program plays whole episodes.")
+        raise UsageError(
+            "program and envs.roles cannot be combined, because the program plays whole episodes: remove "
+            "envs.roles, and scripted players have the other roles."
+        )
     if PAST not in players:
         if config.past != PastConfig():
             raise UsageError("past requires a role with the player `past` in envs.roles.")
         return
     if config.runtime != "local" or config.engine.kind != "embedded":
-        raise UsageError("The player `past` requires runtime=local and engine.kind=embedded.")
+        raise UsageError(
+            "The player `past` requires runtime=local and engine.kind=embedded: its engine runs in the "
+            "trainer's process."
+        )
     if config.rollout.max_staleness:
         raise UsageError(
             "The player `past` requires rollout.max_staleness=0: no episode may see its weights change."

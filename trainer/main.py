@@ -45,6 +45,11 @@ MAY_CHANGE = (
     "rollout.max_infra_retries_per_group",
 )  # fmt: skip
 """Settings that a resumed run may change: they do not affect the result of a step."""
+OPPONENT_MAY_CHANGE = (
+    "base_url", "api_key_env", "timeout", "retries", "requests_per_minute", "tokens_per_minute", "price_in",
+    "price_out",
+)  # fmt: skip
+"""Likewise, in ``envs.role_options``."""
 
 T = TypeVar("T")
 ConfigSource = str | Path | Mapping[str, Any] | TrainConfig
@@ -440,5 +445,8 @@ def _may_change(key: str) -> bool:
     if section == "rewards":
         return last in ("timeout", "retries", "concurrency", "workers", "url", "header_env")
     if section == "envs":
-        return rest.partition(".")[2] == "limits.seconds"
+        setting = rest.partition(".")[2]
+        return setting == "limits.seconds" or (
+            setting.startswith("role_options.") and last in OPPONENT_MAY_CHANGE
+        )
     return key.startswith(MAY_CHANGE)

@@ -8,16 +8,18 @@ nothing can train on them: for the policy they are a part of its observations.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rollgym.core.agent import Agent, AgentAction, AgentSetup, Briefing, Player, as_player, make_agent
-from rollgym.core.errors import RunError, boundary
+from rollgym.core.errors import RunError, UsageError, boundary
 from rollgym.core.roles import TeamAgent
 from rollgym.engines.base import Engine, WeightSource
+from rollgym.rewards.resolve import check_reachable
 from rollgym.trainer.config import PAST, POLICY, TrainConfig, role_players
+from rollgym.utils.async_runner import run_to_end
 
 
 def make_team(config: TrainConfig, policy: Agent, past: Agent | None) -> TeamAgent | None:
@@ -28,18 +30,45 @@ def make_team(config: TrainConfig, policy: Agent, past: Agent | None) -> TeamAge
         policy: The policy that is trained. The team does not close it.
         past: The past version of the policy, if a role has it.
     """
-    agents: dict[str, Agent] = {}
-    for env, players in zip(config.envs, role_players(config), strict=True):
-        setup = AgentSetup(env_id=env.id, env_kwargs=env.train_kwargs)
-        for role, name in players.items():
-            if name not in (POLICY, PAST):
-                agents[name] = make_agent(env.roles[role], setup, **env.role_options.get(role, {}))
     if not any(env.roles for env in config.envs):
         return None
+    agents = {name: agent for _, name, agent in _opponents(config)}
     if past is not None:
         agents[PAST] = past
     opponents = {name: OpponentAgent(agent) for name, agent in agents.items()}
     return TeamAgent({POLICY: _Borrowed(policy), **opponents}, default=POLICY)
+
+
+def check_opponents(config: TrainConfig) -> None:
+    """Make every opponent once, and connect to the endpoints among them.
+
+    Raises:
+        UsageError: An agent or one of its options is wrong, or nothing listens at an endpoint's address.
+    """
+    for key, _, agent in _opponents(config):
+        url = agent.describe().get("base_url")
+        try:
+            if isinstance(url, str):
+                check_reachable(url, "the endpoint")
+        except UsageError as error:
+            raise UsageError(f"{key}: {error}") from None
+        finally:
+            run_to_end(agent.close)
+
+
+def _opponents(config: TrainConfig) -> Iterator[tuple[str, str, Agent]]:
+    """Make the agents in ``envs.roles``, each with its key in the config and its name in records."""
+    for number, (env, players) in enumerate(zip(config.envs, role_players(config), strict=True)):
+        setup = AgentSetup(env_id=env.id, env_kwargs=env.train_kwargs)
+        for role, name in players.items():
+            if name in (POLICY, PAST):
+                continue
+            key = f"envs.{number}.roles.{role}"
+            try:
+                agent = make_agent(env.roles[role], setup, **env.role_options.get(role, {}))
+            except UsageError as error:
+                raise UsageError(f"{key}: {error}") from None
+            yield key, name, agent
 
 
 class OpponentAgent(Agent):

@@ -426,11 +426,18 @@ def _env_source(env: EnvConfig, config: TrainConfig, others: Mapping[str, str]) 
     facts = look_at(env.id, env.train_kwargs, env.limits)
     tasks = facts.tasks
     players = cast_roles(env.id, facts.roles, others, POLICY)
-    roles = [role for role, player in players.items() if player == POLICY]
+    # Without players the policy has all roles.
+    roles = [role for role in facts.roles if players.get(role, POLICY) == POLICY]
     if config.rewards and len(roles) > 1:
         raise UsageError(
-            f"rewards requires one role of {env.id} with the player `policy`, not {len(roles)}: it rewards "
-            "one role."
+            f"rewards requires one role of {env.id} with the player `policy`, not {len(roles)} "
+            f"({', '.join(roles)}): give the other roles to agents or to `past` in envs.roles, or remove "
+            "rewards."
+        )
+    if config.program is not None and facts.roles:
+        raise UsageError(
+            f"program cannot play all roles of {env.id} (others=null): remove `others` from its kwargs, and "
+            "scripted players have the other roles."
         )
     if tasks is not None and config.rollout.groups > tasks.size(env.split):
         raise UsageError(

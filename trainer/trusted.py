@@ -15,6 +15,7 @@ from rollgym.core.trust import find_origin, weakened
 from rollgym.rewards.resolve import check_reachable, resolve_rewards
 from rollgym.serve.program import check_program
 from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.self_play import check_opponents
 from rollgym.utils.terminal import printable
 
 TRUST_CODE = "--trust-code"
@@ -89,11 +90,12 @@ def load_with_code(
 
 
 def check_targets(config: TrainConfig) -> None:
-    """Check reward functions, URLs and keys before a run makes or starts anything.
+    """Check reward functions, opponents, URLs and keys before a run makes or starts anything.
 
-    Imports the functions, so only for a config that the user trains with.
+    Imports the functions and agents, so only for a config that the user trains with.
     """
     resolve_rewards(config.all_rewards)
+    check_opponents(config)
     if config.program is not None:
         try:
             check_program(config.program)

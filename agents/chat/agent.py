@@ -58,7 +58,6 @@ class ChatAgent(Agent):
         self.options = options
         self.endpoint = endpoint
         self.template = load_template(options.template)
-        self.parser = make_parser(options.parser)
         self.native_tools = options.tools != "prompted"
         """Whether tools are sent in requests; with ``auto`` until the endpoint refuses them."""
         self.format_misses = 0
@@ -112,6 +111,9 @@ class ChatPlayer(Player):
         self._agent = agent
         self._tools = briefing.tools
         self._instructions = briefing.instructions
+        self._free_text = briefing.free_text
+        self._parser_name = options.parser_for(free_text=briefing.free_text)
+        self._parser = make_parser(self._parser_name)
         self._request = options.request(briefing.spec.sampling_seed)
         self._history_limit = history_limit(options.history)
         self._rng = derive_rng("chat waits", briefing.spec.sampling_seed)
@@ -129,7 +131,7 @@ class ChatPlayer(Player):
             if parsed.calls:
                 action, form = write_calls(parsed.calls), TOOL_CALL
         else:
-            action, form = read_action(self._agent.parser, reply.text, listed_actions(info))
+            action, form = read_action(self._parser, reply.text, listed_actions(info))
         self._agent.format_misses += form is None
         self._call_error = parsed.error
         self._add_turn(seen, reply, parsed)
@@ -223,8 +225,13 @@ class ChatPlayer(Player):
         return {"role": "assistant", "content": content}
 
     def _prompt(self) -> str:
-        parser = self._agent.options.parser
-        prompt = fill_template(self._agent.template, self._instructions, parser, tools=bool(self._tools))
+        prompt = fill_template(
+            self._agent.template,
+            self._instructions,
+            self._parser_name,
+            tools=bool(self._tools),
+            free_text=self._free_text,
+        )
         if self._tools and not self._native:
             prompt = f"{prompt}\n\n{_PROMPTED.describe(self._tools)}"
         return clean_text(prompt)

@@ -32,8 +32,9 @@ class ChatOptions:
     """``plain``, ``reason`` or the path of a text file."""
     history: str = "full"
     """Earlier turns in the prompt: ``full``, ``last:N`` or ``none``."""
-    parser: str = "answer"
-    """``answer``, ``action``, ``boxed``, ``last_line``, ``raw`` or ``regex:PATTERN``."""
+    parser: str = "auto"
+    """``answer``, ``action``, ``boxed``, ``last_line``, ``raw`` or ``regex:PATTERN``. ``auto``: ``raw`` in a
+    role that writes free text (`RoleSpec.free_text`), else ``answer``."""
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
@@ -65,7 +66,7 @@ class ChatOptions:
         for name in ("template", "history", "parser", "reasoning", "tools"):
             _check_text(name, getattr(self, name))
         history_limit(self.history)
-        make_parser(self.parser)
+        make_parser(self.parser_for(free_text=False))
         load_template(self.template)
         if self.reasoning not in REASONING:
             raise UsageError(f"reasoning must be {' or '.join(REASONING)}, not {self.reasoning!r}.")
@@ -87,6 +88,12 @@ class ChatOptions:
         _check_whole("retries", self.retries, 0)
         if not isinstance(self.seed, bool):
             _check_whole("seed", self.seed, 0, hint="true, false or ")
+
+    def parser_for(self, *, free_text: bool) -> str:
+        """Return the parser of a role, which may write free text."""
+        if self.parser != "auto":
+            return self.parser
+        return "raw" if free_text else "answer"
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Return the cost of token counts at the given prices."""

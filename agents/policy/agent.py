@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rollgym.agents.parsing import Reading, make_parser, read_action
 from rollgym.agents.policy.options import EngineOptions, PolicyOptions, read_options
@@ -24,6 +24,9 @@ from rollgym.core.tools import write_calls
 from rollgym.core.types import Usage
 from rollgym.engines.base import BorrowedEngine, Engine, GenerateRequest, Generation
 from rollgym.models.zoo import NAMED, describe_model, model_folder
+
+if TYPE_CHECKING:
+    from rollgym.engines.embedded.engine import EmbeddedEngine
 
 _COUNTS = (
     *("requests", "prompt_tokens", "completion_tokens", "format_misses", "new_rows", "context_full"),
@@ -48,8 +51,14 @@ def make_policy_agent(setup: AgentSetup, **options: Any) -> PolicyAgent:
     saved = saved_options(folder)
     if saved is not None:
         agent_options, engine_options = read_options({**saved.options, **overrides})
+
+    def open_engine() -> Engine:
+        engine = _open_engine(folder, engine_options)
+        agent.dtype = engine.dtype
+        return engine
+
     agent = PolicyAgent(
-        lambda: _open_engine(folder, engine_options),
+        open_engine,
         load_tokenizer(folder),
         agent_options,
         model_info=describe_model(folder),
@@ -71,17 +80,15 @@ def _model_folder(model: object) -> Path:
     return folder
 
 
-def _open_engine(folder: Path, options: EngineOptions) -> Engine:
+def _open_engine(folder: Path, options: EngineOptions) -> EmbeddedEngine:
     # Imported here: the agent itself, with another engine, does not need torch.
-    import torch
-
     from rollgym.engines.embedded.engine import EmbeddedEngine
 
     try:
         return EmbeddedEngine(
             folder,
             device=options.device,
-            dtype=getattr(torch, options.dtype) if options.dtype else None,
+            dtype=cast(Any, options.dtype),
             max_batch=options.max_batch,
             context_length=options.context_length,
             threads=options.threads,
@@ -118,6 +125,8 @@ class PolicyAgent(Agent):
         self.options = options or PolicyOptions()
         self.model_info = model_info
         self.notes: list[str] = []
+        self.dtype: str | None = None
+        """Dtype of the engine that this agent opened; None before that."""
         self.chat = ChatTemplate(
             tokenizer,
             self.options.chat_kwargs,
@@ -154,6 +163,8 @@ class PolicyAgent(Agent):
     def describe(self) -> dict[str, Any]:
         """Return the settings, for the record of a run."""
         settings = {"agent": "lm", **dataclasses.asdict(self.options), "template_text": self.prompt}
+        if self.dtype is not None:
+            settings["dtype"] = self.dtype
         return settings | ({"model": dict(self.model_info)} if self.model_info else {})
 
     def totals(self) -> dict[str, Any]:

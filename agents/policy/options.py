@@ -111,8 +111,10 @@ class EngineOptions:
 
     device: str | None = None
     """Such as ``cpu`` or ``cuda:1``. Default: CUDA if available, otherwise the CPU."""
-    dtype: str | None = None
-    """``float32``, ``bfloat16`` or ``float16``. Default: float32 on a CPU, otherwise bfloat16."""
+    dtype: str = "auto"
+    """``auto``, ``float32``, ``bfloat16`` or ``float16``. ``auto``, as in training: bfloat16 on CUDA, and on
+    a CPU that is fast at it for a model of at least 20 million parameters; otherwise float32. The choice is
+    in the records."""
     max_batch: int = 64
     """Replies generated at once."""
     context_length: int | None = None
@@ -121,8 +123,8 @@ class EngineOptions:
     """CPU threads. Default: one for a tiny model, otherwise all cores. Set 1 on a shared machine."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in (None, "float32", "bfloat16", "float16"):
-            raise UsageError(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}.")
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise UsageError(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}.")
         for name in ("max_batch", "context_length", "threads"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):

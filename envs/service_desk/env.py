@@ -32,6 +32,8 @@ from rollgym.envs.service_desk.records import (
 from rollgym.envs.service_desk.user import UserScript, describe, goal_text
 
 AGENT, USER = "agent", "user"
+SILENCE = "(The customer says nothing.)"
+"""The desk reads this after an empty message of the user."""
 
 _POLICY = f"""\
 You work at the service desk of a shop and talk to one customer. Follow this policy:
@@ -48,9 +50,11 @@ Each turn, either call tools or write a message to the customer as plain text. Y
 You get a reward of 1 if all requests were handled by the policy and nothing else was changed, else 0."""
 _USER = """\
 You are a customer who talks to the service desk of a shop. First you read who you are and what you want.
-Each turn, write one short message to the desk as plain text. State one request at a time, in the given order:
-the next one when the desk has answered. Give your email address, order numbers and addresses when the desk
-asks for them, and invent none. When the desk has answered everything, write: That is all, thank you.
+Each turn, you read a message of the desk and write one short message to it as plain text. Write only what the
+customer says, never what the desk says. State one request at a time, in the given order: the next one when
+the desk has answered. Give your email address, order numbers and addresses when the desk asks for them, and
+invent none: if you do not know something, say so. When the desk has answered everything, write:
+That is all, thank you.
 You get a reward of 1 if everything that you want was done, else the fraction that was done."""
 
 OrderNumber = Annotated[str, Field(pattern=r"^[0-9]{4}$", description="Number of the order, four digits.")]
@@ -100,7 +104,7 @@ class ServiceDeskEnv(RoleEnv):
     def role_spec(self, role: str) -> RoleSpec:
         """The agent has the policy and the tools; the user has neither."""
         if role == USER:
-            return RoleSpec(name=USER, instructions=_USER)
+            return RoleSpec(name=USER, instructions=_USER, free_text=True)
         return RoleSpec(name=AGENT, instructions=self.instructions, tools=self.tools)
 
     def begin(self, task: Task) -> str:
@@ -253,11 +257,13 @@ class ServiceDeskEnv(RoleEnv):
 
     def _message(self, text: str, to: str) -> StepResult:
         text = " ".join(text.split())
-        if not text:
+        if not text and self.to_move == AGENT:
             return StepResult("An empty message was not sent.", valid=False)
+        # The desk goes on after a silent customer, so that the desk's turns bound the episode.
+        valid, text = bool(text), text or SILENCE
         self._messages.append(f"{self.to_move}: {text}")
         self.to_move = to
-        return StepResult(text)
+        return StepResult(text, valid=valid)
 
 
 def _is_call(action: str) -> bool:

@@ -17,7 +17,7 @@ from rollgym.envs.service_desk.user import DONE, ScriptedUser
 _EMAIL = re.compile(r"[\w.]+@[\w.]+\w")
 _ORDER = re.compile(r"\b[0-9]{4}\b")
 _ADDRESS = re.compile(r"\b[0-9]{1,3} [A-Z]\w+ \w+, [A-Z]\w+")
-_KINDS = (("refund", r"refund|money back"), ("address", r"address"), ("cancel", r"cancel"))
+_KINDS = (("refund", r"refund|money back"), ("address", r"(?<!mail )address"), ("cancel", r"cancel"))
 _TOOLS = {"cancel": "cancel_order", "refund": "refund_order", "address": "change_address"}
 
 
@@ -36,7 +36,7 @@ class ServiceDeskExpert(Agent):
 
 
 class _Clerk(SoloAgent):
-    """Reads requests out of messages, as the scripted user writes them."""
+    """Reads requests out of messages, as the scripted user writes them; asks again for what it cannot use."""
 
     def start(self, briefing: Briefing) -> None:
         self._email = self._customer = self._call = ""
@@ -46,19 +46,29 @@ class _Clerk(SoloAgent):
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
         call, self._call = self._call, ""
-        if call == "find_customer":
-            self._customer = json.loads(observation)["customer"]
-        elif call == "get_order":
-            self._order = Order(**json.loads(observation))
+        if call in ("find_customer", "get_order"):
+            self._look_at(call, observation)
         elif call:  # a change: report it
             return self._settle("done", "That is done.")
         else:
             self._read(observation)
             if DONE in observation:
                 return self._use("close_case", results=self._results)
-            if not self._request:  # the user insists
-                return "I am sorry, but the policy allows no exception."
+            if not self._request:
+                insists = self._results[-1:] == ["refused"]
+                return "I am sorry, but the policy allows no exception." if insists else "How can I help you?"
         return self._next()
+
+    def _look_at(self, call: str, result: str) -> None:
+        """Keep a record that was found; forget an email address or order number that does not exist."""
+        found = result.startswith("{")
+        if call == "find_customer":
+            self._customer = json.loads(result)["customer"] if found else ""
+            self._email = self._email if found else ""
+        elif found:
+            self._order = Order(**json.loads(result))
+        else:
+            del self._request["order"]
 
     def _read(self, text: str) -> None:
         kind = next((kind for kind, words in _KINDS if re.search(words, text, re.IGNORECASE)), None)

@@ -67,6 +67,8 @@ def goal_text(case: Case) -> str:
         lines.append(f"{number}. {wish} order {request.order}{address}")
     if case.insists:
         lines.append("If a request is refused, ask once for an exception.")
+    if case.talkative:
+        lines.append("Give your email address and all details in your first message.")
     lines.append("The desk listens. Write your first message.")
     return "\n".join(lines)
 

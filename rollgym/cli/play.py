@@ -214,7 +214,13 @@ class PlaySession:
         self.others_playing = {
             role.name: as_player(
                 self.others.team.player(
-                    Briefing(spec=spec, instructions=role.instructions, tools=role.tools, role=role.name)
+                    Briefing(
+                        spec=spec,
+                        instructions=role.instructions,
+                        tools=role.tools,
+                        role=role.name,
+                        free_text=role.free_text,
+                    )
                 )
             )
             for role in roles_of(self.interface)

@@ -67,6 +67,8 @@ class Briefing:
     """Tools that the agent may call; empty where actions are plain text."""
     role: str = ""
     """The role to play; empty in an episode of one agent. Each role gets its own player and briefing."""
+    free_text: bool = False
+    """As in `RoleSpec.free_text`."""
 
 
 @runtime_checkable

@@ -95,6 +95,9 @@ class RoleSpec:
     """Shown to the agent in this role once, before its first observation."""
     tools: tuple[ToolSpec, ...] = ()
     """Tools that the agent in this role may call."""
+    free_text: bool = False
+    """True where actions are messages in free text, such as those of a user: an agent sends its whole reply,
+    without reasoning, and needs no format for an action in it."""
 
     def __post_init__(self) -> None:
         _require(bool(self.name), "a role needs a name")

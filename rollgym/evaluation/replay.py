@@ -33,7 +33,7 @@ from rollgym.rewards.composite import ENVIRONMENT
 from rollgym.utils.async_runner import run_to_end
 from rollgym.utils.env_info import package_versions
 
-ABOUT_THE_MACHINE = frozenset({"sandbox", "weaknesses"})
+ABOUT_THE_MACHINE = frozenset({"sandbox", "weaknesses", "forgeable"})
 """Keys of ``info`` that describe where an environment ran, not what happened in it."""
 OF_SCORERS = frozenset({"rewards", "reward_details"})
 """Keys of ``info`` that reward workers add."""

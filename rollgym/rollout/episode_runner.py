@@ -118,6 +118,7 @@ class EpisodeRunner:
         """By role; an episode of one agent has the role "" alone."""
         self._role = ""
         """The role that acts next."""
+        self._turn_began = 0.0
         self._start: Reset | None = None
         self._observation = ""
         self._final: tuple[tuple[int, ...], bool] = ((), False)
@@ -143,7 +144,7 @@ class EpisodeRunner:
             self.cancelled_by_caller = not self._cancel_requested
             outcome = Outcome.CANCELLED
         except RollgymError as failure:
-            by_agent = self._own_turn and caused_by_agent(failure, self._failed_in)
+            by_agent = self._is_own(self._role) and caused_by_agent(failure, self._failed_in)
             outcome, error = outcome_of(failure), replace(failure_of(failure), by_agent=by_agent)
         except Exception as bug:
             # A bug: the episode ends all the same, with the error as its outcome.
@@ -182,9 +183,24 @@ class EpisodeRunner:
             async with asyncio.timeout(self.spec.limits.seconds):
                 return await self._in_session()
         except TimeoutError:
+            self._blame_opponents()
             return Outcome.TIME_LIMIT
         except ContextFull:
             return Outcome.TOKEN_LIMIT
+
+    def _blame_opponents(self) -> None:
+        """Raise if opponents used up most of the time limit: the agent must not fail for their slowness."""
+        limit = self.spec.limits.seconds or 0.0
+        opponents = [role.name for role in self._roles if not self._is_own(role.name)]
+        waited = sum(turn.seconds.generate for turn in self.turns if turn.role in opponents)
+        if self.state is EpisodeState.GENERATING and self._role in opponents:
+            waited += time.perf_counter() - self._turn_began
+        if 2 * waited > limit:
+            names = " and ".join(f"{role} ({self.spec.players.get(role, '')})" for role in opponents)
+            raise AgentError(
+                f"The time limit of {limit:g} seconds passed, of which {waited:.3g} were spent waiting for "
+                f"{names}."
+            )
 
     async def _in_session(self) -> Outcome:
         self._enter(EpisodeState.OPENING)
@@ -213,6 +229,7 @@ class EpisodeRunner:
                 instructions=role.instructions,
                 tools=role.tools,
                 role=role.name,
+                free_text=role.free_text,
             )
             for role in start.roles
         ]
@@ -226,11 +243,10 @@ class EpisodeRunner:
         """The role whose reward and success are those of the episode."""
         return self.spec.role or next((role.name for role in self._roles), "")
 
-    @property
-    def _own_turn(self) -> bool:
-        """True where the agent of the episode's role acts, not an opponent."""
+    def _is_own(self, role: str) -> bool:
+        """True where the agent of the episode's role plays this role, not an opponent."""
         players = self.spec.players
-        return players.get(self._role) == players.get(self._main_role)
+        return players.get(role) == players.get(self._main_role)
 
     async def _close(self) -> None:
         """Close the session and the player. A cancellation waits for that: a half-closed session leaks."""
@@ -286,7 +302,7 @@ class EpisodeRunner:
 
     async def _turn(self, session: EnvSession, player: Player) -> Turn:
         self._enter(EpisodeState.GENERATING)
-        began = time.perf_counter()
+        self._turn_began = began = time.perf_counter()
         with _Border(AgentError, "the agent raised", raised=AgentRaised):
             action = _as_action(await player.act(self._observation, self._info))
         decided = time.perf_counter()

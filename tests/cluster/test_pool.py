@@ -5,6 +5,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,13 @@ from rollgym.cluster.connect import Connection, connect
 from rollgym.cluster.pool import RayPool
 from rollgym.core.agent import AgentSetup, make_agent
 from rollgym.core.errors import EnvError, UsageError
-from rollgym.core.types import Episode, EpisodeSpec, Outcome
-from rollgym.pool.base import LeaseLost
+from rollgym.core.roles import TeamAgent
+from rollgym.core.types import Episode, EpisodeSpec, Outcome, Seconds
+from rollgym.pool.base import EnvPool, LeaseLost
+from rollgym.pool.inline import InlinePool
 from rollgym.pool.limits import WorkerLimits
 from rollgym.rollout.config import SchedulerConfig
+from rollgym.rollout.episode_runner import run_episode
 from rollgym.rollout.group_state import GroupPolicy
 from rollgym.rollout.scheduler import Scheduler
 from rollgym.rollout.task_sampler import EnvSource, TaskSampler
@@ -63,8 +67,6 @@ async def go_on(session: Any) -> None:
 
 
 def test_episodes_are_spread_over_the_nodes_and_run_as_locally(joined: Connection) -> None:
-    from rollgym.pool.inline import InlinePool
-
     async def main() -> None:
         pool = RayPool(workers=0)
         try:
@@ -85,6 +87,46 @@ def test_episodes_are_spread_over_the_nodes_and_run_as_locally(joined: Connectio
             await pool.open(spec())
 
     asyncio.run(main())
+
+
+def test_episodes_of_several_roles_run_as_locally(joined: Connection) -> None:
+    """Roles, their instructions, tools and rewards cross the network; the agents stay in this process."""
+
+    def role_spec(env: str, task: int, **players: str) -> EpisodeSpec:
+        return EpisodeSpec(
+            episode_id=f"{env}-{task}",
+            env_id=f"rollgym/{env}-v0",
+            env_kwargs={"others": None},
+            task=task,
+            split="test",
+            env_seed=11,
+            role=next(iter(players)),
+            players=players,
+        )
+
+    specs = [role_spec("Nim", task, player_1="expert", player_2="random") for task in range(3)]
+    specs += [role_spec("ServiceDesk", task, agent="expert", user="expert") for task in range(3)]
+
+    async def episodes(pool: EnvPool) -> list[Episode]:
+        played = []
+        for which in specs:
+            setup = AgentSetup(env_id=which.env_id, env_kwargs=which.env_kwargs)
+            team = TeamAgent({name: make_agent(name, setup) for name in ("expert", "random")}, "expert")
+            episode = await run_episode(which, pool, team)
+            turns = tuple(replace(turn, seconds=Seconds()) for turn in episode.turns)
+            played.append(replace(episode, turns=turns, started=0.0, seconds=0.0))
+        await pool.close()
+        return played
+
+    there, here = (asyncio.run(episodes(pool)) for pool in (RayPool(workers=0), InlinePool()))
+    assert there == here
+    assert all(episode.outcome is Outcome.TERMINATED for episode in there)
+    desk = there[-1]
+    assert [(role.name, bool(role.tools), role.free_text) for role in desk.roles] == [
+        ("agent", True, False),
+        ("user", False, True),
+    ]
+    assert set(desk.turns[-1].rewards) == {"agent", "user"}
 
 
 def test_failures_are_data_and_limits_hold_as_in_a_local_pool(joined: Connection) -> None:

@@ -11,7 +11,7 @@ from rollgym import StepResult, Task
 from rollgym.core.agent import Agent, Briefing, FunctionAgent, Player
 from rollgym.core.role_env import RoleEnv
 from rollgym.core.roles import TeamAgent, role_trajectory
-from rollgym.core.types import Episode, EpisodeSpec, Limits, Outcome
+from rollgym.core.types import Episode, EpisodeSpec, Limits, Outcome, RoleSpec
 from rollgym.pool.inline import InlinePool
 from rollgym.rollout.episode_runner import run_episode
 
@@ -44,6 +44,11 @@ class Unruly(Talk):
         result = super().respond(action)
         self.to_move = "eve"
         return result
+
+
+class Chatty(Talk):
+    def role_spec(self, role: str) -> RoleSpec:
+        return replace(super().role_spec(role), free_text=role == "bob")
 
 
 SPEC = EpisodeSpec(episode_id="e", env_id=f"{__name__}:Talk", env_kwargs={"others": None}, sampling_seed=3)
@@ -179,3 +184,52 @@ def test_players_of_unknown_roles_are_refused() -> None:
     single = run(agent, replace(SPEC, env_kwargs={}, players={"ann": "x"}))
     assert single.error is not None
     assert "others=null" in single.error.message
+
+
+class Waits(FunctionAgent):
+    """Takes these seconds for its actions, then never acts again."""
+
+    def __init__(self, *seconds: float) -> None:
+        super().__init__(lambda observation, info: self.wait())
+        self.seconds = list(seconds)
+
+    async def wait(self) -> str:
+        await (asyncio.sleep(self.seconds.pop(0)) if self.seconds else asyncio.Event().wait())
+        return "hi"
+
+
+@pytest.mark.parametrize(
+    ("ann", "bob", "outcome"),
+    [
+        ([0.0], [], Outcome.ENGINE_ERROR),  # the opponent hangs
+        ([], [], Outcome.TIME_LIMIT),  # the agent hangs
+        ([0.0], [0.75], Outcome.ENGINE_ERROR),  # the agent hangs after the opponent used most of the time
+        ([0.75], [], Outcome.TIME_LIMIT),  # and the other way around
+    ],
+)
+def test_a_time_limit_counts_for_the_agent_unless_opponents_used_it_up(
+    ann: list[float], bob: list[float], outcome: Outcome
+) -> None:
+    team = TeamAgent({"x": Waits(*ann), "y": Waits(*bob)}, default="x")
+    spec = replace(SPEC, players={"ann": "x", "bob": "y"}, role="ann", limits=Limits(seconds=1.0))
+    episode = run(team, spec)
+    assert (episode.outcome, episode.excluded) == (outcome, outcome is Outcome.ENGINE_ERROR)
+    if episode.error is not None:
+        assert not episode.error.by_agent
+        assert "The time limit of 1 seconds passed" in episode.error.message
+        assert episode.error.message.endswith("were spent waiting for bob (y).")
+
+
+def test_a_time_limit_without_opponents_is_one() -> None:
+    assert run(Waits(), replace(SPEC, limits=Limits(seconds=0.05))).outcome is Outcome.TIME_LIMIT
+    both = replace(SPEC, players={"ann": "x", "bob": "x"}, role="ann", limits=Limits(seconds=0.05))
+    assert run(TeamAgent({"x": Waits()}, default="x"), both).outcome is Outcome.TIME_LIMIT
+
+
+def test_a_briefing_says_whether_the_role_writes_free_text() -> None:
+    agent = Recorder(ann=["hi"], bob=["win"])
+    run(agent, env="Chatty")
+    assert {role: briefing.free_text for role, briefing in agent.briefings.items()} == {
+        "ann": False,
+        "bob": True,
+    }

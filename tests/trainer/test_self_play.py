@@ -234,6 +234,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"envs": [duel(BOTH)], "rewards": [{"kind": "function", "target": "lessons:reward"}]},
         "requires one role",
     ),
+    (
+        {
+            "envs": [{"id": "lessons:Duel", "kwargs": {"others": None}}],
+            "rewards": [{"kind": "function", "target": "lessons:reward"}],
+        },
+        r"not 2 \(left, right\): give the other roles to agents or to `past`",
+    ),
+    (
+        {"envs": [{"id": "lessons:Duel", "kwargs": {"others": None}}], "program": "true"},
+        r"program cannot play all roles of lessons:Duel \(others=null\)",
+    ),
 ]
 
 

@@ -268,7 +268,7 @@ def test_the_agent_says_what_it_is_and_what_it_took():
         ({"model": ".", "temperature": "hot"}, "Agent 'lm': must be real number, not str"),
         ({"model": ".", "parser": "tea leaves"}, "There is no parser called 'tea leaves'"),
         ({"model": ".", "parser": 3}, "parser must be text, not 3"),
-        ({"model": ".", "dtype": "int4"}, "dtype must be float32, bfloat16 or float16, not 'int4'"),
+        ({"model": ".", "dtype": "int4"}, "dtype must be auto, float32, bfloat16 or float16, not 'int4'"),
         ({"model": ".", "max_batch": 0}, "max_batch must be a whole number of at least 1, not 0"),
         ({"model": ".", "system": "yes"}, "system must be true or false, not 'yes'"),
         ({"model": ".", "chat_kwargs": 1}, "chat_kwargs must be a JSON object, not 1"),

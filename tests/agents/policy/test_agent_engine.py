@@ -67,6 +67,16 @@ def test_a_model_plays_episodes_that_can_be_trained_on(model: Path) -> None:
     assert totals["requests"] == sum(episode.length for episode in episodes)
 
 
+@pytest.mark.parametrize(("options", "dtype"), [({}, "float32"), ({"dtype": "bfloat16"}, "bfloat16")])
+def test_the_dtype_that_was_computed_in_is_recorded(model: Path, options: dict[str, str], dtype: str) -> None:
+    agent: Any = make_agent("lm", AgentSetup(env_id=ENV), model=str(model), device="cpu", **options)
+    assert "dtype" not in agent.describe()
+    assert agent.engine.dtype == dtype  # a small model is float32 unless asked for
+    assert agent.describe()["dtype"] == dtype
+    asyncio.run(agent.close())
+    assert agent.describe()["dtype"] == dtype
+
+
 def test_what_is_sampled_depends_on_the_seed_and_not_on_company(model: Path) -> None:
     def ids(episode: Episode) -> list[tuple[int, ...]]:
         return [turn.action_ids for turn in episode.turns]
