@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 
+from rollgym.utils.http_server import loop_rounds, stop_accepting
+
 __all__ = ["Relay"]
 
 MAX_CONNECTIONS = 64
@@ -35,14 +37,14 @@ class Relay:
         """Close the socket and all connections."""
         self._closed = True
         if self._server is not None:
+            await stop_accepting([self._server])
             self._server.close()
         connections = dict(self._connections)
         for task, writer in connections.items():
             task.cancel()
             writer.transport.abort()  # here too: a task that has not begun closes nothing
         await asyncio.gather(*connections, return_exceptions=True)
-        # The event loop needs a few rounds to hand over accepted connections and to close aborted ones.
-        await asyncio.sleep(0.01)
+        await loop_rounds()  # in which aborted connections are closed
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._closed or len(self._connections) >= MAX_CONNECTIONS:

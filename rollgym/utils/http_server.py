@@ -12,7 +12,7 @@ import contextlib
 import functools
 import resource
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollgym.core.errors import UsageError
@@ -50,6 +50,25 @@ def listening(host: str, port: int, *, backlog: int = 128) -> socket.socket:
         ) from error
 
 
+async def stop_accepting(servers: Iterable[asyncio.Server]) -> None:
+    """Stop accepting connections and hand over those already accepted; call it before `asyncio.Server.close`.
+
+    asyncio accepts a connection in one round of the event loop and hands it over in the next. Of a server
+    closed in between, the connection is dropped without being closed.
+    """
+    loop = asyncio.get_running_loop()
+    for server in servers:
+        for listener in server.sockets:
+            loop.remove_reader(listener.fileno())
+    await loop_rounds()
+
+
+async def loop_rounds(count: int = 4) -> None:
+    """Let the event loop run callbacks that are scheduled now, and those that they schedule in turn."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def web_server(
     app: Any,
     *,
@@ -74,11 +93,12 @@ def web_server(
         """A server that leaves no connection open when it stops, such as one with a stream in progress."""
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await stop_accepting(self.servers)
             await super().shutdown(sockets)
             for connection in list(self.server_state.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
-            await asyncio.sleep(0.01)  # the event loop needs a few rounds to close them
+            await loop_rounds()
 
     class Quiet(Closing):
         """A server that does not handle signals."""

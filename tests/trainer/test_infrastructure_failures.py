@@ -43,7 +43,7 @@ def test_a_lost_worker_loses_no_episode(
     before_first_step(monkeypatch, last_day.touch)
     folder = train_here(
         "run",
-        envs=[{"id": "lessons:Dies", "kwargs": {"file": str(last_day)}}],
+        envs=[{"id": "lessons:Dies", "kwargs": {"file": str(last_day), "crowd": 16}}],
         rollout={"groups": 2, "group_size": 8, "workers": 1, "incomplete_groups": incomplete_groups},
         evaluation={"every": 0, "episodes": 1},
         stop={"steps": 2},

@@ -64,15 +64,23 @@ def gap(models: dict[int, Any], number: int, history: Sequence[int], reply: Gene
 
 
 def play_with_a_swap(kind: str, count: int) -> tuple[float, list[Played]]:
-    """Tight memory and a change of weights in the middle; returns the greatest gap and what was played."""
-    models = {0: make_model(kind), 1: make_model(kind, seed=1)}
-    engine = make_engine(models[0], max_batch=9, cache_tokens=1536, prefill_chunk=32)
+    """Tight memory and changes of weights; returns the greatest gap and what was played.
+
+    The weights change until the conversations end: a single change may find no reply in flight.
+    """
+    both = [make_model(kind), make_model(kind, seed=1)]
+    models = dict(enumerate(both * 50))
+    engine = make_engine(both[0], max_batch=9, cache_tokens=1536, prefill_chunk=32)
 
     async def main() -> list[Played]:
         playing = asyncio.ensure_future(play_all(engine, count, 16))
-        while (await engine.stats()).passes < 3 * count:
-            await asyncio.sleep(0.001)
-        await engine.update_weights(1, WeightSource(tensors=models[1].state_dict()))
+        for version in range(1, len(models)):
+            before = (await engine.stats()).passes
+            while not playing.done() and (await engine.stats()).passes < before + count:
+                await asyncio.sleep(0.001)
+            if playing.done():
+                break
+            await engine.update_weights(version, WeightSource(tensors=models[version].state_dict()))
         played = await playing
         stats = await engine.stats()
         assert stats.evicted_sessions > 0
@@ -91,8 +99,8 @@ def test_log_probs_are_those_of_the_plain_forward(kind: str) -> None:
     worst, played = play_with_a_swap(kind, 24)
     assert worst < 2e-5
     spans = [reply.version_spans for turns in played for _, reply in turns]
-    assert any(len(span) == 2 for span in spans), "no reply was in flight during the weight update"
-    assert {version for span in spans for version, _ in span} == {0, 1}
+    assert any(len(span) > 1 for span in spans), "no reply was in flight during a weight update"
+    assert {0, 1} <= {version for span in spans for version, _ in span}
 
 
 @pytest.mark.slow
