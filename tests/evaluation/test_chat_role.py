@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from user_endpoint import Call, UserEndpoint, read_goal
+from user_endpoint import Call, UserEndpoint, read_goal, without_client_settings
 
 import rollgym
 from rollgym import Episode
@@ -20,17 +20,11 @@ KEY = "sk-very/secret-0123456789"
 NO_TOOL = '{"name": "close_case", "arguments": {"results": ["done"]}}'
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
-def endpoint() -> Iterator[UserEndpoint]:
-    server = UserEndpoint()
-    yield server
-    server.close()
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[UserEndpoint]:
+    without_client_settings(monkeypatch)
+    with UserEndpoint() as server:
+        yield server
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from training import lines
-from user_endpoint import Call, UserEndpoint
+from user_endpoint import Call, UserEndpoint, without_client_settings
 
 from rollgym.core.errors import RunError, UsageError
 from rollgym.core.roles import role_trajectory
@@ -22,17 +22,11 @@ DESK = "rollgym/ServiceDesk-v0"
 KEY = "sk-very/secret-0123456789"
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
-def endpoint() -> Iterator[UserEndpoint]:
-    server = UserEndpoint(lambda call: "no")
-    yield server
-    server.close()
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[UserEndpoint]:
+    without_client_settings(monkeypatch)
+    with UserEndpoint(lambda call: "no") as server:
+        yield server
 
 
 def duel(endpoint: UserEndpoint, role: str = "right", **options: Any) -> dict[str, Any]:
