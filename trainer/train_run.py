@@ -94,6 +94,7 @@ class TrainRun:
         self._resume_from: Path | None = None
         self._saved_step = -1
         self._held_out: dict[int, Plan] = {}
+        self._evaluation: tuple[int, list[dict[str, Any]]] = (-1, [])  # the last one and its weights' version
         self._plan_shown: RunPlan = {}
         self._few_valid_noted = False
         if not resume:
@@ -160,6 +161,7 @@ class TrainRun:
             raise lost
         self.console.note(f"{str(lost).rstrip('.')}; going back to the last checkpoint")
         self._rewind()
+        self._evaluation = (-1, [])
         await runtime.rebuild()
         await self.restore()
 
@@ -332,6 +334,7 @@ class TrainRun:
         # All at once: a resumed run repeats an evaluation that was interrupted.
         for line in lines:
             self.logger.log_evaluation(self.state.step, line)
+        self._evaluation = (self.state.version, lines)
         self.state.evaluated = self.state.step
         self.state.last = sum(rates) / len(rates) if rates else None
         return self.state.last
@@ -353,7 +356,12 @@ class TrainRun:
     async def finish(self, reason: str) -> None:
         """Write the last checkpoint, the last evaluation, the policy and the summary."""
         await self.save()  # first: a run resumed from it evaluates again, or trains further
-        await self.evaluate("after")
+        version, lines = self._evaluation
+        if version == self.state.version:  # the same weights on the same tasks
+            for line in lines:
+                self.logger.log_evaluation(self.state.step, {**line, "phase": "after"})
+        else:
+            await self.evaluate("after")
         await self.keep_best()
         self.stop.check()
         with self.stop.deferred():

@@ -12,7 +12,7 @@ from rollgym.core.env import StepResult, TextEnv, bare
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.arguments import check_choice, check_range
 
-ANSWERS = ("last", "all")
+ANSWERS = ("last", "all", "range")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,12}")
 
 _INSTRUCTIONS = """\
@@ -27,7 +27,8 @@ class GuessTheNumberEnv(TextEnv):
     """Find a hidden number from 1 to ``highest`` with few guesses.
 
     Observation: one line; whether the hidden number is higher or lower than the guess (``answers="all"``:
-    than each guess so far), and guesses left.
+    than each guess so far; ``answers="range"``: the numbers that the answers leave possible), and guesses
+    left.
 
     Actions: a whole number in digits.
 
@@ -53,12 +54,12 @@ class GuessTheNumberEnv(TextEnv):
         answers: str = "last",
         render_mode: str | None = None,
     ) -> None:
-        """Hide a number from 1 to ``highest``; allow this many guesses; show the last answer or all."""
+        """Hide a number from 1 to ``highest``; allow so many guesses; show one answer, all, or a range."""
         check_range("highest", highest, 2, 1_000_000)
         check_range("guesses", guesses, 1, 1_000)
         check_choice("answers", answers, ANSWERS)
         self._highest, self._guesses = highest, guesses
-        self._repeats = answers == "all"
+        self._shown = answers
         self.instructions = _INSTRUCTIONS.format(
             highest=highest, guesses=guesses, example=max(1, highest // 3)
         )
@@ -80,7 +81,7 @@ class GuessTheNumberEnv(TextEnv):
         guess = int(text) if _NUMBER.fullmatch(text) else 0
         if not 1 <= guess <= self._highest:
             note = f"That is not a whole number from 1 to {self._highest}."
-            if self._repeats and self._answers:
+            if self._shown != "last" and self._answers:
                 note = f"{note} {self._answer()}"
             return StepResult(self._with_ending(note), terminated=self._left == 0, valid=False)
         if guess == self._hidden:
@@ -99,7 +100,10 @@ class GuessTheNumberEnv(TextEnv):
         return str(int(rng.integers(1, self._highest + 1)))
 
     def _answer(self) -> str:
-        return f"The number is {', '.join(self._answers if self._repeats else self._answers[-1:])}."
+        if self._shown == "range":
+            low, high = self._possible
+            return f"The number is from {low} to {high}."
+        return f"The number is {', '.join(self._answers if self._shown == 'all' else self._answers[-1:])}."
 
     def _with_ending(self, note: str) -> str:
         if self._left:

@@ -230,13 +230,15 @@ def moves_left(board: str) -> float | None:
 
 
 def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int, tools: bool) -> str:
-    symbols = "" if view in ("coords", "cells", "relative", "around") else f"Symbols: {legend(vocabulary)}.\n"
+    symbols = f"Symbols: {legend(vocabulary)}.\n" if view in ("grid", "grid_coords") else ""
     coordinates_note = {
         "grid": "",
         "cells": "Cells are named by column, a at the left, and row, 1 at the top. The border of the room is "
         "wall.\n",
         "relative": "You are told what is above, below, left and right of you; how far off each box is, with "
         "what is above, below, left and right of it; and how far from that box each target is.\n",
+        "words": "You are told what is next to you, how far off each box is, what is next to that box, and "
+        "how far from it each target is.\n",
         "around": "You are told what is in the eight cells around you, row by row; how far off each box is, "
         "with what is in the eight cells around it; and how far from that box each target is.\n",
     }.get(

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 VOCABULARIES: Mapping[str, str] = {"ragen": "#_OX√PS", "letters": "W.GBCA@", "xsb": "# .$*@+"}
 """For each vocabulary its wall, floor, target, box, box on target, player and player on target."""
 
-VIEWS = ("grid", "coords", "grid_coords", "cells", "relative", "around")
+VIEWS = ("grid", "coords", "grid_coords", "cells", "relative", "around", "words")
 
 _NEXT = {"#": "wall", " ": "free", ".": "free", "@": "free", "+": "free", "$": "blocked", "*": "blocked"}
 _SIDES = ((-1, 0), (1, 0), (0, -1), (0, 1))
+_SIDE_NAMES = ("up", "down", "left", "right")
 _RING = tuple((dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx)
 _MEANINGS = ("wall", "floor", "target", "box", "box on target", "player", "player on target")
 _STYLES = ("grey50", "grey30", "red", "yellow", "bold green", "bold cyan", "bold magenta")
@@ -40,6 +41,8 @@ def show(board: str, view: str, table: Mapping[int, int]) -> str:
         return coordinates(board, walls=True)
     if view == "cells":
         return cells(board)
+    if view == "words":
+        return in_words(board)
     if view in ("relative", "around"):
         return relative(board, _SIDES if view == "relative" else _RING)
     return f"{board.translate(table)}\n{coordinates(board, walls=False)}"
@@ -86,6 +89,32 @@ def relative(board: str, near: Sequence[tuple[int, int]]) -> str:
         for target in _cells(rows, ".*+"):
             words += ["target", *_offset(box, target)]
     return " ".join(words)
+
+
+def in_words(board: str) -> str:
+    """What `relative` contains, as sentences for a language model."""
+    rows = board.split("\n")
+    (player,) = _cells(rows, "@+")
+    boxes, targets = _cells(rows, "$*"), _cells(rows, ".*+")
+    sentences = [f"Next to you: {_sides(rows, player)}."]
+    for number, box in enumerate(boxes, 1):
+        name = f"Box {number}" if len(boxes) > 1 else "Box"
+        sentences.append(f"{name}: {_distance(player, box)}. Next to it: {_sides(rows, box)}.")
+        sentences += [f"Target from it: {_distance(box, target)}." for target in targets]
+    return " ".join(sentences)
+
+
+def _sides(rows: list[str], cell: tuple[int, int]) -> str:
+    found = _around(rows, cell, _SIDES)
+    return ", ".join(f"{side} {kind}" for side, kind in zip(_SIDE_NAMES, found, strict=True))
+
+
+def _distance(start: tuple[int, int], end: tuple[int, int]) -> str:
+    """How far ``end`` is from ``start``: "2 up, 1 left", or "here"."""
+    down, right = end[0] - start[0], end[1] - start[1]
+    steps = [f"{abs(down)} {'up' if down < 0 else 'down'}"] if down else []
+    steps += [f"{abs(right)} {'left' if right < 0 else 'right'}"] if right else []
+    return ", ".join(steps) or "here"
 
 
 def _offset(start: tuple[int, int], end: tuple[int, int]) -> tuple[str, str]:

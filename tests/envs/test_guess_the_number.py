@@ -43,6 +43,21 @@ def test_an_observation_can_repeat_all_answers() -> None:
     assert env.step("2")[0] == "The number is higher than 2. Guesses left: 9."
 
 
+def test_an_observation_can_show_the_range() -> None:
+    """Guesses outside the range change nothing."""
+    env = hiding(42, answers="range")
+    seen = [env.step(guess)[0] for guess in ("many", "10", "60", "70", "none", "41")]
+    assert seen == [
+        "That is not a whole number from 1 to 100. Guesses left: 9.",
+        "The number is from 11 to 100. Guesses left: 8.",
+        "The number is from 11 to 59. Guesses left: 7.",
+        "The number is from 11 to 59. Guesses left: 6.",
+        "That is not a whole number from 1 to 100. The number is from 11 to 59. Guesses left: 5.",
+        "The number is from 42 to 59. Guesses left: 4.",
+    ]
+    assert env.reset(seed=1)[0] == "Guess a number from 1 to 100. Guesses left: 10."
+
+
 def test_answers_say_higher_lower_and_correct() -> None:
     env = hiding(42)
     assert env.step("10")[0] == "The number is higher than 10. Guesses left: 9."

@@ -145,6 +145,33 @@ def test_the_view_around_tells_the_corners_too(level_file: Callable[[str], Path]
     assert observation == f"{you} {box}"
 
 
+def test_the_view_in_words_has_sentences(level_file: Callable[[str], Path]) -> None:
+    """The content of the relative view; distances of zero are left out."""
+    path = level_file("#####\n#.  #\n#  $#\n#@  #\n#####\n")
+    env = SokobanEnv(levels=path, view="words")
+    observation, _ = env.reset(seed=0, options={"split": "all", "task": 0})
+    assert observation == (
+        "Next to you: up free, down wall, left wall, right free. Box: 1 up, 2 right. "
+        "Next to it: up free, down free, left free, right wall. Target from it: 1 up, 2 left."
+    )
+    for move in ("Right", "Right"):
+        observation = env.step(move)[0]
+    assert observation.startswith("Next to you: up blocked, down wall, left free, right wall. Box: 1 up. ")
+
+
+def test_the_view_in_words_numbers_several_boxes(level_file: Callable[[str], Path]) -> None:
+    """A box on a target is 0 from it, which reads "here"."""
+    path = level_file("######\n#.   #\n#@$* #\n#    #\n######\n")
+    observation, _ = SokobanEnv(levels=path, view="words").reset(seed=0, options={"split": "all", "task": 0})
+    assert observation == (
+        "Next to you: up free, down free, left wall, right blocked. "
+        "Box 1: 1 right. Next to it: up free, down free, left free, right blocked. "
+        "Target from it: 1 up, 1 left. Target from it: 1 right. "
+        "Box 2: 2 right. Next to it: up free, down free, left blocked, right free. "
+        "Target from it: 1 up, 2 left. Target from it: here."
+    )
+
+
 def test_it_can_tell_that_nothing_moved(lane: Callable[..., SokobanEnv]) -> None:
     env = lane(tell_bumps=True)
     assert env.step("Up")[0].endswith("\nNothing moved: Up")
