@@ -10,7 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,102 @@ def test_web_pages_of_other_sites_are_refused() -> None:
             for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
                 response = await client.post(f"{url}/mcp", headers=headers, json={})
                 assert response.status_code in (403, 421)
+
+    run(main())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "LOCALHOST"])
+def test_a_web_page_is_refused_at_every_address_of_this_machine(host: str) -> None:
+    import httpx
+
+    async def main() -> None:
+        server = EnvMCPServer(LAKE)
+        async with server.http_app(host=host) as app:
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}:8001") as client:
+                rebound = {"Host": "evil.example:8001", "Origin": "http://evil.example:8001"}
+                assert (await client.post("/mcp", headers=rebound, json={})).status_code == 421
+                head = {"Accept": "application/json, text/event-stream"}
+                ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+                assert (await client.post("/mcp", headers=head, json=ping)).status_code < 401
+
+    run(main())
+
+
+def test_many_clients_play_at_once_and_their_records_are_written_one_by_one() -> None:
+    """More than the threads of asyncio, of which some may wait in slow environments."""
+    count, together, recording = 34, threading.Barrier(34), threading.Lock()
+    episodes: list[Episode] = []
+
+    class Slow(ServedEnv):
+        def make(self) -> Any:
+            env = LAKE.make()
+            step = env.step
+
+            def slow_step(action: str) -> Any:
+                together.wait(30)
+                return step(action)
+
+            env.step = slow_step  # type: ignore[method-assign]
+            return env
+
+    def record(episode: Episode) -> None:
+        assert recording.acquire(blocking=False)
+        episodes.append(episode)
+        time.sleep(0.001)
+        recording.release()
+
+    async def main() -> None:
+        server = EnvMCPServer(Slow(env_id=LAKE.env_id, split="test"), record)
+
+        async def play(name: str) -> None:
+            async with named(url, name) as client:
+                await text(client, "start_episode")
+                await text(client, "act", action="left")
+                await text(client, "start_episode")
+
+        async with running(server) as url:
+            await asyncio.gather(*(play(f"c{number}") for number in range(count)))
+
+    run(main())
+    assert len(episodes) == 2 * count
+    assert len({episode.spec.episode_id for episode in episodes}) == 2 * count
+
+
+def test_threads_share_the_order_of_tasks() -> None:
+    specs, seen = LAKE.specs(), []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            for future in [threads.submit(lambda: [next(specs) for _ in range(200)]) for _ in range(8)]:
+                seen += future.result()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len({spec.episode_id for spec in seen}) == 1600
+
+
+def test_an_environment_that_takes_long_to_make_holds_up_no_one_else() -> None:
+    made, wait = threading.Event(), threading.Event()
+
+    class Slow(ServedEnv):
+        def make(self) -> Any:
+            if made.is_set() and not wait.is_set():
+                made.clear()
+                assert wait.wait(30)
+            return LAKE.make()
+
+    async def main() -> None:
+        server = EnvMCPServer(Slow(env_id=LAKE.env_id, split="test"))
+        made.set()
+        async with running(server) as url, named(url, "ann") as ann, named(url, "bob") as bob:
+            first = asyncio.create_task(text(ann, "start_episode"))
+            while made.is_set():
+                await asyncio.sleep(0.01)
+            await text(bob, "start_episode")
+            assert not first.done()
+            wait.set()
+            await first
 
     run(main())
 

@@ -13,12 +13,15 @@ from typing import Any
 
 import httpx
 import pytest
+from dialect_wire import ask
+from scripted_replies import Scripted
 
-from rollgym.core.errors import ResultsError
+from rollgym.core.errors import ResultsError, RunError
+from rollgym.core.messages import Message, ToolCall, ToolSpec
 from rollgym.core.types import Outcome
 from rollgym.io.run_dir import RunFolder, read_run
 from rollgym.serve import RecordingServer
-from rollgym.serve.session_log import OPEN_SESSIONS
+from rollgym.serve.session_log import OPEN_SESSIONS, FileSessionLog
 from rollgym.testing import ScriptedEngine
 from rollgym.trainer.data.sequences import token_episode
 
@@ -27,9 +30,11 @@ TEXT, NEXT = "@ F F F\nF H F H", "F @ F F\nF H F H"
 ABOUT = {"schema": 1, "kind": "serve"}
 
 
-def serve_until_killed(serving: Serving, folder: RunFolder, work: Callable[[Any], Any]) -> None:
+def serve_until_killed(
+    serving: Serving, folder: RunFolder, work: Callable[[Any], Any], **options: Any
+) -> None:
     async def run() -> None:
-        async with serving(folder=folder) as place:
+        async with serving(folder=folder, **options) as place:
             await work(place)
             # As after a kill, nothing more is written: neither episodes nor the end of open sessions.
             place.server.sessions.open.clear()
@@ -39,9 +44,9 @@ def serve_until_killed(serving: Serving, folder: RunFolder, work: Callable[[Any]
     asyncio.run(run())
 
 
-def resumed(serving: Serving, path: Path, work: Callable[[Any], Any]) -> None:
+def resumed(serving: Serving, path: Path, work: Callable[[Any], Any], **options: Any) -> None:
     async def run() -> None:
-        async with serving(folder=RunFolder.resume(path, ABOUT, ("kind",))) as place:
+        async with serving(folder=RunFolder.resume(path, ABOUT, ("kind",)), **options) as place:
             await work(place)
 
     asyncio.run(run())
@@ -116,6 +121,96 @@ def test_a_cut_off_line_is_dropped_and_a_wrong_one_is_named(
         RecordingServer(ScriptedEngine([1]), tokenizer, folder=folder)
     folder.close()
     assert not path.exists()
+
+
+def test_results_of_tools_and_ids_of_calls_survive(serving: Serving, tmp_path: Path) -> None:
+    move = ToolSpec(name="move", description="Move the player.")
+    said = [Message(role="user", content="Go.")]
+    scripted = Scripted("qwen2.5 tools", [[ToolCall(name="move", arguments={"n": n})] for n in range(4)])
+    tokens = {"inner": scripted.engine, "tokens": scripted.template}
+
+    async def turn(place: Any) -> None:
+        reply = await ask(place.http, "chat", "one", said, [move])
+        (call,) = reply.tool_calls
+        said.extend([reply, Message(role="tool", content=f"At {call.arguments}.", tool_call_id=call.id)])
+
+    async def before(place: Any) -> None:
+        # A request that fails takes a number, and so an id, that no turn has.
+        body = {"model": "policy", "messages": [{"role": "user", "content": "x " * 200_000}]}
+        assert (await place.http.post("/session/one/v1/chat/completions", json=body)).status_code == 400
+        await turn(place)
+        await turn(place)
+
+    async def after(place: Any) -> None:
+        await turn(place)
+        await place.end("one")
+
+    serve_until_killed(serving, RunFolder.create(tmp_path / "run", ABOUT), before, **tokens)
+    resumed(serving, tmp_path / "run", after, **tokens)
+    _, (episode,) = read_run(tmp_path / "run")
+    results = [turn.info["messages"][0]["content"] for turn in episode.turns[:-1]]
+    assert results == ["At {'n': 0}.", "At {'n': 1}."]
+    assert [turn.new_row for turn in episode.turns] == [False, False, True]
+    ids = [turn.message["tool_calls"][0]["id"] for turn in episode.turns if turn.message]
+    assert len(set(ids)) == len(ids) == 3
+
+
+def test_a_turn_and_a_reward_that_cannot_be_written_do_not_count(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(log: FileSessionLog, session: Any, *rest: Any) -> None:
+        raise RunError("Cannot write one.jsonl: No space left on device.")
+
+    async def run() -> None:
+        async with serving(folder=RunFolder.create(tmp_path / "run", ABOUT)) as place:
+            await place.say([TEXT], "one")
+            with monkeypatch.context() as patch:
+                patch.setattr(FileSessionLog, "add_turn", full)
+                patch.setattr(FileSessionLog, "add_reward", full)
+                refused = await place.ask([NEXT], "one")
+                assert (refused.status_code, "No space" in refused.text) == (503, True)
+                refused = await place.http.post("/session/one/reward", json={"reward": 1.0})
+                assert refused.status_code == 503
+            await place.http.post("/session/one/reward", json={"reward": 1.0})  # the client tries again
+            await place.end("one")
+
+    asyncio.run(run())
+    _, (episode,) = read_run(tmp_path / "run")
+    assert [(turn.observation, turn.reward) for turn in episode.turns] == [(TEXT, 1.0)]
+
+
+def test_a_session_that_cannot_be_written_does_not_keep_others_from_ending(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = RunFolder.append
+
+    def broken(folder: RunFolder, episode: Any) -> None:
+        if episode.spec.episode_id in ("a", "c"):
+            raise RunError("Cannot write episodes.jsonl: No space left on device.")
+        append(folder, episode)
+
+    monkeypatch.setattr(RunFolder, "append", broken)
+
+    async def run() -> None:
+        async with serving(folder=RunFolder.create(tmp_path / "run", ABOUT), idle_seconds=0.2) as place:
+            for name in ("a", "b"):
+                await place.say([TEXT], name)
+            async with asyncio.timeout(30):
+                while place.server.sessions.open:
+                    await asyncio.sleep(0.02)
+            place.server.sessions.begin("c")
+            place.server.sessions.begin("d")
+        assert place.server.folder._file.closed
+
+    with pytest.raises(RunError, match="No space"):
+        asyncio.run(run())
+    _, episodes = read_run(tmp_path / "run")
+    assert [(e.spec.episode_id, e.outcome) for e in episodes] == [
+        ("b", Outcome.TIME_LIMIT),
+        ("d", Outcome.CANCELLED),
+    ]
+    # With --resume they continue.
+    assert sorted(path.stem for path in (tmp_path / "run" / OPEN_SESSIONS).iterdir()) == ["a", "c"]
 
 
 def start(model: Path, folder: Path, *more: str) -> tuple[subprocess.Popen[str], str]:
