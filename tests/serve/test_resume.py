@@ -249,3 +249,54 @@ def test_nothing_is_lost_when_the_command_is_killed_and_resumed(model: Path, tmp
     outcomes = {episode.spec.episode_id: episode.outcome for episode in episodes}
     assert outcomes == {"a": Outcome.TERMINATED, "b": Outcome.CANCELLED}
     assert sum(episode.length for episode in episodes) == answered == 4
+
+
+def test_every_reply_that_a_client_got_under_load_is_recorded(model: Path, tmp_path: Path) -> None:
+    """Killed among the requests of 64 clients; they go on with the next process, which is killed too."""
+    got: dict[str, list[str]] = {f"s{number}": [] for number in range(64)}
+
+    async def client(http: httpx.AsyncClient, name: str, target: int, enough: asyncio.Event) -> None:
+        while not enough.is_set():
+            body = {
+                "model": "policy",
+                "messages": [{"role": "user", "content": f"{len(got[name])} {TEXT}"}],
+                "max_tokens": 8,
+                "temperature": 1.0,
+            }
+            try:
+                answer = await http.post(f"/session/{name}/v1/chat/completions", json=body)
+            except httpx.TransportError:
+                return
+            assert answer.status_code == 200, answer.text
+            got[name].append(answer.json()["choices"][0]["message"]["content"])
+            if sum(map(len, got.values())) >= target:
+                enough.set()
+
+    async def load(url: str, process: subprocess.Popen[str], target: int) -> None:
+        enough = asyncio.Event()
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
+            clients = [asyncio.create_task(client(http, name, target, enough)) for name in got]
+            await asyncio.wait_for(enough.wait(), 120)
+            process.send_signal(signal.SIGKILL)
+            await asyncio.gather(*clients)
+
+    for round_, target in enumerate((100, 220)):
+        process, url = start(model, tmp_path, *(["--resume"] if round_ else []))
+        try:
+            asyncio.run(load(url, process, target))
+        finally:
+            process.kill()
+            process.communicate(timeout=60)
+    process, url = start(model, tmp_path, "--resume")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    _, episodes = read_run(tmp_path / "run")
+    recorded = {episode.spec.episode_id: episode for episode in episodes}
+    assert sum(map(len, got.values())) >= 220
+    lost = 0
+    for name, texts in got.items():
+        turns = iter(recorded[name].turns if texts else ())
+        # A turn may have been recorded whose reply did not reach the client.
+        lost += sum(all(turn.action != text for turn in turns) for text in texts)
+    assert lost == 0

@@ -2,24 +2,25 @@
 
 `ToolFormat.parse` never raises: a malformed call becomes `ParsedReply.error`, a sentence for the agent.
 
-==========  ============================================================  ============================
-name        a call                                                        families
-==========  ============================================================  ============================
-hermes      ``<tool_call>{"name": …, "arguments": …}</tool_call>``        Qwen2.5, Qwen3, SmolLM3
-llama       ``{"name": …, "parameters": …}``, ``<|python_tag|>`` before   Llama 3.x
-mistral     ``[TOOL_CALLS][{"name": …, "arguments": …}]``                 Mistral
-harmony     ``<|channel|>commentary to=functions.NAME<|message|>{…}``     GPT-OSS
-gemma       ``<|tool_call>call:NAME{key:<|"|>value<|"|>}<tool_call|>``    Gemma 4, FunctionGemma
-json        a JSON code block with a name and arguments                   any: the prompt describes it
-==========  ============================================================  ============================
+=============  ===========================================================  ============================
+name           a call                                                       families
+=============  ===========================================================  ============================
+hermes         ``<tool_call>{"name": …, "arguments": …}</tool_call>``       Qwen2.5, Qwen3, SmolLM3
+llama          ``{"name": …, "parameters": …}``, ``<|python_tag|>`` before  Llama 3.x
+mistral        ``[TOOL_CALLS][{"name": …, "arguments": …}]``                Mistral
+harmony        ``<|channel|>commentary to=functions.NAME<|message|>{…}``    GPT-OSS
+gemma          ``<|tool_call>call:NAME{key:<|"|>value<|"|>}<tool_call|>``   Gemma 4
+functiongemma  the same with other tokens                                   FunctionGemma
+json           a JSON code block with a name and arguments                  any: the prompt describes it
+=============  ===========================================================  ============================
 
-A module for each; `base` has what they share, `call_json` calls as JSON, `reasoning` the text before them.
+A module for each family. `base` has what they share, `call_json` calls as JSON, `reasoning` the text before.
 """
 
 from __future__ import annotations
 
 from rollgym.chat.tool_formats.base import ParsedReply, ToolFormat
-from rollgym.chat.tool_formats.gemma import GEMMA
+from rollgym.chat.tool_formats.gemma import FUNCTION_GEMMA, GEMMA
 from rollgym.chat.tool_formats.harmony import HARMONY, unfinished_channels
 from rollgym.chat.tool_formats.hermes import HERMES
 from rollgym.chat.tool_formats.json_block import JSON_BLOCK
@@ -39,7 +40,7 @@ __all__ = [
 ]  # fmt: skip
 
 FORMATS: dict[str, ToolFormat] = {
-    format.name: format for format in (HERMES, LLAMA, MISTRAL, HARMONY, GEMMA, JSON_BLOCK)
+    format.name: format for format in (HERMES, LLAMA, MISTRAL, HARMONY, GEMMA, FUNCTION_GEMMA, JSON_BLOCK)
 }
 """Formats by name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from rollgym.chat.tool_formats.call_json import MAX_DEPTH, calls_of, json_at
 from rollgym.chat.tool_formats.reasoning import before_markers, split_reasoning
 from rollgym.core.messages import ToolCall
 
-__all__ = ["GEMMA"]
+__all__ = ["FUNCTION_GEMMA", "GEMMA"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +24,22 @@ class _Marks:
     open: str
     close: str
     quote: str
+    result: str
+    """Starts a result: the model ends a call with it."""
 
 
-_GEMMA_4 = _Marks("<|tool_call>", "<tool_call|>", '<|"|>')
-_VERSIONS = (_GEMMA_4, _Marks("<start_function_call>", "<end_function_call>", "<escape>"))
-_OPEN = re.compile("|".join(re.escape(marks.open) for marks in _VERSIONS))
 _NAME = re.compile(r"\s*call:\s*([^\s{}]+)\s*(?=\{)")
 _BARE_KEY = re.compile(r"[^\s:,{}\[\]\"<]+")
 _PLAIN_KEY = re.compile(r"[\w.-]+")
 
 
-def _read(text: str) -> tuple[str, list[ToolCall]]:
+def _read(marks: _Marks, text: str) -> tuple[str, list[ToolCall]]:
     calls: list[ToolCall] = []
     outside: list[str] = []
     position = 0
-    while (start := _OPEN.search(text, position)) is not None:
-        marks = next(marks for marks in _VERSIONS if marks.open == start[0])
-        outside.append(text[position : start.start()])
-        name = _NAME.match(text, start.end())
+    while (start := text.find(marks.open, position)) >= 0:
+        outside.append(text[position:start])
+        name = _NAME.match(text, start + len(marks.open))
         if name is None:
             raise MalformedCall("call:NAME{…} must follow")
         arguments, end = _value(text, name.end(), marks.quote, 0)
@@ -50,8 +49,8 @@ def _read(text: str) -> tuple[str, list[ToolCall]]:
             raise MalformedCall(f"{marks.close} is missing")
         position = len(text) - len(rest) + (len(marks.close) if rest else 0)
     outside.append(text[position:])
-    if not calls and any(marks.close in outside[-1] for marks in _VERSIONS):
-        raise MalformedCall("its start is missing")
+    if marks.close in outside[-1] and not calls:
+        raise MalformedCall(f"{marks.open} is missing")
     return "".join(outside), calls
 
 
@@ -128,35 +127,44 @@ def _past_comma(text: str, position: int, close: str) -> int:
     return position
 
 
-def _start(text: str) -> int:
-    return before_markers(text, [marks.open for marks in _VERSIONS])
+def _start(marks: _Marks, text: str) -> int:
+    return before_markers(text, (marks.open,))
 
 
-def _write(calls: Sequence[ToolCall]) -> str:
-    marks = _GEMMA_4
-    return "".join(f"{marks.open}call:{call.name}{_written(call.arguments)}{marks.close}" for call in calls)
+def _write(marks: _Marks, calls: Sequence[ToolCall]) -> str:
+    return "".join(
+        f"{marks.open}call:{call.name}{_written(call.arguments, marks.quote)}{marks.close}" for call in calls
+    )
 
 
-def _written(value: Any) -> str:
-    quote = _GEMMA_4.quote
+def _written(value: Any, quote: str) -> str:
     match value:
         case str():
             return f"{quote}{value}{quote}"
         case dict():
             keys = {key: key if _PLAIN_KEY.fullmatch(key) else f"{quote}{key}{quote}" for key in value}
-            return "{" + ",".join(f"{keys[key]}:{_written(item)}" for key, item in value.items()) + "}"
+            items = (f"{keys[key]}:{_written(item, quote)}" for key, item in value.items())
+            return "{" + ",".join(items) + "}"
         case list():
-            return "[" + ",".join(_written(item) for item in value) + "]"
+            return "[" + ",".join(_written(item, quote) for item in value) + "]"
         case _:
             return json.dumps(value)
 
 
-GEMMA = ToolFormat(
-    name="gemma",
-    read=_read,
-    write=_write,
-    split=split_reasoning,
-    call_start=_start,
-    opens=f"{_GEMMA_4.open}call:",
-    stops=("<|tool_response>", "<start_function_response>"),
+def _format(name: str, marks: _Marks) -> ToolFormat:
+    return ToolFormat(
+        name=name,
+        read=functools.partial(_read, marks),
+        write=functools.partial(_write, marks),
+        split=split_reasoning,
+        call_start=functools.partial(_start, marks),
+        opens=f"{marks.open}call:",
+        stops=(marks.result,),
+    )
+
+
+GEMMA = _format("gemma", _Marks("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>"))
+FUNCTION_GEMMA = _format(
+    "functiongemma",
+    _Marks("<start_function_call>", "<end_function_call>", "<escape>", "<start_function_response>"),
 )
