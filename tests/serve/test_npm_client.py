@@ -89,6 +89,7 @@ def test_a_cli_agent_plays_an_environment_by_mcp(
     moves = [ToolCall(name=names["act"], arguments={"action": way}) for way in ("right", "down")]
     replies = [[ToolCall(name=names["start"])], *([move] for move in moves), "I stop."]
     episode = check_episode(serving, monkeypatch, replies, [False] * 4, run)
+    print([tool.name for tool in episode.tools], [turn.observation[:1500] for turn in episode.turns])
     assert set(names.values()) <= {tool.name for tool in episode.tools}
     (lake,) = played
     assert [turn.action for turn in lake.turns] == ["right", "down"]

@@ -251,6 +251,7 @@ def test_nothing_is_lost_when_the_command_is_killed_and_resumed(model: Path, tmp
     assert sum(episode.length for episode in episodes) == answered == 4
 
 
+@pytest.mark.slow
 def test_every_reply_that_a_client_got_under_load_is_recorded(model: Path, tmp_path: Path) -> None:
     """Killed among the requests of 64 clients; they go on with the next process, which is killed too."""
     got: dict[str, list[str]] = {f"s{number}": [] for number in range(64)}
