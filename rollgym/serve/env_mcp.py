@@ -188,7 +188,7 @@ class EnvMCPServer:
     async def _play(self, name: str, call: ToolCall) -> tuple[str, bool]:
         """Return a call's result, and whether it is an error.
 
-        The call goes on where its client leaves, so that the next one does not overlap with it.
+        A call continues after its client has left, so that it does not overlap with the next one.
         """
         task = asyncio.create_task(self._play_alone(name, call))
         self._tasks.add(task)

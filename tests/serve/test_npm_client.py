@@ -76,7 +76,7 @@ def test_a_tool_using_episode_of_a_cli_agent_is_recorded_exactly(
 def test_a_cli_agent_plays_an_environment_by_mcp(
     serving: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent finds the tools on our MCP server, which records the episode of the environment."""
+    """The agent knows the tools of our MCP server without sending their schemas; the server records."""
     home, played = tmp_path / "home", list[Episode]()
     served = ServedEnv(env_id="rollgym/FrozenLake-v0", split="test")
 
@@ -89,8 +89,6 @@ def test_a_cli_agent_plays_an_environment_by_mcp(
     moves = [ToolCall(name=names["act"], arguments={"action": way}) for way in ("right", "down")]
     replies = [[ToolCall(name=names["start"])], *([move] for move in moves), "I stop."]
     episode = check_episode(serving, monkeypatch, replies, [False] * 4, run)
-    print([tool.name for tool in episode.tools], [turn.observation[:1500] for turn in episode.turns])
-    assert set(names.values()) <= {tool.name for tool in episode.tools}
     (lake,) = played
     assert [turn.action for turn in lake.turns] == ["right", "down"]
     shown = [turn.observation for turn in episode.turns[1:3]]
