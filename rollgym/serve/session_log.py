@@ -158,7 +158,8 @@ class FileSessionLog:
                     if line.results and session.turns:
                         session.turns[-1] = replace(session.turns[-1], info={"messages": line.results})
                     session.turns.append(line.turn)
-                    session.next_number = max(session.next_number, line.number + 1)
+                    # Lines of older versions have no number.
+                    session.next_number = max(session.next_number, line.number + 1, len(session.turns))
                     session.keys.append([bytes.fromhex(key) for key in line.keys])
                     session.instructions, session.tools = line.instructions, line.tools
                 case _Reward() if session is not None and session.turns:
