@@ -62,7 +62,7 @@ class PolicyOptions:
     """Date (YYYY-MM-DD) for a chat template that writes today's date."""
     tool_format: str = "auto"
     """Form of tool calls: ``auto`` (the chat template's own, or ``json``), ``hermes``, ``llama``,
-    ``mistral``, ``harmony`` or ``json``."""
+    ``mistral``, ``harmony``, ``gemma``, ``functiongemma`` or ``json``."""
 
     def __post_init__(self) -> None:
         for name in ("parser", "template", "tool_format"):

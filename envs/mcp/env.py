@@ -91,6 +91,8 @@ class MCPEnv(ToolEnv):
         self._mounts, self._env = tuple(mounts), dict(env or {})
         self._limits = Limits(memory_mb=memory_mb, disk_mb=64, processes=64, open_files=1024)
         self._by_split = _read_tasks(tasks)
+        if url is not None or sandbox == "none":
+            _check_without_files(self._by_split)
         if instructions is not None:
             self.instructions = instructions
         digest = hashlib.sha256(json.dumps(self._by_split, sort_keys=True).encode()).hexdigest()[:16]
@@ -206,6 +208,17 @@ def _read_tasks(tasks: str | Sequence[Mapping[str, Any]]) -> dict[str, list[dict
     if not by_split:
         raise UsageError("MCPEnv needs tasks: a JSONL file, or a list of objects with prompt and answer.")
     return by_split
+
+
+def _check_without_files(by_split: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Raise a `UsageError` for a task with files, where nothing can put them before the server."""
+    for split, tasks in by_split.items():
+        for number, task in enumerate(tasks):
+            if task.get("files"):
+                raise UsageError(
+                    f"Task {number} of {split} has files, which need a command in a sandbox: leave them out, "
+                    "or set command with sandbox=namespaces."
+                )
 
 
 def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:

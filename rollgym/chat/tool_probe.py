@@ -137,6 +137,9 @@ def _find_format(written: str) -> str | None:
     """Return the name of the format in which a template writes a call."""
     if "<tool_call>" in written:
         return "hermes" if _reads(find_format("hermes"), written) else None
+    for name in ("gemma", "functiongemma"):
+        if find_format(name).opens in written:
+            return name
     if "[TOOL_CALLS]" in written:
         return "mistral"
     if "to=functions." in written:

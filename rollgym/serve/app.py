@@ -131,10 +131,10 @@ class Endpoint:
             answer = await session.answer(asked.chat, record=record, feed=feed)
             self._sessions.remember(session)
         finally:
-            if session.name == AUXILIARY:
-                await self._context.engine.forget(AUXILIARY)
+            if session.name.startswith(AUXILIARY):
+                await self._context.engine.forget(session.name)
         if asked.messages:
-            session.keep_history(answer.head.id, (*asked.messages, answer.replies[0].message))
+            session.keep_history(answer, (*asked.messages, answer.replies[0].message))
         return answer
 
     async def _streamed(
@@ -325,9 +325,13 @@ class Endpoint:
 
     def _check_host(self, request: Request) -> None:
         """Reject DNS rebinding: a web page must not reach a local server through its own host name."""
-        host = request.headers.get("host", "")
-        if self.options.local and host.rsplit(":", 1)[0] not in LOCAL and host not in LOCAL:
-            raise ApiError(400, "Unknown host name: use 127.0.0.1 or localhost.")
+        if not self.options.local:
+            return
+        host = request.headers.get("host", "").lower()
+        own = f"[{self.options.host}]" if ":" in self.options.host else self.options.host.lower()
+        known = dict.fromkeys((own, *LOCAL))
+        if host.rsplit(":", 1)[0] not in known and host not in known:
+            raise ApiError(400, f"Unknown host name: use {own} or localhost.")
 
 
 def make_app(context: ServeContext, sessions: Sessions) -> Starlette:

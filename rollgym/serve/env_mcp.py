@@ -11,8 +11,11 @@ import contextlib
 import hmac
 import os
 import re
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from rollgym.core.errors import EnvError, UsageError
 from rollgym.core.extras import require
@@ -20,8 +23,11 @@ from rollgym.core.messages import ToolCall, ToolSpec
 from rollgym.core.types import Episode, EpisodeSpec, Outcome
 from rollgym.core.version import __version__
 from rollgym.serve.env_player import ACT, EnvPlayer, ServedEnv
+from rollgym.utils.urls import is_loopback_host
 
 __all__ = ["EnvMCPServer"]
+
+T = TypeVar("T")
 
 START = ToolSpec(
     name="start_episode",
@@ -32,12 +38,20 @@ _OVER = "The episode is over. Call start_episode for the next one."
 _PATH = re.compile(r"(?:/([A-Za-z0-9._-]{1,64}))?/mcp/?")
 
 
+@dataclass(slots=True)
+class _Seat:
+    """One client: its environment once that is made, and whose turn it is."""
+
+    player: EnvPlayer | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class EnvMCPServer:
     """Offers an environment to MCP clients, and records what they play.
 
     Args:
         served: The environment.
-        record: Takes every finished episode, with its rewards.
+        record: Takes every finished episode, with its rewards; called by one thread at a time.
         max_players: Clients at once.
         idle_seconds: A client without a request for so long loses its episode, which is recorded as
             ``time_limit``.
@@ -56,11 +70,14 @@ class EnvMCPServer:
         idle_seconds: float = 600.0,
     ) -> None:
         require("An environment as an MCP server", "mcp")
-        self._served, self._record = served, record
+        self._served, self._to_record, self._recording = served, record, threading.Lock()
         self._max_players, self._idle_seconds = max_players, idle_seconds
         self._specs: Iterator[EpisodeSpec] = served.specs()
-        self._players: dict[str, tuple[EnvPlayer, asyncio.Lock]] = {}
-        self._changing = asyncio.Lock()
+        self._players: dict[str, _Seat] = {}
+        self._tasks: set[asyncio.Task[tuple[str, bool]]] = set()
+        self._closed = False
+        # A thread for each client: environments that are slow must not hold up those of other clients.
+        self._threads = ThreadPoolExecutor(max_players, "rollgym-mcp-client")
         # Fails early for a wrong id or argument; also the source of tools and instructions.
         example = EnvPlayer(served, iter(()), record)
         self.instructions, self.tools = example.instructions, (START, *example.tools)
@@ -88,7 +105,9 @@ class EnvMCPServer:
             host: The address that the app is served at; web pages of other sites are refused on loopback.
             api_key: The bearer token that clients must send.
         """
-        inner = self._server(_name_of).streamable_http_app(json_response=True, stateless_http=True, host=host)
+        inner = self._server(_name_of).streamable_http_app(
+            json_response=True, stateless_http=True, transport_security=_web_pages_refused(host)
+        )
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "http" and api_key is not None and not _authorized(scope, api_key):
@@ -111,46 +130,81 @@ class EnvMCPServer:
 
     async def close(self) -> None:
         """Record running episodes as cancelled, and close all environments."""
-        players, self._players = list(self._players.values()), {}
-        for player, lock in players:
-            async with lock:
-                await asyncio.to_thread(player.close)
+        self._closed = True
+        seats, self._players = list(self._players.values()), {}
+        for seat in seats:
+            async with seat.lock:
+                if seat.player is not None:
+                    await self._in_thread(seat.player.close)
+        self._threads.shutdown(wait=False)
 
     @contextlib.asynccontextmanager
     async def _player(self, name: str) -> AsyncIterator[EnvPlayer]:
         """Yield a client's player, alone."""
-        async with self._changing:
-            await self._drop_idle()
-            if name not in self._players:
-                if len(self._players) >= self._max_players:
-                    raise UsageError(
-                        f"{self._max_players} clients play already: end one, or wait until one is idle for "
-                        f"{self._idle_seconds:g} s."
-                    )
-                player = await asyncio.to_thread(EnvPlayer, self._served, self._specs, self._record)
-                self._players[name] = player, asyncio.Lock()
-            player, lock = self._players[name]
-            player.touch()
-        async with lock:
-            yield player
+        await self._drop_idle()
+        while True:
+            seat = self._seat(name)
+            async with seat.lock:
+                if self._players.get(name) is not seat:
+                    continue  # dropped while this request waited
+                if seat.player is None:
+                    try:
+                        seat.player = await self._in_thread(
+                            EnvPlayer, self._served, self._specs, self._record
+                        )
+                    except BaseException:
+                        self._players.pop(name, None)
+                        raise
+                seat.player.touch()
+                yield seat.player
+                return
+
+    def _seat(self, name: str) -> _Seat:
+        if self._closed:
+            raise UsageError("The server is closed.")
+        if name not in self._players and len(self._players) >= self._max_players:
+            raise UsageError(
+                f"{self._max_players} clients play already: end one, or wait until one is idle for "
+                f"{self._idle_seconds:g} s."
+            )
+        return self._players.setdefault(name, _Seat())
 
     async def _drop_idle(self) -> None:
-        for name, (player, lock) in list(self._players.items()):
-            if player.idle_seconds > self._idle_seconds and not lock.locked():
+        for name, seat in list(self._players.items()):
+            player = seat.player
+            if player is None or player.idle_seconds <= self._idle_seconds or seat.lock.locked():
+                continue
+            if self._players.get(name) is seat:
                 del self._players[name]
-                await asyncio.to_thread(player.close, Outcome.TIME_LIMIT)
+                await self._in_thread(player.close, Outcome.TIME_LIMIT)
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+    def _record(self, episode: Episode) -> None:
+        with self._recording:
+            self._to_record(episode)
 
     async def _play(self, name: str, call: ToolCall) -> tuple[str, bool]:
-        """Return a call's result, and whether it is an error."""
+        """Return a call's result, and whether it is an error.
+
+        A call continues after its client has left, so that it does not overlap with the next one.
+        """
+        task = asyncio.create_task(self._play_alone(name, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _play_alone(self, name: str, call: ToolCall) -> tuple[str, bool]:
         try:
             async with self._player(name) as player:
                 if call.name == START.name:
-                    observation = await asyncio.to_thread(player.start)
+                    observation = await self._in_thread(player.start)
                     return f"{self.instructions}\n\n{observation}".strip(), False
                 if not player.playing:
                     return _OVER if player.episodes else f"Call {START.name} first.", True
                 action = str(call.arguments.get("action", "")) if self._is_text else call.to_json()
-                observation, over = await asyncio.to_thread(player.act, action)
+                observation, over = await self._in_thread(player.act, action)
                 return (f"{observation}\n\n{_OVER}" if over else observation), False
         except (UsageError, EnvError) as error:
             return str(error), True
@@ -186,6 +240,19 @@ class EnvMCPServer:
             on_list_tools=list_tools,
             on_call_tool=call_tool,
         )
+
+
+def _web_pages_refused(host: str) -> Any:
+    """Return settings that keep web pages of other sites, and DNS rebinding, from a server on loopback."""
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    if not is_loopback_host(host):
+        return TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    own = f"[{host}]" if ":" in host else host
+    hosts = [f"{name}:*" for name in dict.fromkeys((own, "127.0.0.1", "localhost", "[::1]"))]
+    return TransportSecuritySettings(
+        allowed_hosts=hosts, allowed_origins=[f"http://{name}" for name in hosts]
+    )
 
 
 def _authorized(scope: Any, api_key: str) -> bool:

@@ -6,6 +6,7 @@ observations; rewards and success go to the record only.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +55,7 @@ class ServedEnv:
         return make(self.env_id, **self.kwargs)
 
     def specs(self) -> Iterator[EpisodeSpec]:
-        """Return the starts of all episodes, one after another, without an end."""
+        """Return the starts of all episodes, one after another, without an end; threads may share it."""
         env = self.make()
         try:
             tasks = text_interface(env).tasks
@@ -63,7 +64,7 @@ class ServedEnv:
         if tasks is not None:
             tasks.size(self.split)  # an unknown split is an error now, not at the first episode
         order = repeat(None) if tasks is None else tasks.order(self.split, self.seed)
-        return (self._spec(number, task) for number, task in enumerate(order))
+        return _SharedIterator(self._spec(number, task) for number, task in enumerate(order))
 
     def _spec(self, number: int, task: int | None) -> EpisodeSpec:
         return EpisodeSpec(
@@ -74,6 +75,17 @@ class ServedEnv:
             split=self.split,
             env_seed=derive_seed("served", self.seed, number),
         )
+
+
+class _SharedIterator(Iterator[EpisodeSpec]):
+    """An iterator that several threads may advance: a generator raises when two do so at once."""
+
+    def __init__(self, inner: Iterator[EpisodeSpec]) -> None:
+        self._inner, self._alone = inner, threading.Lock()
+
+    def __next__(self) -> EpisodeSpec:
+        with self._alone:
+            return next(self._inner)
 
 
 class EnvPlayer:

@@ -110,6 +110,11 @@ class ChatRequest:
         return self.messages[index:]
 
     @property
+    def answers_calls(self) -> bool:
+        """Whether the newest messages have results of tools."""
+        return any(message.role == "tool" for message in self.new_messages)
+
+    @property
     def text(self) -> str:
         """The text of the newest messages."""
         return _GAP.join(message.text for message in self.new_messages)

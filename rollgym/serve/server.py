@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from rollgym.utils.http_server import listening, web_server
 
 if TYPE_CHECKING:
     import uvicorn
+
+_log = logging.getLogger(__name__)
 
 
 class RecordingServer:
@@ -149,19 +152,25 @@ class RecordingServer:
         if self.closed:
             return
         self.closed = True
+        failed: list[Exception] = []
         for session in list(self.sessions.open.values()):
             if not session.ended:
-                self.sessions.finish(session, Outcome.CANCELLED)
+                try:
+                    self.sessions.finish(session, Outcome.CANCELLED)
+                except Exception as error:  # such as a full disk: the server must stop anyway
+                    failed.append(error)
         if self._web is not None:
             self._web.should_exit = True
             await self._tasks[0]
             self._tasks[1].cancel()
         await asyncio.gather(*self._cleanups, *self._tasks[1:], return_exceptions=True)
         self._thread.shutdown()
-        if self.folder is not None:
-            self._finish_folder(self.folder)
         for queue in self._listeners:
             queue.put_nowait(None)
+        if self.folder is not None:
+            self._finish_folder(self.folder)
+        if failed:
+            raise failed[0]
 
     async def __aenter__(self) -> RecordingServer:
         await self.start()
@@ -176,11 +185,19 @@ class RecordingServer:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self.options.idle_seconds / 4))
-            self.sessions.finish_idle()
+            for session in self.sessions.idle():
+                try:
+                    self.sessions.finish_idle(session)
+                except Exception:
+                    # Its turns stay in the log of open sessions. Others must still end.
+                    _log.exception("Session %s could not be ended", session.name)
 
     async def _stream(self, queue: asyncio.Queue[Episode | None]) -> AsyncIterator[Episode]:
-        while (episode := await queue.get()) is not None:
-            yield episode
+        try:
+            while (episode := await queue.get()) is not None:
+                yield episode
+        finally:
+            self._listeners.remove(queue)  # else episodes would gather for a reader that has left
 
     def _end(self, session: Session, episode: Episode) -> None:
         self.keep(episode)

@@ -39,13 +39,26 @@ MAX_KEPT_TOKENS = 500_000
 """Bound on the tokens of all those replies with their prompts; twice the latest where that is more."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedTurn:
+    """A turn, and what else is needed to continue after it."""
+
+    turn: Turn
+    number: int
+    """Number of its request within the session."""
+    keys: tuple[bytes, ...]
+    """Digests of the conversation after it, one for each form in which it may return."""
+    results: tuple[dict[str, Any], ...] = ()
+    """Results of the tools that the turn before called."""
+
+
 class SessionLog(Protocol):
     """Keeps what open sessions have recorded, so that it survives the process."""
 
     def begin(self, session: Session, by_content: bool) -> None:
         """Record the start of a session."""
 
-    def add_turn(self, session: Session, turn: Turn) -> None:
+    def add_turn(self, session: Session, added: AddedTurn) -> None:
         """Record a turn."""
 
     def add_reward(self, session: Session, reward: float, success: bool | None) -> None:
@@ -93,6 +106,14 @@ class Kept:
     num_tokens: int
     call_ids: Mapping[str, str]
     """Ids of the reply's tool calls: those that the client knows, and those of the conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptHistory:
+    """The messages up to an answer, which a later request may continue by naming the answer."""
+
+    messages: tuple[Message, ...]
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +168,7 @@ class Session:
         self._context = context
         self.last_keys: tuple[bytes, ...] = ()
         """Digests of the conversation after the latest reply, one for each form in which it may return."""
-        self.histories: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+        self.histories: OrderedDict[str, KeptHistory] = OrderedDict()
         """Messages up to each of the latest answers, by its id, for clients that continue an answer by id."""
         self._numbers = itertools.count()
         self._auxiliary = itertools.count()
@@ -230,7 +251,8 @@ class Session:
                     num_tokens=len(prompt.ids) + len(generation.token_ids),
                     call_ids={shown.id: call.id for shown, call in known},
                 )
-                self._keep(request, kept, self._turn(request, prompt, generation, reply, whole), reply)
+                turn = self._turn(request, prompt, generation, reply, whole)
+                self._keep(request, kept, number, turn, reply)
             replies.append(reply)
         return Answer(head=head, replies=tuple(replies))
 
@@ -353,20 +375,27 @@ class Session:
         )
         return sampling, ignored
 
-    def _keep(self, request: ChatRequest, kept: Kept, turn: Turn, reply: Reply) -> None:
-        if not self.turns:
-            self.instructions, self.tools = request.system, request.tools
-        elif not turn.new_row and any(message.role == "tool" for message in request.new_messages):
-            # As an environment with tools reports the results of the calls.
-            results = [message.to_openai() for message in request.new_messages]
-            self.turns[-1] = replace(self.turns[-1], info={"messages": results})
-        self.turns.append(turn)
-        self.context_full, self.last_error = False, None
+    def _keep(self, request: ChatRequest, kept: Kept, number: int, turn: Turn, reply: Reply) -> None:
         keys = [request.key_after(reply.message)]
         if reply.stop is not None and not reply.message.tool_calls:
             # Many clients append the stop string that ended a reply: these are the sampled tokens as well.
             whole = replace(reply.message, content=reply.message.text + reply.stop)
             keys.append(request.key_after(whole))
+        results: tuple[dict[str, Any], ...] = ()
+        if not self.turns:
+            self.instructions, self.tools = request.system, request.tools
+        elif request.keys and request.keys[-1] in self.last_keys and request.answers_calls:
+            # As an environment with tools reports the results of the calls, in whichever row.
+            results = tuple(message.to_openai() for message in request.new_messages)
+        if self._context.log is not None and not self.recorded_elsewhere:
+            # First: a client whose turn cannot be written gets an error, and the turn is not a part of the
+            # episode.
+            added = AddedTurn(turn=turn, number=number, keys=tuple(keys), results=results)
+            self._context.log.add_turn(self, added)
+        if results:
+            self.turns[-1] = replace(self.turns[-1], info={"messages": list(results)})
+        self.turns.append(turn)
+        self.context_full, self.last_error = False, None
         for key in keys:
             self.conversations[key] = kept
             self.conversations.move_to_end(key)
@@ -376,19 +405,28 @@ class Session:
             total -= self.conversations.popitem(last=False)[1].num_tokens
         self.last_keys = tuple(keys)
         self._replied = time.perf_counter()
-        if self._context.log is not None and not self.recorded_elsewhere:
-            self._context.log.add_turn(self, turn)
 
-    def keep_history(self, answer_id: str, messages: tuple[Message, ...]) -> None:
-        """Remember the messages up to an answer."""
-        self.histories[answer_id] = messages
-        while len(self.histories) > MAX_CONVERSATIONS:
-            self.histories.popitem(last=False)
+    def keep_history(self, answer: Answer, messages: tuple[Message, ...]) -> None:
+        """Remember the messages up to an answer; bounded as the conversations are."""
+        latest = answer.head.prompt_tokens + answer.replies[0].usage.completion_tokens
+        self.histories[answer.head.id] = KeptHistory(messages=messages, num_tokens=latest)
+        total = sum(history.num_tokens for history in self.histories.values())
+        while len(self.histories) > MAX_CONVERSATIONS or total > max(MAX_KEPT_TOKENS, latest):
+            total -= self.histories.popitem(last=False)[1].num_tokens
 
-    def restore(self, turns: Sequence[Turn], last_keys: Sequence[bytes], started: float) -> None:
-        """Continue with the turns of an earlier process; the next turn starts a new row."""
+    def restore(
+        self, turns: Sequence[Turn], last_keys: Sequence[bytes], started: float, next_number: int
+    ) -> None:
+        """Continue with the turns of an earlier process; the next turn starts a new row.
+
+        Args:
+            turns: The turns so far.
+            last_keys: Digests of the conversation after the last one.
+            started: When the session started, in seconds since the epoch.
+            next_number: The number of the next request: ids and seeds of replies derive from it.
+        """
         self.turns, self.last_keys, self.started = list(turns), tuple(last_keys), started
-        self._numbers = itertools.count(len(self.turns))
+        self._numbers = itertools.count(next_number)
         self._replied = time.perf_counter()
 
     def _pass_time(self) -> None:
@@ -407,9 +445,9 @@ class Session:
         turns = self._context.options.max_turns if limits.turns is None else limits.turns
         if len(self.turns) >= turns:
             self.limit = Outcome.TURN_LIMIT
-        tokens = sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in self.turns)
-        if limits.tokens is not None and tokens >= limits.tokens:
-            self.limit = Outcome.TOKEN_LIMIT
+        if limits.tokens is not None:
+            tokens = sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in self.turns)
+            self.limit = Outcome.TOKEN_LIMIT if tokens >= limits.tokens else self.limit
         if self.limit is not None:
             self.changed.set()
             raise ApiError(
@@ -430,12 +468,13 @@ class Session:
             raise ApiError(409, f"Session {self.name} has no turns to reward.")
         # `Turn` checks the sum, which may be infinite where its parts are not.
         try:
-            self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
+            rewarded = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
         except ValueError as error:
             raise ApiError(400, f"Invalid reward: {error}.", param="reward") from None
-        self.success = success if success is not None else self.success
         if self._context.log is not None and not self.recorded_elsewhere:
-            self._context.log.add_reward(self, reward, success)
+            self._context.log.add_reward(self, reward, success)  # first: where it fails, a client tries again
+        self.turns[-1] = rewarded
+        self.success = success if success is not None else self.success
         self.rewarded = True
         self.last_active = time.monotonic()
 

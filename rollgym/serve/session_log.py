@@ -19,7 +19,7 @@ from rollgym.core.files import open_append, open_inside
 from rollgym.core.messages import ToolSpec
 from rollgym.core.types import EpisodeSpec, Turn
 from rollgym.io.atomic import written
-from rollgym.serve.session import Session
+from rollgym.serve.session import AddedTurn, Session
 
 OPEN_SESSIONS = "open_sessions"
 
@@ -35,6 +35,9 @@ class _Begin(msgspec.Struct, tag="begin", kw_only=True):
 class _Turn(msgspec.Struct, tag="turn", kw_only=True):
     turn: Turn
     keys: list[str]
+    number: int = 0
+    results: list[dict[str, Any]] = []
+    """Results of the tools that the turn before called."""
     instructions: str = ""
     tools: tuple[ToolSpec, ...] = ()
 
@@ -60,6 +63,8 @@ class LoggedSession:
     turns: list[Turn] = field(default_factory=list)
     keys: list[list[bytes]] = field(default_factory=list)
     """Digests of the conversation after each turn."""
+    next_number: int = 0
+    """The number of the next request: greater than that of any request that was answered."""
     success: bool | None = None
     rewarded: bool = False
     instructions: str = ""
@@ -86,10 +91,16 @@ class FileSessionLog:
             ),
         )
 
-    def add_turn(self, session: Session, turn: Turn) -> None:
+    def add_turn(self, session: Session, added: AddedTurn) -> None:
         """Record a turn."""
-        keys = [key.hex() for key in session.last_keys]
-        line = _Turn(turn=turn, keys=keys, instructions=session.instructions, tools=session.tools)
+        line = _Turn(
+            turn=added.turn,
+            keys=[key.hex() for key in added.keys],
+            number=added.number,
+            results=list(added.results),
+            instructions=session.instructions,
+            tools=session.tools,
+        )
         self._append(session.name, line)
 
     def add_reward(self, session: Session, reward: float, success: bool | None) -> None:
@@ -144,7 +155,11 @@ class FileSessionLog:
                         started=line.started,
                     )
                 case _Turn() if session is not None:
+                    if line.results and session.turns:
+                        session.turns[-1] = replace(session.turns[-1], info={"messages": line.results})
                     session.turns.append(line.turn)
+                    # Lines of older versions have no number.
+                    session.next_number = max(session.next_number, line.number + 1, len(session.turns))
                     session.keys.append([bytes.fromhex(key) for key in line.keys])
                     session.instructions, session.tools = line.instructions, line.tools
                 case _Reward() if session is not None and session.turns:

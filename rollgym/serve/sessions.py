@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from rollgym.serve.session import ServeContext, Session, continued
 from rollgym.serve.session_log import LoggedSession
 
 AUXILIARY = "@auxiliary"
-"""Session name in the engine of auxiliary calls that belong to no session; no client can choose it."""
+"""Start of the names of sessions for one auxiliary call each; no client can choose such a name."""
 
 
 class Sessions:
@@ -34,6 +35,7 @@ class Sessions:
         self.outcomes: Counter[Outcome] = Counter()
         self._nameless: dict[bytes, list[Session]] = {}
         self._keys: dict[str, list[bytes]] = {}
+        self._auxiliary = itertools.count()
 
     def begin(
         self,
@@ -70,7 +72,8 @@ class Sessions:
     def restore(self, logged: LoggedSession) -> None:
         """Continue a session of an earlier process."""
         session = Session(self._context, logged.name, logged.spec, logged.metadata)
-        session.restore(logged.turns, logged.keys[-1] if logged.keys else (), logged.started)
+        last_keys = logged.keys[-1] if logged.keys else ()
+        session.restore(logged.turns, last_keys, logged.started, logged.next_number)
         session.success, session.rewarded = logged.success, logged.rewarded
         session.instructions, session.tools = logged.instructions, logged.tools
         self.open[session.name] = session
@@ -125,7 +128,9 @@ class Sessions:
                 fresh = [session for session in sessions if key in session.last_keys and not session.running]
                 return (fresh or sessions[-1:])[0]
         if not record:
-            return Session(self._context, AUXILIARY, self._spec(AUXILIARY, OpenBody()), {})
+            # A name for each: engines know requests by ids that contain it.
+            name = f"{AUXILIARY}-{next(self._auxiliary)}"
+            return Session(self._context, name, self._spec(AUXILIARY, OpenBody()), {})
         return self.begin(None, by_content=True)
 
     def history(self, answer_id: str, name: str | None) -> tuple[Session, tuple[Message, ...]]:
@@ -143,7 +148,7 @@ class Sessions:
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
-        return session, session.histories[answer_id]
+        return session, session.histories[answer_id].messages
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the number of tokens of a request as a prompt."""
@@ -186,13 +191,20 @@ class Sessions:
             else:
                 del self._nameless[key]
 
-    def finish_idle(self) -> None:
-        """End idle sessions: as a time limit, unless they were rewarded."""
-        for session in list(self.open.values()):
-            if not session.recorded_elsewhere and session.idle_seconds >= self._context.options.idle_seconds:
-                abandoned = session.turns and not session.rewarded and session.limit is None
-                late = Outcome.TIME_LIMIT if abandoned and not session.context_full else None
-                self.finish(session, late or session.natural_end())
+    def idle(self) -> list[Session]:
+        """Return the open sessions without a request for too long."""
+        limit = self._context.options.idle_seconds
+        return [
+            session
+            for session in self.open.values()
+            if not session.recorded_elsewhere and session.idle_seconds >= limit
+        ]
+
+    def finish_idle(self, session: Session) -> Episode:
+        """End an idle session: as a time limit, unless it was rewarded."""
+        abandoned = session.turns and not session.rewarded and session.limit is None
+        late = Outcome.TIME_LIMIT if abandoned and not session.context_full else None
+        return self.finish(session, late or session.natural_end())
 
     def _spec(self, name: str, body: OpenBody) -> EpisodeSpec:
         options = self._context.options

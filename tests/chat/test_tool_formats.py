@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from malformed_calls import malformed
 
 from rollgym.chat.tool_formats import FORMATS, split_reasoning
 from rollgym.core.errors import UsageError
@@ -54,6 +55,13 @@ def test_what_a_format_writes_it_reads(name, calls):
             "<|channel|>commentary<|message|>Right.<|end|><|start|>assistant<|channel|>commentary "
             'to=functions.move <|constrain|>json<|message|>{"direction": "up"}<|call|>',
         ),
+        ("gemma", 'Right.<|tool_call>call:move{direction:<|"|>up<|"|>}<tool_call|>'),
+        ("gemma", '<|tool_call>call: move { "direction" : "up" }'),
+        ("gemma", '<|tool_call>call:move{<|"|>direction<|"|>:<|"|>up<|"|>,}<tool_call|>\n'),
+        (
+            "functiongemma",
+            "Right.<start_function_call>call:move{direction:<escape>up<escape>}<end_function_call>",
+        ),
         ("json", 'Right.\n```json\n{"name": "move", "arguments": {"direction": "up"}}\n```'),
         ("json", '```tool_code\n{"name": "move", "parameters": {"direction": "up"}}'),
         ("json", '{"name": "move", "arguments": {"direction": "up"}}'),
@@ -85,6 +93,8 @@ def test_variants_that_models_write(name, text):
             "I wait.",
             "Hm.",
         ),
+        ("gemma", "<|channel>thought\nHm.\n<channel|>I wait.", "I wait.", "Hm."),
+        ("gemma", "I call: {b}", "I call: {b}", ""),
         ("json", "```python\nprint(1)\n```", "```python\nprint(1)\n```", ""),
         ("json", '```json\n{"answer": 3}\n```', '```json\n{"answer": 3}\n```', ""),
     ],
@@ -120,6 +130,17 @@ def test_replies_without_calls(name, text, content, reasoning):
         ("mistral", '[TOOL_CALLS][{"name": "a"}] done', "text follows"),
         ("harmony", "<|channel|>commentary to=functions.a<|message|>{", "not valid JSON"),
         ("harmony", "<|channel|>commentary to=browser.open<|message|>{}", "is not a tool"),
+        ("gemma", "<|tool_call>", "call:NAME{…} must follow"),
+        ("gemma", "<|tool_call>call:a", "call:NAME{…} must follow"),
+        ("gemma", "<|tool_call>call:a{b", "a colon is missing"),
+        ("gemma", "<|tool_call>call:a{:1}", "name of an argument is missing"),
+        ("gemma", '<|tool_call>call:a{b:<|"|>c}', "a string does not end"),
+        ("gemma", "<|tool_call>call:a{b:[1 2]}", "a comma or ] is missing"),
+        ("gemma", "<|tool_call>call:a{b:up}", "not valid JSON"),
+        ("gemma", "<|tool_call>call:a{b:NaN}", "NaN is not JSON"),
+        ("gemma", "<|tool_call>call:a{} and", "<tool_call|> is missing"),
+        ("gemma", "call:a{}<tool_call|>", "<|tool_call> is missing"),
+        ("gemma", "<|tool_call>call:a{b:" + "[" * 100_000, "nested more than 64"),
         ("json", '```json\n{"name": "a", "arguments": {\n```', "not valid JSON"),
         ("json", '{"name": "a", ', "not valid JSON"),
     ],
@@ -139,45 +160,12 @@ def test_arguments_survive_a_file():
     json.dumps(parsed.calls[0].arguments).encode()
 
 
-PIECES = [
-    *(
-        "<tool_call>",
-        "</tool_call>",
-        "<|python_tag|>",
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "[CALL_ID]",
-        "```json\n",
-        "```",
-    ),
-    *(
-        "<|channel|>",
-        "<|message|>",
-        "<|start|>",
-        "<|end|>",
-        "<|call|>",
-        "<|constrain|>",
-        "commentary",
-        "analysis",
-    ),
-    *("to=functions.", "to=", "<think>", "</think>", '{"name": "a", "arguments": {"b": 1}}', '{"name": "a"}'),
-    *('{"name": ', '"arguments": ', '"parameters": {}', "{", "}", "[", "]", '"', ",", ";", "\\", "\\ud800"),
-    *("null", "NaN", "1e999", "9" * 50, "\n", " ", "assistant", "final", "text", "\x00", "\u2028", "漢"),
-]
-
-
 @EVERY
 def test_ten_thousand_malformed_replies_raise_nothing(name):
     rng = random.Random(f"fuzz {name}")
     valid = FORMATS[name].write([UP, HARD])
     for _ in range(10_000):
-        if rng.random() < 0.5:
-            text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 12)))
-        else:  # a valid call with a part removed, repeated or replaced
-            start = rng.randrange(len(valid))
-            end = rng.randrange(start, len(valid) + 1)
-            text = valid[:start] + rng.choice(["", valid[start:end] * 2, rng.choice(PIECES)]) + valid[end:]
-        parsed = parse(name, text)
+        parsed = parse(name, malformed(rng, valid))
         assert not (parsed.calls and parsed.error)
         for call in parsed.calls:
             assert call.name

@@ -1,9 +1,12 @@
 """Tools in conversations: whatever the tools, arguments and results contain, tokens and masks are exact."""
 
 import json
+import random
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from malformed_calls import malformed
 from recorded_conversation import RecordedConversation as Conversation
 from spelt import Spelt
 from talkers import family
@@ -86,6 +89,28 @@ def test_sampled_ids_are_verbatim_and_results_are_masked(name, data):
 
 
 @EVERY
+@pytest.mark.parametrize(
+    "count", [100, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+)
+def test_malformed_calls_in_ids_raise_nothing_and_stay_as_sampled(name, count):
+    template, rng = TEMPLATES[name], random.Random(f"fuzz {name}")
+    valid = call_text(template, UP)
+    begun = BranchingConversation.begin(template, "Play.", [Message(role="user", content="Go.")], [MOVE])
+    prompt = begun.prompt_ids
+    for _ in range(count):
+        talk = begun.fork()
+        ids = sample(talk, malformed(rng, valid), end=rng.random() < 0.8)
+        talk.reply(ids)
+        assert talk.prompt_ids == (*prompt, *ids)
+        message = talk.last_message
+        assert not (message.tool_calls and talk.call_error)
+        talk.observe([Message(role="tool", content="ok") for _ in message.tool_calls] or "No.")
+        if not talk.new_row:
+            assert talk.prompt_ids[: len(prompt) + len(ids)] == (*prompt, *ids)
+            assert talk.added_ids == talk.prompt_ids[len(prompt) + len(ids) :]
+
+
+@EVERY
 @few
 @given(data=st.data())
 def test_nothing_but_the_template_writes_control_tokens(name, data):
@@ -123,7 +148,9 @@ def test_calls_of_clients_write_no_control_tokens(name, data):
     template = TEMPLATES[name]
     controls = set(template.controls.values()) - template.codec.unknown
     call = data.draw(calls(name))
-    harmless = ToolCall(name="x", arguments={f"{n}": "x" for n in range(len(call.arguments))})
+    # Of the same types: a template may write a control token around every string.
+    values = ["x" if isinstance(value, str) else value for value in call.arguments.values()]
+    harmless = ToolCall(name="x", arguments={f"{n}": value for n, value in enumerate(values)})
     seen = []
     for made in (call, harmless):
         messages = [

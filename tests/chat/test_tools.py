@@ -29,6 +29,8 @@ def written(name, messages, tools=(MOVE,)):
         ("llama3 tools", "llama", True),
         ("mistral tools", "mistral", False),
         ("gpt-oss tools", "harmony", False),
+        ("gemma4 tools", "gemma", False),
+        ("functiongemma tools", "functiongemma", False),
     ],
 )
 def test_the_format_of_a_family_is_found_by_its_output(name, format, verbatim):
@@ -91,6 +93,10 @@ CANONICAL = {
     "llama3 tools": '{"name": "move", "parameters": {"direction": "up"}}',
     "mistral tools": '[TOOL_CALLS] [{"name": "move", "arguments": {"direction": "up"}, "id": "call00000"}]',
     "gpt-oss tools": ' to=functions.move<|channel|>commentary json<|message|>{"direction": "up"}',
+    "functiongemma tools": (
+        "<start_function_call>call:move{direction:<escape>up<escape>}<end_function_call>"
+    ),
+    "gemma4 tools": '<|tool_call>call:move{direction:<|"|>up<|"|>}<tool_call|>',
 }
 """A call as each template writes it."""
 
@@ -318,7 +324,10 @@ def test_a_client_that_sends_all_messages(name):
     ]
     talk = BranchingConversation.begin(template, "Play.", messages, [MOVE])
     text = template.codec.decode(talk.prompt_ids)
-    for part in ("Move the player.", "Go.", '"up"', "You moved."):
+    up = {"gemma": '<|"|>up<|"|>', "functiongemma": "<escape>up<escape>"}.get(
+        template.tools.format.name, '"up"'
+    )
+    for part in ("Move the player.", "Go.", up, "You moved."):
         assert part in text
     fork = talk.fork()
     for one in (talk, fork):

@@ -10,36 +10,24 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine
+import threading
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from client_episode import serving_mcp
 
 import rollgym
 from rollgym.core.errors import UsageError
 from rollgym.core.types import Episode, Outcome
 from rollgym.serve.env_mcp import EnvMCPServer
 from rollgym.serve.env_player import ServedEnv
-from rollgym.utils.http_server import listening, web_server
 
 mcp = pytest.importorskip("mcp")
 LAKE = ServedEnv(env_id="rollgym/FrozenLake-v0", split="test", seed=3)
-
-
-@contextlib.asynccontextmanager
-async def running(server: EnvMCPServer, api_key: str | None = None) -> AsyncIterator[str]:
-    with listening("127.0.0.1", 0) as opened:
-        async with server.http_app(api_key=api_key) as app:
-            web = web_server(app, signals=False)
-            task = asyncio.ensure_future(web.serve([opened]))
-            while not web.started:
-                await asyncio.sleep(0.01)
-            try:
-                yield f"http://127.0.0.1:{opened.getsockname()[1]}"
-            finally:
-                web.should_exit = True
-                await task
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -62,7 +50,7 @@ def test_a_client_plays_the_same_episode_and_sees_no_reward(mode: str) -> None:
 
     async def main() -> None:
         server = EnvMCPServer(LAKE, episodes.append)
-        async with running(server) as url, mcp.Client(f"{url}/mcp", mode=mode) as client:
+        async with serving_mcp(server) as url, mcp.Client(f"{url}/mcp", mode=mode) as client:
             assert [tool.name for tool in (await client.list_tools()).tools] == ["start_episode", "act"]
             seen = [await text(client, "start_episode")]
             for move in ("Right", "Down", "Right", "Down", "Down", "Right") * 4:
@@ -93,7 +81,7 @@ def test_clients_with_names_play_apart_and_are_cancelled_at_the_end() -> None:
 
     async def main() -> None:
         server = EnvMCPServer(LAKE, episodes.append, max_players=2)
-        async with running(server) as url, named(url, "ann") as ann, named(url, "bob") as bob:
+        async with serving_mcp(server) as url, named(url, "ann") as ann, named(url, "bob") as bob:
             first, second = await text(ann, "start_episode"), await text(bob, "start_episode")
             assert first != second
             await text(ann, "act", action="left")
@@ -115,7 +103,7 @@ def test_an_idle_client_loses_its_episode() -> None:
 
     async def main() -> None:
         server = EnvMCPServer(LAKE, episodes.append, idle_seconds=0.05)
-        async with running(server) as url, named(url, "ann") as ann, named(url, "bob") as bob:
+        async with serving_mcp(server) as url, named(url, "ann") as ann, named(url, "bob") as bob:
             await text(ann, "start_episode")
             await asyncio.sleep(0.1)
             await text(bob, "start_episode")
@@ -130,7 +118,7 @@ def test_tools_of_a_tool_environment_are_mcp_tools() -> None:
 
     async def main() -> None:
         server = EnvMCPServer(served, episodes.append)
-        async with running(server) as url, mcp.Client(f"{url}/mcp") as client:
+        async with serving_mcp(server) as url, mcp.Client(f"{url}/mcp") as client:
             listed = {tool.name: tool for tool in (await client.list_tools()).tools}
             own = rollgym.make(served.env_id).unwrapped.tools  # type: ignore[attr-defined]
             assert set(listed) == {"start_episode", *(spec.name for spec in own)}
@@ -150,7 +138,7 @@ def test_a_token_is_required_where_one_is_set() -> None:
     import httpx
 
     async def main() -> None:
-        async with running(EnvMCPServer(LAKE), api_key="s3cret") as url, httpx.AsyncClient() as client:
+        async with serving_mcp(EnvMCPServer(LAKE), api_key="s3cret") as url, httpx.AsyncClient() as client:
             for headers in ({}, {"Authorization": "Bearer wrong"}):
                 assert (await client.post(f"{url}/mcp", headers=headers, json={})).status_code == 401
             right = {"Authorization": "Bearer s3cret"}
@@ -163,10 +151,106 @@ def test_web_pages_of_other_sites_are_refused() -> None:
     import httpx
 
     async def main() -> None:
-        async with running(EnvMCPServer(LAKE)) as url, httpx.AsyncClient() as client:
+        async with serving_mcp(EnvMCPServer(LAKE)) as url, httpx.AsyncClient() as client:
             for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
                 response = await client.post(f"{url}/mcp", headers=headers, json={})
                 assert response.status_code in (403, 421)
+
+    run(main())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "LOCALHOST"])
+def test_a_web_page_is_refused_at_every_address_of_this_machine(host: str) -> None:
+    import httpx
+
+    async def main() -> None:
+        server = EnvMCPServer(LAKE)
+        async with server.http_app(host=host) as app:
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}:8001") as client:
+                rebound = {"Host": "evil.example:8001", "Origin": "http://evil.example:8001"}
+                assert (await client.post("/mcp", headers=rebound, json={})).status_code == 421
+                head = {"Accept": "application/json, text/event-stream"}
+                ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+                assert (await client.post("/mcp", headers=head, json=ping)).status_code < 401
+
+    run(main())
+
+
+def test_many_clients_play_at_once_and_their_records_are_written_one_by_one() -> None:
+    """More than the threads of asyncio, of which some may wait in slow environments."""
+    count, together, recording = 34, threading.Barrier(34), threading.Lock()
+    episodes: list[Episode] = []
+
+    class Slow(ServedEnv):
+        def make(self) -> Any:
+            env = LAKE.make()
+            step = env.step
+
+            def slow_step(action: str) -> Any:
+                together.wait(30)
+                return step(action)
+
+            env.step = slow_step  # type: ignore[method-assign]
+            return env
+
+    def record(episode: Episode) -> None:
+        assert recording.acquire(blocking=False)
+        episodes.append(episode)
+        time.sleep(0.001)
+        recording.release()
+
+    async def main() -> None:
+        server = EnvMCPServer(Slow(env_id=LAKE.env_id, split="test"), record)
+
+        async def play(name: str) -> None:
+            async with named(url, name) as client:
+                await text(client, "start_episode")
+                await text(client, "act", action="left")
+                await text(client, "start_episode")
+
+        async with serving_mcp(server) as url:
+            await asyncio.gather(*(play(f"c{number}") for number in range(count)))
+
+    run(main())
+    assert len(episodes) == 2 * count
+    assert len({episode.spec.episode_id for episode in episodes}) == 2 * count
+
+
+def test_threads_share_the_order_of_tasks() -> None:
+    specs, seen = LAKE.specs(), []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            for future in [threads.submit(lambda: [next(specs) for _ in range(200)]) for _ in range(8)]:
+                seen += future.result()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len({spec.episode_id for spec in seen}) == 1600
+
+
+def test_an_environment_that_takes_long_to_make_holds_up_no_one_else() -> None:
+    made, wait = threading.Event(), threading.Event()
+
+    class Slow(ServedEnv):
+        def make(self) -> Any:
+            if made.is_set() and not wait.is_set():
+                made.clear()
+                assert wait.wait(30)
+            return LAKE.make()
+
+    async def main() -> None:
+        server = EnvMCPServer(Slow(env_id=LAKE.env_id, split="test"))
+        made.set()
+        async with serving_mcp(server) as url, named(url, "ann") as ann, named(url, "bob") as bob:
+            first = asyncio.create_task(text(ann, "start_episode"))
+            while made.is_set():
+                await asyncio.sleep(0.01)
+            await text(bob, "start_episode")
+            assert not first.done()
+            wait.set()
+            await first
 
     run(main())
 

@@ -332,6 +332,31 @@ def test_a_page_of_another_site_changes_nothing(serving: Serving, path: str) -> 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "localhost"])
+def test_only_names_of_this_machine_reach_a_local_server(serving: Serving, address: str) -> None:
+    """DNS rebinding: the page's own host name leads here, so its requests are of the same origin."""
+
+    async def run() -> None:
+        async with serving(host=address) as place:
+            port = place.server.url.rpartition(":")[2]
+            for host in (
+                "evil.example",
+                f"evil.example:{port}",
+                "localhost.evil.example",
+                "127.0.0.1.nip.io",
+            ):
+                headers = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
+                for path, body in (("/session", {}), ("/v1/chat/completions", GOOD)):
+                    refused = await place.http.post(path, json=body, headers=headers)
+                    assert (refused.status_code, "Unknown host" in refused.text) == (400, True)
+            for host in (f"{address}:{port}", address, f"localhost:{port}", f"LocalHost:{port}"):
+                answer = await place.http.get("/v1/models", headers={"host": host})
+                assert answer.status_code == 200, host
+            assert place.server.sessions.open == {}
+
+    asyncio.run(run())
+
+
 def test_a_client_that_names_this_server_as_its_origin_is_served(serving: Serving) -> None:
     async def run() -> None:
         async with serving() as place:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rollgym.serve.keys import session_key
+from rollgym.testing import ScriptedEngine
 
 Serving = Callable[..., Any]
 TEXT = "@ F F F\nF H F H"
@@ -136,6 +137,20 @@ def test_auxiliary_calls_do_not_change_what_is_sampled_for_others(serving: Servi
     (quiet,) = with_server(serving, lambda place: talk(place, False), auxiliary=pattern)
     (loud,) = with_server(serving, lambda place: talk(place, True), auxiliary=pattern)
     assert [turn.action_ids for turn in quiet.turns] == [turn.action_ids for turn in loud.turns]
+
+
+def test_auxiliary_calls_without_a_session_run_side_by_side(serving: Serving) -> None:
+    engine = ScriptedEngine([5, 6], delay=0.05)
+
+    async def work(place: Any) -> None:
+        answers = await asyncio.gather(*(place.ask([AUX]) for _ in range(4)))
+        assert [answer.status_code for answer in answers] == [200] * 4, answers[-1].text
+        assert len({answer.json()["id"] for answer in answers}) == 4
+        assert sorted(engine.forgotten) == sorted({request.session for request in engine.requests})
+        assert place.server.sessions.open == {}
+
+    assert with_server(serving, work, inner=engine, auxiliary=re.compile("write a title")) == []
+    assert len({request.request_id for request in engine.requests}) == 4
 
 
 def test_an_empty_body_ends_no_session(serving: Serving) -> None:

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_episode import check_episode, environment, run_program
+from client_episode import check_episode, environment, run_program, serving_mcp
 
 from rollgym.core.messages import ToolCall
+from rollgym.core.types import Episode
+from rollgym.serve.env_mcp import EnvMCPServer
+from rollgym.serve.env_player import ServedEnv
 
 FOLDER = os.environ.get("ROLLGYM_TEST_NPM_CLIENTS", "")
 pytestmark = [
@@ -36,21 +39,31 @@ def shell(command: str) -> list[ToolCall]:
     return [ToolCall(name="run_shell_command", arguments=arguments)]
 
 
+def settle(home: Path, **more: Any) -> None:
+    """Write the agent's settings."""
+    (home / ".qwen").mkdir(parents=True)
+    (home / ".qwen" / "settings.json").write_text(json.dumps(SETTINGS | more), encoding="utf-8")
+
+
+async def ask_agent(url: str, home: Path, work: Path, task: str) -> str:
+    """Return the last line that the agent prints."""
+    program = str(Path(FOLDER).absolute() / "node_modules" / ".bin" / "qwen")
+    env = environment(url, home) | {"QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"}
+    printed = await run_program([program, *OPTIONS, task], env, work)
+    return printed.strip().splitlines()[-1]
+
+
 def test_a_tool_using_episode_of_a_cli_agent_is_recorded_exactly(
     serving: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two commands that depend on each other, then an answer; the agent streams."""
     home, work = tmp_path / "home", tmp_path / "work"
-    (home / ".qwen").mkdir(parents=True)
-    (home / ".qwen" / "settings.json").write_text(json.dumps(SETTINGS), encoding="utf-8")
+    settle(home)
     work.mkdir()
     (work / "note.txt").write_text("It rains.\n", encoding="utf-8")
-    program = str(Path(FOLDER).absolute() / "node_modules" / ".bin" / "qwen")
 
     async def run(url: str) -> None:
-        env = environment(url, home) | {"QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"}
-        printed = await run_program([program, *OPTIONS, "Add the weather to the log."], env, work)
-        assert printed.strip().splitlines()[-1] == "The log has it now."
+        assert await ask_agent(url, home, work, "Add the weather to the log.") == "The log has it now."
 
     replies = [shell("cat note.txt"), shell("cat note.txt >> log.txt; wc -l log.txt"), "The log has it now."]
     episode = check_episode(serving, monkeypatch, replies, [False, False, False], run)
@@ -58,3 +71,25 @@ def test_a_tool_using_episode_of_a_cli_agent_is_recorded_exactly(
     assert "It rains." in episode.turns[1].observation
     assert "1 log.txt" in episode.turns[2].observation
     assert "run_shell_command" in [tool.name for tool in episode.tools]
+
+
+def test_a_cli_agent_plays_an_environment_by_mcp(
+    serving: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent knows the tools of our MCP server without sending their schemas; the server records."""
+    home, played = tmp_path / "home", list[Episode]()
+    served = ServedEnv(env_id="rollgym/FrozenLake-v0", split="test")
+
+    async def run(url: str) -> None:
+        async with serving_mcp(EnvMCPServer(served, played.append)) as lake:
+            settle(home, mcpServers={"lake": {"httpUrl": f"{lake}/mcp", "trust": True}})
+            assert await ask_agent(url, home, tmp_path, "Play.") == "I stop."
+
+    names = {"start": "mcp__lake__start_episode", "act": "mcp__lake__act"}
+    moves = [ToolCall(name=names["act"], arguments={"action": way}) for way in ("right", "down")]
+    replies = [[ToolCall(name=names["start"])], *([move] for move in moves), "I stop."]
+    episode = check_episode(serving, monkeypatch, replies, [False] * 4, run)
+    (lake,) = played
+    assert [turn.action for turn in lake.turns] == ["right", "down"]
+    shown = [turn.observation for turn in episode.turns[1:3]]
+    assert all(turn.observation in text for turn, text in zip(lake.turns, shown, strict=True))

@@ -4,17 +4,21 @@ Set ROLLGYM_TEST_CLIENTS to the environment that tests/serve/clients/make_venv.p
 """
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from client_episode import check_episode, environment, run_program
+from client_episode import check_episode, environment, run_program, serving_mcp
 
+import rollgym
 from rollgym.chat import ChatTemplate, Conversation, load_tokenizer
 from rollgym.core.messages import Message, ToolCall, ToolSpec
 from rollgym.core.types import Episode
+from rollgym.serve.env_mcp import EnvMCPServer
+from rollgym.serve.env_player import ServedEnv
 from rollgym.trainer.data.sequences import token_episode
 
 FOLDER = os.environ.get("ROLLGYM_TEST_CLIENTS", "")
@@ -22,6 +26,7 @@ pytestmark = pytest.mark.skipif(
     not FOLDER, reason="ROLLGYM_TEST_CLIENTS does not name an environment: run `make test-clients`"
 )
 CLIENTS = Path(__file__).parent / "clients"
+PYTHON = str(Path(FOLDER).absolute() / "bin" / "python")
 WEATHER = ToolCall(name="get_weather", arguments={"city": "Oslo"})
 WEATHER_SCRIPT: list[Any] = [[WEATHER], "It rains in Oslo."]
 ANSWER = ToolCall(name="final_answer", arguments={"answer": "It rains in Oslo."})
@@ -38,11 +43,11 @@ CASES: dict[str, tuple[list[Any], str, list[bool]]] = {
     "openai_chat": (WEATHER_SCRIPT, "It rains in Oslo.", [False, False]),
     "openai_responses": (WEATHER_SCRIPT, "It rains in Oslo.", [False, False]),
     "anthropic": (WEATHER_SCRIPT, "It rains in Oslo.", [False, False]),
-    "agents_chat": (WEATHER_SCRIPT, "It rains in Oslo.", [False, False]),
-    "agents_responses": (WEATHER_SCRIPT, "It rains in Oslo.", [False, False]),
+    "agents chat": (WEATHER_SCRIPT, "It rains in Oslo.", [False, False]),
+    "agents responses": (WEATHER_SCRIPT, "It rains in Oslo.", [False, False]),
     # These write the calls of their history as text after the replies.
-    "smolagents_tool": ([[WEATHER], [ANSWER]], "It rains in Oslo.", [False, True]),
-    "smolagents_code": (CODE, "It rains in Oslo.", [False, True]),
+    "smolagents tool": ([[WEATHER], [ANSWER]], "It rains in Oslo.", [False, True]),
+    "smolagents code": (CODE, "It rains in Oslo.", [False, True]),
     "mini_swe_agent": (SHELL, "Submitted", [False, False]),
 }
 
@@ -64,7 +69,7 @@ def test_a_tool_using_episode_of_a_real_client_is_recorded_exactly(
         assert printed.strip().splitlines()[-1].strip() == answer
 
     # The stop string of smolagents' code agent ends a reply before the end of the turn.
-    check_episode(serving, monkeypatch, replies, new_rows, run, cut=client == "smolagents_code")
+    check_episode(serving, monkeypatch, replies, new_rows, run, cut=client == "smolagents code")
 
 
 async def run_client(client: str, form: str, url: str, folder: Path) -> str:
@@ -74,8 +79,32 @@ async def run_client(client: str, form: str, url: str, folder: Path) -> str:
         "MSWEA_SILENT_STARTUP": "1",
         "MSWEA_COST_TRACKING": "ignore_errors",
     }
-    python = str(Path(FOLDER).absolute() / "bin" / "python")
-    return await run_program([python, str(CLIENTS / f"use_{client}.py"), form], env, folder)
+    script, *words = client.split()
+    return await run_program([PYTHON, str(CLIENTS / f"use_{script}.py"), *words, form], env, folder)
+
+
+def test_an_mcp_client_of_openai_agents_plays_an_environment(tmp_path: Path) -> None:
+    served, episodes = ServedEnv(env_id="rollgym/FrozenLake-v0", split="test"), list[Episode]()
+
+    async def run() -> Any:
+        async with serving_mcp(EnvMCPServer(served, episodes.append)) as url:
+            words = [PYTHON, str(CLIENTS / "use_agents_mcp.py"), f"{url}/mcp"]
+            return json.loads(await run_program(words, environment("", tmp_path), tmp_path))
+
+    tools, start, *seen = asyncio.run(run())
+    assert tools == ["act", "start_episode"]
+    (episode,) = episodes
+    assert start.endswith(episode.turns[0].observation)
+    observations = [*(turn.observation for turn in episode.turns[1:]), episode.final_observation]
+    assert len(seen) == 4
+    assert [text.partition("\n\nThe episode is over")[0] for text in seen[: episode.length]] == observations
+    # The same actions in the environment itself lead to the same observations.
+    env = rollgym.make("rollgym/FrozenLake-v0")
+    observation, _ = env.reset(
+        seed=episode.spec.env_seed, options={"task": episode.spec.task, "split": "test"}
+    )
+    replayed = [observation, *(env.step(turn.action)[0] for turn in episode.turns)]
+    assert replayed == [episode.turns[0].observation, *observations]
 
 
 WEATHER_TOOL = ToolSpec(

@@ -265,3 +265,16 @@ def test_a_port_in_use_is_one_sentence(serving: Serving, tokenizer: Any) -> None
         await second.close()
 
     play(serving, conversation)
+
+
+def test_episodes_do_not_gather_for_a_reader_that_has_left(serving: Serving) -> None:
+    async def conversation(place: Any) -> None:
+        reader = place.server.episodes()
+        before = len(place.server._listeners)
+        await place.say([TEXT], "one")
+        await place.end("one")
+        assert (await anext(reader)).spec.episode_id == "one"
+        await reader.aclose()
+        assert len(place.server._listeners) == before - 1
+
+    assert len(play(serving, conversation)) == 1

@@ -232,6 +232,8 @@ def test_what_a_session_keeps_to_continue_from_is_bounded(
         session = place.server.sessions.open["one"]
         assert 1 < len(session.conversations) < 30
         assert sum(kept.num_tokens for kept in session.conversations.values()) <= 3000
+        assert 1 < len(session.histories) < 30
+        assert sum(history.num_tokens for history in session.histories.values()) <= 3000
         monkeypatch.setattr(module, "MAX_CONVERSATIONS", 3)
         await ask(place.http, "responses", "one", [ASK])
         assert (len(session.conversations), len(session.histories)) == (3, 3)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,7 +210,9 @@ def test_episodes_through_workers_leave_no_process(shown: str, tmp_path: Path) -
         ({"command": "x", "tasks": "missing.jsonl"}, "Cannot read the tasks in missing.jsonl"),
         ({"command": "no-such-program"}, "no-such-program was not found"),
         ({"command": "python3", "mounts": ["/no/such"]}, "Cannot mount /no/such"),
-        ({"url": "http://127.0.0.1:1/mcp"}, "No session with the MCP server"),
+        ({"url": "http://127.0.0.1:1/mcp", "tasks": TASKS[:1]}, "No session with the MCP server"),
+        ({"url": "http://127.0.0.1:1/mcp", "tasks": TASKS}, "has files, which need a command in a sandbox"),
+        ({"command": "x", "sandbox": "none", "tasks": TASKS}, "has files, which need a command in a sandbox"),
     ],
 )
 def test_mistakes_are_one_sentence(options: dict[str, Any], error: str) -> None:
@@ -221,6 +225,80 @@ def test_a_broken_line_of_tasks_is_named(tmp_path: Path) -> None:
     path.write_text('{"prompt": "a", "answer": "b"}\n\n{"prompt"\n')
     with pytest.raises(UsageError, match=r"tasks.jsonl, line 3 is not JSON"):
         MCPEnv(command="x", tasks=str(path))
+
+
+@contextlib.contextmanager
+def http_server(fault: str = "") -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server that speaks streamable HTTP: its address and process."""
+    words = [sys.executable, str(SERVER), "http", *([fault] if fault else [])]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{process.stdout.readline().strip()}/mcp", process
+        finally:
+            process.kill()
+
+
+def test_every_episode_over_http_has_its_own_session() -> None:
+    with http_server() as (url, process):
+        env = MCPEnv(url=url, tasks=TASKS[:1], timeout=20.0)
+        assert [spec.name for spec in env.tools] == ["add", "read", "count", "fail", "submit"]
+        for _ in range(3):
+            assert env.reset(seed=0)[0] == "What is 2 + 3?"
+            assert env.step(call("count"))[0] == "1"
+            assert env.step(call("count"))[0] == "2"
+            assert env.step(call("add", a=2, b=3))[0] == "5"
+            observation, reward, terminated, _, info = env.step(call("submit", answer="5"))
+            assert (reward, terminated, info["success"]) == (1.0, True, True)
+        env.close()
+        process.kill()
+        assert process.stdout is not None
+        lines = process.stdout.read().split()
+    begun = [name for word, name in zip(lines[::2], lines[1::2], strict=True) if word == "begin"]
+    ended = [name for word, name in zip(lines[::2], lines[1::2], strict=True) if word == "end"]
+    assert len(begun) == 3
+    assert sorted(begun) == sorted(ended)
+
+
+@pytest.mark.parametrize("fault", ["hang", "die"])
+def test_a_server_over_http_that_hangs_or_dies_is_a_lost_worker(fault: str) -> None:
+    with http_server(fault) as (url, _):
+        env = MCPEnv(url=url, tasks=TASKS[:1], timeout=3.0)
+        env.reset(seed=0)
+        with pytest.raises(WorkerLost):
+            env.step(call("fail"))
+        if fault == "hang":  # the next episode has a new session
+            env.reset(seed=0)
+            assert env.step(call("count"))[0] == "1"
+        else:
+            with pytest.raises(EnvError, match="No session with the MCP server"):
+                env.reset(seed=0)
+        env.close()
+
+
+def test_a_server_over_http_that_never_answers_is_an_error_of_the_environment() -> None:
+    with (
+        http_server("silent") as (url, _),
+        pytest.raises(EnvError, match="did not open a session within 1 s"),
+    ):
+        MCPEnv(url=url, tasks=TASKS[:1], timeout=1.0)
+
+
+def test_episodes_over_http_through_workers() -> None:
+    def agent(observation: str, info: dict[str, Any]) -> str:
+        return call("add", a=2, b=3) if "2 + 3" in observation else call("submit", answer=observation)
+
+    with http_server() as (url, _):
+        result = rollgym.evaluate(
+            "rollgym.envs.mcp.env:MCPEnv",
+            agent=agent,
+            env_kwargs={"url": url, "tasks": TASKS[:1]},
+            episodes=8,
+            per_task=8,
+            split="train",
+            workers=2,
+        )
+    assert [episode.success for episode in result.episodes] == [True] * 8
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
-"""A code agent of smolagents."""
+"""An agent of smolagents with a tool: ``use_smolagents.py tool|code whole|stream``."""
 
 import os
 import sys
 
-from smolagents import CodeAgent, OpenAIServerModel, tool
+from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
+
+AGENTS = {"tool": ToolCallingAgent, "code": CodeAgent}
 
 
 @tool
@@ -16,12 +18,14 @@ def get_weather(city: str) -> str:
     return f"Rain in {city}."
 
 
+kind, form = sys.argv[1:]
 model = OpenAIServerModel(
     model_id=os.environ["OPENAI_MODEL"],
     api_base=os.environ["OPENAI_BASE_URL"],
     api_key=os.environ["OPENAI_API_KEY"],
 )
-stream = sys.argv[1] == "stream"
-agent = CodeAgent(tools=[get_weather], model=model, max_steps=4, stream_outputs=stream, verbosity_level=0)
+agent = AGENTS[kind](
+    tools=[get_weather], model=model, max_steps=4, stream_outputs=form == "stream", verbosity_level=0
+)
 answer = agent.run("How is Oslo?")
 print(f"\n{answer}")
