@@ -15,8 +15,10 @@ from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.config_files import find_config
 from rollgym.trainer.imitation.warm_start import Demonstration, play
 
+SHIPPED = ("frozen-lake", "guess", "sokoban", "countdown", "terminal", "webshop")
 
-@pytest.mark.parametrize("name", ["smollm-frozen-lake", "smollm-terminal", "smollm-webshop"])
+
+@pytest.mark.parametrize("name", [f"smollm-{name}" for name in SHIPPED])
 def test_most_demonstrations_succeed_and_their_replies_are_short(name: str) -> None:
     if name == "smollm-terminal":
         try:
