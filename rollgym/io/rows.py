@@ -23,10 +23,12 @@ from rollgym.core.files import read_bounded
 from rollgym.core.seeding import stable_digest
 from rollgym.io.row_files import SUFFIXES, Row, RowFile, cached_array, combined_fingerprint, open_row_file
 
-__all__ = ["Rows", "dataset_splits", "open_rows"]
+__all__ = ["Rows", "data_files", "dataset_splits", "open_rows"]
 
 _STATE, _DICT = "state.json", "dataset_dict.json"
 """Files that ``save_to_disk`` writes for a data set, and for several by split."""
+_TYPICAL_ROW = 1_000
+"""Bytes; compressed files are smaller than the work on their rows suggests."""
 
 
 class Rows(Sequence[Row]):
@@ -78,7 +80,7 @@ class Rows(Sequence[Row]):
         """
         columns = None if self.columns is None else sorted(self.columns.items())
         key = stable_digest(name, columns).hex()[:16]
-        size = sum(os.path.getsize(file.path) for file in self._files)
+        size = max(sum(os.path.getsize(file.path) for file in self._files), len(self) * _TYPICAL_ROW)
         return cached_array(self.fingerprint, f"derived-{key}", size, make)
 
     def _locate(self, index: int) -> tuple[int, int]:
@@ -155,11 +157,16 @@ def open_rows(
         >>> open_rows("data/train-*.parquet", columns={"prompt": "question"})[0]
         {'prompt': 'How many legs do three spiders have?'}
     """
+    return Rows([open_row_file(file) for file in data_files(path)], columns)
+
+
+def data_files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The files that `open_rows` reads for this path, in order; `UsageError` where there are none."""
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    files = [open_row_file(file) for name in paths for file in _files(str(os.fspath(name)))]
+    files = [file for name in paths for file in _files(str(os.fspath(name)))]
     if not files:
         raise UsageError("No data file given: expected at least one.")
-    return Rows(files, columns)
+    return files
 
 
 def dataset_splits(path: str | os.PathLike[str]) -> dict[str, Path]:
