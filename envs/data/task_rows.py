@@ -268,8 +268,8 @@ def _made(
         numbers = np.flatnonzero((position >= bounds[number]) & (position < bounds[number + 1]))
         if not len(numbers):
             raise UsageError(
-                f"The split {name!r} would be empty: there are only {len(rows)} rows. Set splits with fewer or "
-                "larger shares, such as splits={train: 0.5, test: 0.5}, or name splits by files."
+                f"The split {name!r} would be empty: there are only {len(rows)} rows. Set splits with "
+                "fewer or larger shares, such as splits={train: 0.5, test: 0.5}, or name splits by files."
             )
         parts[name] = (rows, numbers.astype(np.uint32))
     return parts

@@ -120,8 +120,8 @@ def check_recorded_env(
     for key, value in named_code(env_kwargs):
         if value.partition(":")[0] not in modules:
             raise UsageError(
-                f"The file sets {key}={value!r} for {env_id}, which is code, so it is not imported. If you trust "
-                f"the module, pass --env-module {value.partition(':')[0]}"
+                f"The file sets {key}={value!r} for {env_id}, which is code, so it is not imported. If "
+                f"you trust the module, pass --env-module {value.partition(':')[0]}"
             )
     weaker = [] if weak_sandbox else weakened(env_kwargs.get("sandbox"))
     images = env_kwargs.get("images", "none")

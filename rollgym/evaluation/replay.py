@@ -182,7 +182,7 @@ async def _first_difference(episode: Episode, session: EnvSession, scored: bool)
 
 
 def _compare_step(number: int, turn: Turn, step: Step, scored: bool, role: str) -> Difference | None:
-    reward, info = (turn.reward, turn.info) if not scored else _unscored(turn)
+    reward, info = (turn.reward, turn.info) if not scored else unscored(turn)
     rewards = (step.info.get(ROLE_REWARDS) or {}) if turn.role else {}
     said = (
         ("reward", reward, rewards.get(role, step.reward)),
@@ -198,7 +198,7 @@ def _compare_step(number: int, turn: Turn, step: Step, scored: bool, role: str) 
     return _compare(number, said) or _compare_info(number, info, step.info)
 
 
-def _unscored(turn: Turn) -> tuple[float, dict[str, Any]]:
+def unscored(turn: Turn) -> tuple[float, dict[str, Any]]:
     """The environment's own reward and info, without those of reward workers."""
     parts = turn.info.get("rewards")
     if not isinstance(parts, dict) or ENVIRONMENT not in parts:
