@@ -38,6 +38,7 @@ from rollgym.rollout.scheduler import Scheduler
 from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 from rollgym.trainer.config import POLICY, EnvConfig, TrainConfig, env_labels, plays_in, role_players
 from rollgym.trainer.learner.protocol import Metrics
+from rollgym.trainer.tracking.configured import tracker_makers, wandb_settings
 from rollgym.trainer.tracking.checkpoint import Checkpoints
 from rollgym.trainer.tracking.console import Console
 from rollgym.trainer.tracking.jsonl import EVALUATIONS, METRICS, RunLogger, read_evaluations
@@ -101,7 +102,8 @@ class TrainRun:
         self.logger = RunLogger(
             folder,
             tensorboard=config.tracking.tensorboard,
-            wandb={"project": config.tracking.wandb_project} if config.tracking.wandb_project else None,
+            wandb=wandb_settings(config.tracking),
+            others=tracker_makers(config.tracking),
             episodes=config.tracking.episodes,
         )
         try:

@@ -48,6 +48,7 @@ def code_of(config: TrainConfig) -> list[str]:
     values = {
         "engine.python": config.engine.python,
         "engine.url": config.engine.url,
+        "tracking.mlflow_uri": config.tracking.mlflow_uri,
         "ray.address": None if config.ray.address == "auto" else config.ray.address,
     }
     return named + [f"{key} {value}" for key, value in values.items() if value is not None]
