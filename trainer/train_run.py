@@ -38,8 +38,8 @@ from rollgym.rollout.scheduler import Scheduler
 from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 from rollgym.trainer.config import POLICY, EnvConfig, TrainConfig, env_labels, plays_in, role_players
 from rollgym.trainer.learner.protocol import Metrics
-from rollgym.trainer.tracking.configured import tracker_makers, wandb_settings
 from rollgym.trainer.tracking.checkpoint import Checkpoints
+from rollgym.trainer.tracking.configured import tracker_makers, wandb_settings
 from rollgym.trainer.tracking.console import Console
 from rollgym.trainer.tracking.jsonl import EVALUATIONS, METRICS, RunLogger, read_evaluations
 from rollgym.trainer.train_state import GracefulStop, TrainState

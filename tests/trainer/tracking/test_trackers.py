@@ -1,4 +1,4 @@
-"""MLflow, Trackio and W&B against the real packages, where they are installed; absent ones are one sentence."""
+"""MLflow, Trackio and W&B against the real packages where they are installed; else one sentence."""
 
 import os
 import subprocess
