@@ -19,7 +19,7 @@ from rollgym.envs.arguments import check_choice
 
 LETTERS = string.ascii_uppercase
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_LETTER = re.compile(r"(?<![A-Za-z])\(?([A-Z])(?![A-Za-z'’])")
+_LETTER = re.compile(r"(?<!\w)\(?([A-Z])(?![\w'’])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """How answers are scored."""
+    """The scoring of answers, and its description for the agent."""
 
     score: Callable[[Question, str], float]
     """The reward of an answer, from 0 to 1."""

@@ -49,7 +49,7 @@ class Change:
     first_turn: int | None = None
     """The first turn whose reward differs, counted from 1."""
     note: str = ""
-    """Where the environment answered differently, or why the episode was not rescored."""
+    """The first difference to the recording, or the reason for not rescoring the episode."""
     skipped: bool = False
     """True where the episode was not rescored: it is in the new folder as it was recorded."""
 

@@ -13,7 +13,6 @@ from rollgym.core.errors import EnvError, UsageError
 from rollgym.core.trust import check_recorded_env
 from rollgym.envs.data.env import DataEnv
 from rollgym.envs.data.judges import JUDGES, Question, chosen_letter, last_number
-from rollgym.evaluation.plan import look_at
 
 ROWS = [{"question": f"How much is {i} + 1?", "solution": f"It is easy. #### {i + 1}"} for i in range(200)]
 COLUMNS = {"prompt": "question", "answer": "solution"}
@@ -129,7 +128,6 @@ def test_the_content_of_the_file_is_in_the_name_of_the_task_set(tmp_path: Path) 
     finally:
         ROWS.pop()
     assert first.name != second.name
-    assert look_at("rollgym/Data-v0", {}, None).tasks is not None
 
 
 @pytest.mark.parametrize(
@@ -161,9 +159,8 @@ def test_the_choice_judge(gold: Any) -> None:
     for answer in ("B", "(b)", "Answer: B.", "two", "A", "A or B", "A B C", "D", "Because", "I choose B"):
         env.reset(seed=0)
         rewards[answer] = env.step(answer)[1]
-    right = {"B", "(b)", "Answer: B.", "two"}
+    right = {"B", "(b)", "Answer: B.", "two", "I choose B"}  # I is not a choice
     assert {answer for answer, reward in rewards.items() if reward} == right
-    assert rewards["I choose B"] == 0.0  # two letters: I and B
 
 
 def test_answers_without_content_earn_nothing() -> None:
