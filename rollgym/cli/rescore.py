@@ -49,6 +49,8 @@ def rescore(
     from rollgym.evaluation.replay import Settings
     from rollgym.evaluation.rescore import rescore as compute
     from rollgym.evaluation.run_results import load_run
+    from rollgym.rewards.resolve import resolve_rewards
+    from rollgym.rewards.settings import make_scorer
 
     settings = Settings(
         workers=workers,
@@ -62,16 +64,10 @@ def rescore(
         config = load_run(run).config
         rewards = [*_configured(config), *rewards]
         keep_environment = bool(config.get("keep_environment_reward", True))
+    resolve_rewards(rewards)
+    scorer = make_scorer(rewards, keep_environment=keep_environment) if rewards else None
     with counted("rescore", 0) as advance:
-        done = compute(
-            run,
-            out,
-            rewards=rewards,
-            keep_environment=keep_environment,
-            replay=replay,
-            settings=settings,
-            on_episode=lambda change: advance(change),
-        )
+        done = compute(run, out, scorer=scorer, replay=replay, settings=settings, on_episode=advance)
     if as_json:
         print_json(done.to_json())
         return

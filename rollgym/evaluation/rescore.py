@@ -26,10 +26,8 @@ from rollgym.io.run_dir import RunFolder
 from rollgym.pool.base import EnvPool, EnvSession, Step
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
-from rollgym.rewards.composite import score_episode
-from rollgym.rewards.resolve import resolve_rewards
+from rollgym.rewards.composite import CompositeScorer, score_episode
 from rollgym.rewards.scoring import Scorer
-from rollgym.rewards.settings import RewardSettings, make_scorer
 from rollgym.utils.async_runner import run_to_end
 
 CHANGES = "changes.jsonl"
@@ -94,8 +92,7 @@ def rescore(
     run: str | Path,
     out: str | Path,
     *,
-    rewards: Sequence[RewardSettings] = (),
-    keep_environment: bool = True,
+    scorer: Scorer | None = None,
     replay: bool = True,
     settings: Settings | None = None,
     on_episode: Callable[[Change], None] = lambda change: None,
@@ -105,10 +102,10 @@ def rescore(
     Args:
         run: A run folder.
         out: New or empty folder.
-        rewards: Scorers to add, as ``rewards`` of a training config.
-        keep_environment: Whether the environment's rewards count beside those of the scorers.
+        scorer: Adds its score, as ``rewards`` of a training config does; `make_scorer` of
+            `rollgym.rewards.settings` makes one from settings. It is closed at the end.
         replay: Play the recorded actions again for the environment's rewards; otherwise the recorded
-            rewards of the environment are kept, and only the scorers run.
+            rewards of the environment are kept, and only the scorer runs.
         settings: Workers, modules and arguments of environments, as in a replay.
         on_episode: Called with each result.
 
@@ -132,13 +129,11 @@ def rescore(
             kwargs = {**episode.spec.env_kwargs, **dict.fromkeys(settings.env_kwargs)}
             weak = settings.weak_sandbox
             check_recorded_env(episode.spec.env_id, kwargs, modules=settings.modules, weak_sandbox=weak)
-    elif not rewards:
-        raise UsageError("Nothing to compute: pass rewards, or replay the environment.")
-    resolve_rewards(rewards)
-    manifest = _manifest(source, folder, episodes, rewards, replay)
+    elif scorer is None:
+        raise UsageError("Nothing to compute: pass a reward (--reward), or replay the environment.")
+    manifest = _manifest(source, folder, episodes, scorer, replay)
     target = RunFolder.create(folder, manifest)
     try:
-        scorer = make_scorer(rewards, keep_environment=keep_environment) if rewards else None
         work = _Rescoring(scorer, replay, settings)
         results = run_to_end(lambda: work.run(episodes, on_episode))[0]
         for episode, _ in results:
@@ -153,7 +148,7 @@ def rescore(
 
 
 def _manifest(
-    source: Path, folder: Path, episodes: Sequence[Episode], rewards: Sequence[RewardSettings], replay: bool
+    source: Path, folder: Path, episodes: Sequence[Episode], scorer: Scorer | None, replay: bool
 ) -> dict[str, Any]:
     spec = episodes[0].spec
     recorded = load_run(source).manifest
@@ -161,7 +156,7 @@ def _manifest(
         "run": str(source),
         "manifest": recorded,
         "replay": replay,
-        "rewards": [{"kind": reward.kind, "name": reward.called} for reward in rewards],
+        "rewards": list(scorer.scorers) if isinstance(scorer, CompositeScorer) else [],
     }
     manifest = recorded_manifest(folder, spec.env_id, len(episodes), rescored=about)
     same = ("env", "agent", "split", "seed", "per_task", "success_means", "task_set", "versions")

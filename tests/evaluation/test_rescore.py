@@ -14,7 +14,8 @@ from rollgym.core.serialization import encode_episode
 from rollgym.core.types import Episode
 from rollgym.evaluation.rescore import CHANGES, rescore
 from rollgym.io.run_dir import EPISODES
-from rollgym.rewards.settings import RewardSettings
+from rollgym.rewards.composite import CompositeScorer
+from rollgym.rewards.settings import RewardSettings, make_scorer
 
 Command = Callable[..., Any]
 
@@ -65,9 +66,11 @@ def test_a_changed_reward_is_named_by_episode_and_turn(run: Path, tmp_path: Path
     assert [line["changed"] for line in lines].count(True) == 1
 
 
-def test_reward_functions_are_added(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = RewardSettings(kind="function", target=turns_reward, weight=2.0)  # type: ignore[arg-type]
-    done = rescore(run, tmp_path / "new", rewards=[settings])
+def test_reward_functions_are_added(run: Path, tmp_path: Path) -> None:
+    def scorer() -> CompositeScorer:
+        return make_scorer(RewardSettings(kind="function", target=turns_reward, weight=2.0))  # type: ignore[arg-type]
+
+    done = rescore(run, tmp_path / "new", scorer=scorer())
     for old, new in zip(
         rollgym.load_run(run).episodes, rollgym.load_run(tmp_path / "new").episodes, strict=True
     ):
@@ -75,7 +78,7 @@ def test_reward_functions_are_added(run: Path, tmp_path: Path, monkeypatch: pyte
         assert new.turns[-1].info["rewards"]["environment"] == old.turns[-1].reward
     assert len(done.changed) == 5
     # Scores of an earlier rescoring are not added twice.
-    again = rescore(tmp_path / "new", tmp_path / "newer", rewards=[settings])
+    again = rescore(tmp_path / "new", tmp_path / "newer", scorer=scorer())
     assert again.changed == []
 
 
