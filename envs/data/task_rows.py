@@ -216,15 +216,15 @@ def _all_paths(data: Any) -> list[Any]:
 
 
 def _sources(data: Any, columns: Mapping[str, str]) -> dict[str, Sequence[Any]]:
-    """Rows by named split, or under the empty name where the data are one set."""
+    """Rows by named split, or under the empty name where the data are one set; `RowTasks._keys` checks them."""
     if isinstance(data, str) and (folders := dataset_splits(data)):
-        return {name: open_rows(folder, columns=columns) for name, folder in folders.items()}
+        return {name: open_rows(folder, columns=columns, check=False) for name, folder in folders.items()}
     if isinstance(data, Mapping):
         if not data:
             raise UsageError("data names no file: expected at least one split with its file.")
-        return {str(name): open_rows(paths, columns=columns) for name, paths in data.items()}
+        return {str(name): open_rows(paths, columns=columns, check=False) for name, paths in data.items()}
     if isinstance(data, str) or (data and all(isinstance(item, str) for item in data)):
-        return {"": open_rows(data, columns=columns)}
+        return {"": open_rows(data, columns=columns, check=False)}
     rows = list(data)
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise UsageError("data must be a file, several files, files by split, or a list of rows.")

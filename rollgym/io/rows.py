@@ -40,7 +40,9 @@ class Rows(Sequence[Row]):
         (7473, {'prompt': 'Natalia sold clips to ...', 'answer': '... #### 72'})
     """
 
-    def __init__(self, files: Sequence[RowFile], columns: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, files: Sequence[RowFile], columns: Mapping[str, str] | None, check: bool = True
+    ) -> None:
         self.columns = None if columns is None else dict(columns)
         """Source column by name; ``None`` for all columns under their own names."""
         self.fingerprint = combined_fingerprint(files)
@@ -48,7 +50,8 @@ class Rows(Sequence[Row]):
         self._files = list(files)
         self._ends = list(accumulate(len(file) for file in files))
         self._names = [self._source_names(file) for file in files]
-        self._check_columns()
+        if check:
+            self._check_columns()
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -140,6 +143,7 @@ def open_rows(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     columns: Mapping[str, str] | None = None,
+    check: bool = True,
 ) -> Rows:
     """Open the rows of a file, of several, or of a folder that ``datasets.save_to_disk`` wrote.
 
@@ -148,6 +152,7 @@ def open_rows(
             of files, or a folder with ``state.json``.
         columns: Name in the rows to name in the file; a dot leads to a field inside a column. Every row must
             have them. Default: all columns, under their own names.
+        check: Check now that every row has the columns; otherwise a missing one is found when its row is read.
 
     Raises:
         UsageError: A file cannot be read, a line is not a JSON object, or a column is missing; the message
@@ -157,7 +162,7 @@ def open_rows(
         >>> open_rows("data/train-*.parquet", columns={"prompt": "question"})[0]
         {'prompt': 'How many legs do three spiders have?'}
     """
-    return Rows([open_row_file(file) for file in data_files(path)], columns)
+    return Rows([open_row_file(file) for file in data_files(path)], columns, check)
 
 
 def data_files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:

@@ -1,9 +1,11 @@
 """Episodes out and in: what export writes, import reads back, with the same tokens and rewards."""
 
+import asyncio
 import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +140,24 @@ def test_exported_conversations_are_read_by_sft(tmp_path: Path) -> None:
             assert isinstance(chat, Chat)
             assert chat.system == episode.instructions
             assert [e.reply for e in chat.exchanges] == [turn.action for turn in episode.turns]
+
+
+def test_imported_episodes_are_demonstrations_of_a_warm_start(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from rollgym.trainer.config import EnvConfig, WarmStartConfig
+    from rollgym.trainer.imitation.warm_start import demonstrations
+
+    run = tmp_path / "run"
+    rollgym.evaluate("rollgym/FrozenLake-v0", "expert", episodes=4, split="train", out=run)
+    export_run(run, tmp_path / "rows.jsonl")
+    import_conversations(tmp_path / "rows.jsonl", tmp_path / "again")
+    components: Any = SimpleNamespace(config=SimpleNamespace(envs=[EnvConfig(id="rollgym/FrozenLake-v0")]))
+
+    def actions(folder: Path) -> list[list[str]]:
+        demos = asyncio.run(demonstrations(components, WarmStartConfig(run=str(folder))))
+        return [[turn.action for turn in demo.episode.turns] for demo in demos]
+
+    assert actions(tmp_path / "again") == actions(run) != []
 
 
 def test_tools_and_their_results_are_exported_and_read_back(tmp_path: Path) -> None:

@@ -114,6 +114,10 @@ def test_a_column_missing_from_a_late_line_is_found_on_opening(tmp_path: Path, c
     with pytest.raises(UsageError, match=r"rows\.jsonl:701: there is no column 'answer'"):
         open_rows(path, columns={"answer": "answer"})
     assert len(open_rows(path, columns={"prompt": "question"})) == 701
+    unchecked = open_rows(path, columns={"answer": "answer"}, check=False)
+    assert unchecked[3] == {"answer": "6"}
+    with pytest.raises(UsageError, match=r"rows\.jsonl:701: there is no column 'answer'"):
+        unchecked[700]
 
 
 @pytest.mark.parametrize(
