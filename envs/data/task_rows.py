@@ -185,7 +185,11 @@ class RowTasks:
 
 def open_tasks(options: Options) -> RowTasks:
     """The tasks of these settings; shared by all environments of a process while the files do not change."""
-    return _open_tasks(json.dumps(_plain(options), sort_keys=True), _stamp(options.data))
+    try:
+        text = json.dumps(_plain(options), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"data must be files, or rows of plain JSON values: {error}.") from None
+    return _open_tasks(text, _stamp(options.data))
 
 
 @lru_cache(maxsize=8)
@@ -216,7 +220,7 @@ def _all_paths(data: Any) -> list[Any]:
 
 
 def _sources(data: Any, columns: Mapping[str, str]) -> dict[str, Sequence[Any]]:
-    """Rows by named split, or under the empty name where the data are one set; `RowTasks._keys` checks them."""
+    """Rows by named split, or under the empty name where the data are one set; `RowTasks` checks them."""
     if isinstance(data, str) and (folders := dataset_splits(data)):
         return {name: open_rows(folder, columns=columns, check=False) for name, folder in folders.items()}
     if isinstance(data, Mapping):

@@ -31,6 +31,10 @@ def rescore(
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Use the rewards that the run's own config names.")
     ] = False,
+    environment_only: Annotated[
+        bool,
+        typer.Option("--environment-only", help="Leave out the rewards that the run's own config names."),
+    ] = False,
     replay: Annotated[
         bool, typer.Option(help="Play the actions again for the environment's rewards, or keep the recorded.")
     ] = True,
@@ -60,8 +64,13 @@ def rescore(
     )
     rewards = [_reward(text) for text in reward or ()]
     keep_environment = True
+    config = {} if environment_only else load_run(run).config
+    if config.get("rewards") and not trust_code and not rewards:
+        raise UsageError(
+            f"The config of {run} names rewards, which are code or addresses: pass --trust-code to use them, "
+            "--reward to name others, or --environment-only to leave them out."
+        )
     if trust_code:
-        config = load_run(run).config
         rewards = [*_configured(config), *rewards]
         keep_environment = bool(config.get("keep_environment_reward", True))
     resolve_rewards(rewards)

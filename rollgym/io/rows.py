@@ -152,7 +152,7 @@ def open_rows(
             of files, or a folder with ``state.json``.
         columns: Name in the rows to name in the file; a dot leads to a field inside a column. Every row must
             have them. Default: all columns, under their own names.
-        check: Check now that every row has the columns; otherwise a missing one is found when its row is read.
+        check: Check now that every row has the columns; otherwise a missing one is found when it is read.
 
     Raises:
         UsageError: A file cannot be read, a line is not a JSON object, or a column is missing; the message

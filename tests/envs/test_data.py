@@ -217,6 +217,7 @@ def test_a_recording_does_not_import_its_judge() -> None:
     [
         ({"data": []}, "data must be a file"),
         ({"data": {}}, "data names no file"),
+        ({"data": [{"prompt": "?", "answer": {1, 2}}]}, "rows of plain JSON values"),
         ({"data": "none.jsonl"}, "Data file not found: none.jsonl"),
         ({"data": [{"prompt": "?"}]}, r"data\[0\]: there is no column 'answer'; the columns are prompt"),
         ({"data": [{"prompt": 3, "answer": "a"}]}, r"data\[0\]: the prompt is 3; expected text"),

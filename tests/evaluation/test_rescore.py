@@ -109,6 +109,20 @@ def test_code_that_only_the_recording_names_is_not_imported(run: Path, tmp_path:
     assert not (tmp_path / "new").exists()
 
 
+def test_rewards_of_the_config_need_trust(run: Path, tmp_path: Path, rollgym_command: Command) -> None:
+    (tmp_path / "my_trusted_rewards.py").write_text("def f(episode):\n    return 0.5\n")
+    (run / "config.yaml").write_text("rewards: [{kind: function, target: 'my_trusted_rewards:f'}]\n")
+    ran = rollgym_command("rescore", run, "--out", "new")
+    assert ran.code == 2
+    assert "pass --trust-code to use them" in ran.err
+    assert not (tmp_path / "new").exists()
+    ran = rollgym_command("rescore", run, "--out", "new", "--environment-only")
+    assert "0 changed" in ran.out
+    ran = rollgym_command("rescore", run, "--out", "newer", "--trust-code")
+    assert "5 changed" in ran.out, ran.err
+    assert all(e.total_reward == 1.5 for e in rollgym.load_run(tmp_path / "newer").episodes)
+
+
 def test_the_command(run: Path, tmp_path: Path, rollgym_command: Command) -> None:
     ran = rollgym_command("rescore", run, "--out", "new")
     assert (ran.code, ran.out) == (0, "5 episodes: 0 changed, 0 not rescored; results in new\n")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from rollgym.core.errors import MissingExtra, UsageError
-from rollgym.trainer.config import TrackingConfig
+from rollgym.trainer.config import EnvConfig, TrackingConfig, TrainConfig
 from rollgym.trainer.tracking.configured import tracker_makers, wandb_settings
 from rollgym.trainer.tracking.jsonl import RunLogger
+from rollgym.trainer.trusted import code_of
 
 
 def logger_of(folder: Path, **settings: Any) -> RunLogger:
@@ -64,6 +65,15 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], reason:
         TrackingConfig(**settings)
     assert "remove it" not in reason
     assert "secret123" not in str(caught.value).split("input_value")[0]
+
+
+def test_judges_and_addresses_of_a_config_are_listed_as_code() -> None:
+    env = EnvConfig(id="rollgym/Data-v0", kwargs={"judge": "my_judges:length"})
+    tracking = TrackingConfig(mlflow_experiment="lake", mlflow_uri="http://127.0.0.1:5000")
+    assert code_of(TrainConfig(envs=[env], tracking=tracking)) == [
+        "envs.0.kwargs.judge my_judges:length",
+        "tracking.mlflow_uri http://127.0.0.1:5000",
+    ]
 
 
 def test_mlflow_keeps_every_number_in_one_run(tmp_path: Path) -> None:
