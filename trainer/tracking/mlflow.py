@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ class MLflowTracker(Tracker):
             self._metric = importlib.import_module("mlflow.entities").Metric
         except (ImportError, AttributeError):
             raise MissingExtra("Logging to MLflow needs the package mlflow: pip install mlflow") from None
+        if uri is None:
+            # Newer versions of MLflow refuse a store of files, which needs no database, without this.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         path = folder / MLFLOW
         with boundary(RunError, "MLflow could not be started"):
             self._client = client(tracking_uri=uri or (folder.resolve() / STORE).as_uri())

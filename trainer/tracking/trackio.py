@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ class TrackioTracker(Tracker):
             init = importlib.import_module("trackio").init
         except (ImportError, AttributeError):
             raise MissingExtra("Logging to Trackio needs the package trackio: pip install trackio") from None
-        with boundary(RunError, "Trackio could not be started"):
+        # It prints to stdout, which belongs to the results of a command.
+        with boundary(RunError, "Trackio could not be started"), redirect_stdout(sys.stderr):
             self._run = init(
                 project=project,
                 name=folder.resolve().name,
@@ -41,5 +44,5 @@ class TrackioTracker(Tracker):
 
     def close(self, *, failed: bool = False) -> None:
         """Finish the Trackio run."""
-        with boundary(RunError, "Trackio could not end the run"):
+        with boundary(RunError, "Trackio could not end the run"), redirect_stdout(sys.stderr):
             self._run.finish()
