@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import re
 import string
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rollgym.core.errors import EnvError, UsageError, one_line
 from rollgym.core.registry import load_object
+from rollgym.core.text import normalize_answer
 from rollgym.envs.arguments import check_choice
 
 LETTERS = string.ascii_uppercase
@@ -60,11 +60,6 @@ def make_judge(name: str) -> Judge:
     return JUDGES[name]
 
 
-def normalize(text: str) -> str:
-    """Text for comparison: without case, repeated white space, and a full stop at the end."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".")
-
-
 def last_number(text: str) -> float | None:
     """The last number in a text, or ``None``; commas and underscores between digits are ignored."""
     matches = _NUMBER.findall(text)
@@ -76,9 +71,9 @@ def last_number(text: str) -> float | None:
 
 def chosen_letter(answer: str, choices: Sequence[str]) -> str | None:
     """The letter that an answer chooses: by the letter, or by the text of a choice."""
-    texts = [normalize(choice) for choice in choices]
-    if texts.count(normalize(answer)) == 1:
-        return LETTERS[texts.index(normalize(answer))]
+    texts = [normalize_answer(choice) for choice in choices]
+    if texts.count(normalize_answer(answer)) == 1:
+        return LETTERS[texts.index(normalize_answer(answer))]
     if re.fullmatch(r"\W*[a-zA-Z]\W*", answer):
         return next(character.upper() for character in answer if character.isascii() and character.isalpha())
     letters = {letter for letter in _LETTER.findall(answer) if LETTERS.index(letter) < (len(choices) or 26)}
@@ -86,7 +81,7 @@ def chosen_letter(answer: str, choices: Sequence[str]) -> str | None:
 
 
 def _exact(question: Question, answer: str) -> float:
-    return float(normalize(answer) in {normalize(known) for known in question.answers})
+    return float(normalize_answer(answer) in {normalize_answer(known) for known in question.answers})
 
 
 def _number(question: Question, answer: str) -> float:
@@ -100,8 +95,8 @@ def _close(value: float, known: float) -> bool:
 
 
 def _contains(question: Question, answer: str) -> float:
-    text = normalize(answer)
-    patterns = [rf"(?<!\w){re.escape(normalize(known))}(?!\w)" for known in question.answers]
+    text = normalize_answer(answer)
+    patterns = [rf"(?<!\w){re.escape(normalize_answer(known))}(?!\w)" for known in question.answers]
     return float(any(re.search(pattern, text) for pattern in patterns))
 
 
@@ -127,7 +122,7 @@ def _gold_letter(question: Question) -> Callable[[str], str | None]:
 
     def letter(text: str) -> str | None:
         count = len(question.choices) or len(LETTERS)
-        if text.strip().isdecimal() and normalize(text) not in map(normalize, question.choices):
+        if text.strip().isdecimal() and normalize_answer(text) not in map(normalize_answer, question.choices):
             return LETTERS[int(text)] if int(text) < count else None
         found = chosen_letter(text, question.choices)
         return found if found is not None and LETTERS.index(found) < count else None
@@ -136,7 +131,7 @@ def _gold_letter(question: Question) -> Callable[[str], str | None]:
 
 
 def _check_text(question: Question) -> None:
-    if not all(normalize(text) for text in question.answers):
+    if not all(normalize_answer(text) for text in question.answers):
         raise ValueError("the answer is empty")
 
 

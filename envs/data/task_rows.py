@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from rollgym.core.errors import UsageError
 from rollgym.core.seeding import stable_digest
 from rollgym.core.tasks import TaskSet
+from rollgym.core.text import normalize_answer
 from rollgym.envs.arguments import check_choice
-from rollgym.envs.data.judges import LETTERS, Judge, Question, make_judge, normalize
+from rollgym.envs.data.judges import LETTERS, Judge, Question, make_judge
 from rollgym.io.rows import Rows, data_files, dataset_splits, open_rows
 
 COLUMNS = ("prompt", "answer", "choices", "split")
@@ -147,7 +148,7 @@ class RowTasks:
             keys = np.empty(len(rows), np.uint64)
             for number, row in enumerate(rows):
                 questions = self._parse(row, lambda number=number: _place(rows, number))
-                keys[number] = _hash(*(normalize(question.prompt) for question in questions))
+                keys[number] = _hash(*(normalize_answer(question.prompt) for question in questions))
             return keys
 
         options = self._options

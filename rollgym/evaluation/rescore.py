@@ -6,7 +6,6 @@ added as in training. The result is a new run folder; the old one is never chang
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,13 +18,11 @@ from rollgym.core.roles import ROLE_REWARDS, ROLE_SUCCESS, main_role
 from rollgym.core.trust import check_recorded_env
 from rollgym.core.types import Episode, Outcome, Turn
 from rollgym.evaluation.metrics import summarize
-from rollgym.evaluation.replay import Settings, unscored
+from rollgym.evaluation.replay import Settings, for_each_episode, fresh_session, unscored
 from rollgym.evaluation.run_results import load_run
 from rollgym.evaluation.trajectory_import import recorded_manifest
 from rollgym.io.run_dir import RunFolder
 from rollgym.pool.base import EnvPool, EnvSession, Step
-from rollgym.pool.inline import InlinePool
-from rollgym.pool.local import LocalPool
 from rollgym.rewards.composite import CompositeScorer, score_episode
 from rollgym.rewards.scoring import Scorer
 from rollgym.utils.async_runner import run_to_end
@@ -174,21 +171,14 @@ class _Rescoring:
     async def run(
         self, episodes: Sequence[Episode], on_episode: Callable[[Change], None]
     ) -> list[tuple[Episode, Change]]:
-        settings = self._settings
-        pool = LocalPool(settings.workers, modules=settings.modules) if settings.workers else None
-        slots = asyncio.Semaphore(max(1, 2 * settings.workers))
-
-        async def one(episode: Episode) -> tuple[Episode, Change]:
-            async with slots:
-                done = await self._one(episode, pool)
+        async def one(episode: Episode, pool: EnvPool | None) -> tuple[Episode, Change]:
+            done = await self._one(episode, pool)
             on_episode(done[1])
             return done
 
         try:
-            return list(await asyncio.gather(*map(one, episodes)))
+            return await for_each_episode(episodes, self._settings, one)
         finally:
-            if pool is not None:
-                await pool.close()
             close = getattr(self._scorer, "close", None)
             if close is not None:
                 await close()
@@ -200,27 +190,13 @@ class _Rescoring:
         try:
             again = _without_scores(episode)
             if self._replay:
-                again, note = await self._play(again, pool)
+                async with fresh_session(again, pool, self._settings) as session:
+                    again, note = await _play(again, session)
             if self._scorer is not None:
                 again = await score_episode(self._scorer, again)
         except RollgymError as error:
             return episode, _change(episode, episode, str(error), skipped=True)
         return again, _change(episode, again, note)
-
-    async def _play(self, episode: Episode, pool: EnvPool | None) -> tuple[Episode, str]:
-        kwargs = {**episode.spec.env_kwargs, **self._settings.env_kwargs}
-        spec = replace(episode.spec, env_kwargs=kwargs)
-        used = pool or InlinePool(self._settings.modules)
-        try:
-            session = await used.open(spec)
-            try:
-                return await _play(episode, session)
-            finally:
-                session.healthy = False  # the pool does not reuse it, so the next one is fresh
-                await session.close()
-        finally:
-            if pool is None:
-                await used.close()
 
 
 async def _play(episode: Episode, session: EnvSession) -> tuple[Episode, str]:
