@@ -48,8 +48,8 @@ class MCPEnv(ToolEnv):
         command: Command line of a server that speaks over stdin and stdout; runs in a sandbox.
         url: Address of a server that speaks streamable HTTP, instead of a command.
         tasks: A file (JSONL, Parquet or Arrow), or a list of objects: ``prompt``, ``answer`` (a string, or a
-            list of accepted ones), optionally ``split`` and ``files`` (contents by path, put into the server's
-            folder).
+            list of accepted ones), optionally ``split`` and ``files`` (contents by path, put into the
+            server's folder).
         mounts: Folders that the sandbox shows to the server, read-only.
         env: Environment variables of the server. Those of this process are not passed on.
         sandbox: ``namespaces``, or ``none`` to run the command with the rights of this process.
