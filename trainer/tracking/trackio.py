@@ -22,7 +22,8 @@ class TrackioTracker(Tracker):
 
     def __init__(self, folder: Path, project: str) -> None:
         try:
-            init = importlib.import_module("trackio").init
+            trackio = importlib.import_module("trackio")
+            init, self._finish_current = trackio.init, trackio.finish
         except (ImportError, AttributeError):
             raise MissingExtra("Logging to Trackio needs the package trackio: pip install trackio") from None
         # It prints to stdout, which belongs to the results of a command.
@@ -45,4 +46,7 @@ class TrackioTracker(Tracker):
     def close(self, *, failed: bool = False) -> None:
         """Finish the Trackio run."""
         with boundary(RunError, "Trackio could not end the run"), redirect_stdout(sys.stderr):
-            self._run.finish()
+            try:
+                self._finish_current()  # unlike that of the run, it is not repeated when the process ends
+            except RuntimeError:  # the run was started in another context
+                self._run.finish()
