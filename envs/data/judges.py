@@ -77,7 +77,7 @@ def chosen_letter(answer: str, choices: Sequence[str]) -> str | None:
     if re.fullmatch(r"\W*[a-zA-Z]\W*", answer):
         return next(character.upper() for character in answer if character.isascii() and character.isalpha())
     letters = {letter for letter in _LETTER.findall(answer) if LETTERS.index(letter) < (len(choices) or 26)}
-    return letters.pop() if len(letters) == 1 else None  # several letters choose nothing
+    return str(letters.pop()) if len(letters) == 1 else None  # several letters choose nothing
 
 
 def _exact(question: Question, answer: str) -> float:

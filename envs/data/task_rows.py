@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -199,7 +199,7 @@ def _open_tasks(options: str, stamp: tuple[Any, ...]) -> RowTasks:
 
 
 def _plain(options: Options) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in Options.__slots__}
+    return {one.name: getattr(options, one.name) for one in fields(options)}
 
 
 def _stamp(data: Any) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -64,7 +64,7 @@ def rescore(
     )
     rewards = [_reward(text) for text in reward or ()]
     keep_environment = True
-    config = {} if environment_only else load_run(run).config
+    config: dict[str, Any] = {} if environment_only else load_run(run).config
     if config.get("rewards") and not trust_code and not rewards:
         raise UsageError(
             f"The config of {run} names rewards, which are code or addresses: pass --trust-code to use them, "
@@ -99,7 +99,7 @@ def _reward(text: str) -> RewardSettings:
         raise UsageError(f"--reward {text}: the weight {weight!r} is not a number.") from None
 
 
-def _configured(config: dict[str, object]) -> list[RewardSettings]:
+def _configured(config: dict[str, Any]) -> list[RewardSettings]:
     from rollgym.rewards.settings import RewardSettings
 
     entries = config.get("rewards")

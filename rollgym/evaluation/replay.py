@@ -132,7 +132,7 @@ T = TypeVar("T")
 async def for_each_episode(
     episodes: Sequence[Episode], settings: Settings, one: Callable[[Episode, EnvPool | None], Awaitable[T]]
 ) -> list[T]:
-    """Call ``one`` with every episode and the pool of workers, several at once; ``None`` is no workers."""
+    """Call ``one`` with every episode and the pool of workers, several at once; ``None`` without workers."""
     pool = LocalPool(settings.workers, modules=settings.modules) if settings.workers else None
     slots = asyncio.Semaphore(max(1, 2 * settings.workers))
 

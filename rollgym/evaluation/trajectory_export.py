@@ -9,6 +9,7 @@ Each form is a flat row, which `rollgym.evaluation.trajectory_import` turns back
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -299,7 +300,7 @@ def _write_jsonl(path: Path, rows: Iterator[Row]) -> None:
 
 
 def _write_parquet(path: Path, rows: Iterator[Row]) -> None:
-    import pyarrow.parquet as parquet
+    parquet: Any = importlib.import_module("pyarrow.parquet")
 
     def open_writer(file: IO[bytes], schema: Any) -> Any:
         return parquet.ParquetWriter(file, schema)
@@ -310,7 +311,7 @@ def _write_parquet(path: Path, rows: Iterator[Row]) -> None:
 
 def _write_dataset(path: Path, rows: Iterator[Row]) -> None:
     """The folder that ``datasets.save_to_disk`` would write."""
-    import pyarrow as arrow
+    arrow: Any = importlib.import_module("pyarrow")
 
     def open_writer(file: IO[bytes], schema: Any) -> Any:
         return arrow.ipc.new_stream(file, schema)
@@ -334,7 +335,7 @@ def _write_dataset(path: Path, rows: Iterator[Row]) -> None:
 
 def _write_arrow(file: IO[bytes], rows: Iterator[Row], open_writer: Callable[[Any, Any], Any]) -> None:
     """Write rows in batches, with the schema of the first row's form."""
-    import pyarrow as arrow
+    arrow: Any = importlib.import_module("pyarrow")
 
     first = next(rows)
     schema = _schema(arrow, first)

@@ -214,7 +214,7 @@ def _from_tokens(rows: Sequence[Mapping[str, Any]], env_id: str, number: int) ->
             raise ValueError("the sequences of an episode must follow one another in order")
         ids, logprobs = row["input_ids"], row["logprobs"]
         lengths = list(zip(row["prompt_lengths"], row["action_lengths"], strict=True))
-        if len(ids) != len(logprobs) or len(ids) != sum(map(sum, lengths)):
+        if len(ids) != len(logprobs) or len(ids) != sum(prompt + action for prompt, action in lengths):
             raise ValueError("input_ids, logprobs and the lengths of prompts and actions do not agree")
         at = 0
         texts = zip(row["observations"], row["replies"], row["actions"], strict=True)
@@ -250,8 +250,9 @@ def _episode(
     outcome = Outcome(row.get("outcome") or Outcome.TERMINATED)
     if outcome.failed:
         raise ValueError(f"the outcome {outcome.value!r} is that of a failed episode")
-    ends = {"terminated": outcome is Outcome.TERMINATED, "truncated": outcome is Outcome.TRUNCATED}
-    turns[-1] = replace(turns[-1], **ends)  # type: ignore[arg-type]
+    turns[-1] = replace(
+        turns[-1], terminated=outcome is Outcome.TERMINATED, truncated=outcome is Outcome.TRUNCATED
+    )
     success = row.get("success")
     return Episode(
         spec=EpisodeSpec(
