@@ -133,3 +133,9 @@ def register_all() -> None:
         summary="Do tasks on files in a sandboxed shell, be judged by hidden checks",
         expert=f"{_HERE}.terminal.expert:TerminalExpert",
     )
+    register(
+        "rollgym/Data-v0",
+        f"{_HERE}.data.env:DataEnv",
+        summary="Answer questions from rows of JSONL, Parquet or Arrow files, scored by a judge",
+        expert=f"{_HERE}.data.expert:DataExpert",
+    )

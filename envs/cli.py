@@ -1,4 +1,4 @@
-"""Commands of environments, ``rollgym shop`` and ``rollgym export``: their code is imported on first use."""
+"""Commands of environments: ``rollgym shop``, whose code is imported on first use, and ``export harbor``."""
 
 from __future__ import annotations
 
@@ -34,12 +34,6 @@ class ShopGroup(LazyGroup):
     module = "rollgym.envs.webshop.cli"
 
 
-class ExportGroup(LazyGroup):
-    """``rollgym export``."""
-
-    module = "rollgym.envs.terminal.cli"
-
-
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to ``rollgym``: an entry point of the group ``rollgym.commands``."""
     app.add_typer(
@@ -49,10 +43,8 @@ def add_commands(app: typer.Typer) -> None:
         epilog="Example: rollgym shop info synthetic --verify",
         no_args_is_help=True,
     )
-    app.add_typer(
-        typer.Typer(cls=ExportGroup),
-        name="export",
-        help="Write tasks in the forms of other projects.",
-        epilog="Example: rollgym export harbor rollgym/Terminal-v0 --out tasks --count 20",
-        no_args_is_help=True,
-    )
+    from rollgym.envs.terminal.cli import HARBOR_EPILOG, harbor
+
+    export = next(group.typer_instance for group in app.registered_groups if group.name == "export")
+    assert export is not None
+    export.command("harbor", epilog=HARBOR_EPILOG)(harbor)

@@ -22,6 +22,7 @@ RUN = [
             "write_an_environment",
             "training",
             "roles",
+            "trajectories",
             "sft",
             "ray",
             "troubleshooting",

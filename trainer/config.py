@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -227,11 +228,35 @@ class TrackingConfig(Settings):
     """Write TensorBoard event files."""
     wandb_project: str | None = None
     """Weights & Biases project to log to (requires the package ``wandb``)."""
+    wandb_mode: Literal["online", "offline"] | None = None
+    """``offline`` keeps the numbers in the run folder until ``wandb sync`` uploads them. Default: that of the
+    variable ``WANDB_MODE``, or online."""
+    mlflow_experiment: str | None = None
+    """MLflow experiment to log to (requires the package ``mlflow``)."""
+    mlflow_uri: str | None = None
+    """MLflow tracking URI. Default: files in the run folder. A URI with a password is refused: set MLflow's
+    environment variables."""
+    trackio_project: str | None = None
+    """Trackio project to log to, in its local store (requires the package ``trackio``)."""
     episodes: Literal["all", "none"] = "all"
     """Whether to keep training episodes in ``episodes.jsonl``."""
     tokens_every: int = Field(default=10, ge=0)
     """Training steps between those whose episodes are kept with the advantage and ratio of every token, for
     `rollgym view`; 0 keeps none. Each costs one additional forward pass over the batch."""
+
+    def check(self) -> None:
+        """Check that settings are read, and that none holds a password, which the run folder would keep."""
+        if self.wandb_mode is not None and self.wandb_project is None:
+            raise UsageError("wandb_mode requires wandb_project.")
+        if self.mlflow_uri is None:
+            return
+        if self.mlflow_experiment is None:
+            raise UsageError("mlflow_uri requires mlflow_experiment.")
+        if urlsplit(self.mlflow_uri).password is not None:
+            raise UsageError(
+                "mlflow_uri contains a password, which the run folder would keep: remove it and set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+            )
 
 
 class PastConfig(Settings):

@@ -39,6 +39,7 @@ from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 from rollgym.trainer.config import POLICY, EnvConfig, TrainConfig, env_labels, plays_in, role_players
 from rollgym.trainer.learner.protocol import Metrics
 from rollgym.trainer.tracking.checkpoint import Checkpoints
+from rollgym.trainer.tracking.configured import tracker_makers, wandb_settings
 from rollgym.trainer.tracking.console import Console
 from rollgym.trainer.tracking.jsonl import EVALUATIONS, METRICS, RunLogger, read_evaluations
 from rollgym.trainer.train_state import GracefulStop, TrainState
@@ -102,7 +103,8 @@ class TrainRun:
         self.logger = RunLogger(
             folder,
             tensorboard=config.tracking.tensorboard,
-            wandb={"project": config.tracking.wandb_project} if config.tracking.wandb_project else None,
+            wandb=wandb_settings(config.tracking),
+            others=tracker_makers(config.tracking),
             episodes=config.tracking.episodes,
         )
         try:

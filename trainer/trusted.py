@@ -11,7 +11,7 @@ from rollgym.agents.chat.credentials import find_key
 from rollgym.config.loader import load
 from rollgym.core.errors import UsageError
 from rollgym.core.registry import import_module
-from rollgym.core.trust import find_origin, weakened
+from rollgym.core.trust import find_origin, named_code, weakened
 from rollgym.rewards.resolve import check_reachable, resolve_rewards
 from rollgym.serve.program import check_program
 from rollgym.trainer.config import TrainConfig
@@ -28,6 +28,7 @@ def code_of(config: TrainConfig) -> list[str]:
     for number, env in enumerate(config.envs):
         named += [f"envs.{number}.id {env.id}"] * (":" in env.id)
         named += [f"envs.{number}.kwargs.sandbox {text}" for text in weakened(env.kwargs.get("sandbox"))]
+        named += [f"envs.{number}.kwargs.{key} {value}" for key, value in named_code(env.kwargs)]
         named += [f"envs.{number}.roles.{role} {name}" for role, name in env.roles.items() if ":" in name]
         urls = [
             (role, options["base_url"]) for role, options in env.role_options.items() if "base_url" in options
@@ -47,6 +48,7 @@ def code_of(config: TrainConfig) -> list[str]:
     values = {
         "engine.python": config.engine.python,
         "engine.url": config.engine.url,
+        "tracking.mlflow_uri": config.tracking.mlflow_uri,
         "ray.address": None if config.ray.address == "auto" else config.ray.address,
     }
     return named + [f"{key} {value}" for key, value in values.items() if value is not None]

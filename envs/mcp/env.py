@@ -6,26 +6,24 @@ import hashlib
 import json
 import math
 import shlex
-import unicodedata
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rollgym.core.env import StepResult
-from rollgym.core.errors import EnvError, UsageError, one_line
-from rollgym.core.files import read_bounded
+from rollgym.core.errors import EnvError, UsageError
 from rollgym.core.messages import ToolCall, ToolSpec
 from rollgym.core.tasks import Task, TaskSet
+from rollgym.core.text import normalize_answer
 from rollgym.core.tool_env import ToolEnv
 from rollgym.core.tools import BadCall, text_tool
 from rollgym.envs.mcp.session import Session
+from rollgym.io.rows import Rows, open_rows
 from rollgym.sandbox.command import SandboxedCommand
 from rollgym.sandbox.types import Limits
 
 __all__ = ["MCPEnv"]
 
 _SUBMIT = text_tool("submit", "Submit the final answer. This ends the episode.", "answer", "The answer.")
-_MAX_TASK_BYTES = 100_000_000
 _MAX_RESULT_CHARS = 16_000
 _known_tools: dict[str, tuple[ToolSpec, ...]] = {}
 """By server: asking for them starts one."""
@@ -49,8 +47,9 @@ class MCPEnv(ToolEnv):
     Args:
         command: Command line of a server that speaks over stdin and stdout; runs in a sandbox.
         url: Address of a server that speaks streamable HTTP, instead of a command.
-        tasks: A JSONL file, or a list of objects: ``prompt``, ``answer`` (a string, or a list of accepted
-            ones), optionally ``split`` and ``files`` (contents by path, put into the server's folder).
+        tasks: A file (JSONL, Parquet or Arrow), or a list of objects: ``prompt``, ``answer`` (a string, or a
+            list of accepted ones), optionally ``split`` and ``files`` (contents by path, put into the
+            server's folder).
         mounts: Folders that the sandbox shows to the server, read-only.
         env: Environment variables of the server. Those of this process are not passed on.
         sandbox: ``namespaces``, or ``none`` to run the command with the rights of this process.
@@ -139,7 +138,7 @@ class MCPEnv(ToolEnv):
     def score(self, task: Mapping[str, Any], answer: str) -> float:
         """Return the reward of an answer: 1 if it equals one of the task's, whatever case and white space."""
         answers = task["answer"] if isinstance(task["answer"], list) else [task["answer"]]
-        return float(_normal(answer) in {_normal(str(known)) for known in answers})
+        return float(normalize_answer(answer) in {normalize_answer(str(known)) for known in answers})
 
     def close(self) -> None:
         """End the session."""
@@ -187,23 +186,22 @@ class MCPEnv(ToolEnv):
             self._session = None
 
 
-def _normal(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".")
-
-
 def _read_tasks(tasks: str | Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Return the tasks by split."""
-    if isinstance(tasks, str):
-        lines = _read_lines(Path(tasks))
-    else:
-        lines = [(f"task {number}", dict(task)) for number, task in enumerate(tasks)]
+    rows = open_rows(tasks) if isinstance(tasks, str) else [dict(task) for task in tasks]
+
+    def where(number: int) -> str:
+        return rows.place(number) if isinstance(rows, Rows) else f"task {number}"
+
     by_split: dict[str, list[dict[str, Any]]] = {}
-    for where, task in lines:
+    for number, task in enumerate(rows):
         if not isinstance(task.get("prompt"), str) or not isinstance(task.get("answer"), (str, list)):
-            raise UsageError(f"{where} needs a prompt (a string) and an answer (a string or a list of them).")
+            raise UsageError(
+                f"{where(number)} needs a prompt (a string) and an answer (a string or a list of them)."
+            )
         files = task.get("files", {})
         if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
-            raise UsageError(f"{where}: files must be an object of texts by path.")
+            raise UsageError(f"{where(number)}: files must be an object of texts by path.")
         by_split.setdefault(str(task.get("split", "train")), []).append(task)
     if not by_split:
         raise UsageError("MCPEnv needs tasks: a JSONL file, or a list of objects with prompt and answer.")
@@ -219,21 +217,3 @@ def _check_without_files(by_split: Mapping[str, Sequence[Mapping[str, Any]]]) ->
                     f"Task {number} of {split} has files, which need a command in a sandbox: leave them out, "
                     "or set command with sandbox=namespaces."
                 )
-
-
-def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    try:
-        text = read_bounded(path, _MAX_TASK_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read the tasks in {path}: {one_line(error)}") from None
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                task = json.loads(line)
-            except ValueError as error:
-                raise UsageError(f"{path}, line {number} is not JSON: {error}.") from None
-            if not isinstance(task, dict):
-                raise UsageError(f"{path}, line {number} must be an object with prompt and answer.")
-            found.append((f"{path}, line {number}", task))
-    return found

@@ -1,4 +1,4 @@
-"""``rollgym export``: write tasks in the forms of other projects."""
+"""``rollgym export harbor``: write tasks as task folders of Harbor."""
 
 from __future__ import annotations
 
@@ -10,17 +10,9 @@ import typer
 from rollgym.utils.cli_options import AsJson, EnvArgs, EnvName, parse_pairs
 from rollgym.utils.cli_output import print_json
 
-app = typer.Typer(rich_markup_mode=None)
-
 HARBOR_EPILOG = "Example: rollgym export harbor rollgym/Terminal-v0 --out tasks --split test --count 20"
 
 
-@app.callback()
-def _export() -> None:
-    """Write tasks in the forms of other projects."""
-
-
-@app.command("harbor", epilog=HARBOR_EPILOG)
 def harbor(
     env: EnvName,
     out: Annotated[Path, typer.Option(help="New or empty folder to write to.", show_default=False)],

@@ -17,9 +17,11 @@ from rollgym.cli import (
     check,
     envs,
     evaluate,
+    export,
     new,
     play,
     replay,
+    rescore,
     sandbox,
     serve,
     serve_env,
@@ -52,6 +54,8 @@ app.command("play", epilog=play.EPILOG)(play.play)
 app.command("eval", epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.command("compare", epilog=evaluate.COMPARE_EPILOG)(evaluate.compare)
 app.command("replay", epilog=replay.EPILOG)(replay.replay)
+app.command("rescore", epilog=rescore.EPILOG)(rescore.rescore)
+app.command("import", epilog=export.IMPORT_EPILOG)(export.import_)
 app.command("check", epilog=check.EPILOG)(check.check)
 app.command("doctor", epilog=sandbox.DOCTOR_EPILOG)(sandbox.doctor)
 app.command("new", epilog=new.EPILOG)(new.new)
@@ -61,6 +65,7 @@ app.command("serve-env", epilog=serve_env.EPILOG)(serve_env.serve_env)
 app.command("view", epilog=view.EPILOG)(view.view)
 app.add_typer(bench.app, name="bench")
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(export.app, name="export")
 call_plugins(COMMAND_GROUP, "commands", app)
 
 

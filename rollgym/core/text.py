@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 
@@ -28,3 +29,13 @@ def number(value: float | None, digits: int = 3) -> str:
 def interval(low_high: Sequence[float] | None, digits: int = 3) -> str:
     """Format an interval for a table; ``None`` is empty."""
     return "" if low_high is None else f"[{low_high[0]:.{digits}f}, {low_high[1]:.{digits}f}]"
+
+
+def normalize_answer(text: str) -> str:
+    """A text for comparison: without case, repeated white space, and a full stop at the end.
+
+    Example:
+        >>> normalize_answer(" New  York. ")
+        'new york'
+    """
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".")

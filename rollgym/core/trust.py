@@ -117,6 +117,12 @@ def check_recorded_env(
                     f"The file names the environment {env_id!r}, but {module} defines no class or function "
                     f"{rest!r}."
                 )
+    for key, value in named_code(env_kwargs):
+        if value.partition(":")[0] not in modules:
+            raise UsageError(
+                f"The file sets {key}={value!r} for {env_id}, which is code, so it is not imported. If "
+                f"you trust the module, pass --env-module {value.partition(':')[0]}"
+            )
     weaker = [] if weak_sandbox else weakened(env_kwargs.get("sandbox"))
     images = env_kwargs.get("images", "none")
     if images != "none" and not weak_sandbox:  # a container image, perhaps built from a folder of the file
@@ -126,6 +132,12 @@ def check_recorded_env(
             f"The file sets a weaker sandbox for {env_id} ({', '.join(weaker)}), which is refused: pass "
             f"{WEAK_SANDBOX} to accept it."
         )
+
+
+def named_code(env_kwargs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The arguments of an environment that name code to import (``judge=module:function``)."""
+    value = env_kwargs.get("judge")
+    return [("judge", value)] if isinstance(value, str) and ":" in value else []
 
 
 def check_model_folder(folder: Path) -> None:

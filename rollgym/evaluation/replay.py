@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rollgym.core.errors import ResultsError, RollgymError, UsageError
 from rollgym.core.files import read_bounded
@@ -117,36 +118,61 @@ def replay(
 async def _replay_all(
     episodes: Sequence[Episode], settings: Settings, on_episode: Callable[[Replayed], None]
 ) -> list[Replayed]:
-    pool = LocalPool(settings.workers, modules=settings.modules) if settings.workers else None
-    slots = asyncio.Semaphore(max(1, 2 * settings.workers))
-
-    async def one(episode: Episode) -> Replayed:
-        async with slots:
-            done = await _replay_one(episode, pool or InlinePool(settings.modules), settings)
+    async def one(episode: Episode, pool: EnvPool | None) -> Replayed:
+        done = await _replay_one(episode, pool, settings)
         on_episode(done)
         return done
 
+    return await for_each_episode(episodes, settings, one)
+
+
+T = TypeVar("T")
+
+
+async def for_each_episode(
+    episodes: Sequence[Episode], settings: Settings, one: Callable[[Episode, EnvPool | None], Awaitable[T]]
+) -> list[T]:
+    """Call ``one`` with every episode and the pool of workers, several at once; ``None`` without workers."""
+    pool = LocalPool(settings.workers, modules=settings.modules) if settings.workers else None
+    slots = asyncio.Semaphore(max(1, 2 * settings.workers))
+
+    async def limited(episode: Episode) -> T:
+        async with slots:
+            return await one(episode, pool)
+
     try:
-        return list(await asyncio.gather(*map(one, episodes)))
+        return list(await asyncio.gather(*map(limited, episodes)))
     finally:
         if pool is not None:
             await pool.close()
 
 
-async def _replay_one(episode: Episode, pool: EnvPool, settings: Settings) -> Replayed:
+@asynccontextmanager
+async def fresh_session(
+    episode: Episode, pool: EnvPool | None, settings: Settings
+) -> AsyncIterator[EnvSession]:
+    """A session with a fresh environment of an episode, in a worker of the pool or in this process."""
     spec = replace(episode.spec, env_kwargs={**episode.spec.env_kwargs, **settings.env_kwargs})
+    used = pool or InlinePool(settings.modules)
     try:
-        session = await pool.open(spec)
+        session = await used.open(spec)
         try:
-            difference = await _first_difference(episode, session, settings.scored)
+            yield session
         finally:
             session.healthy = False  # the pool does not reuse it, so the next one is fresh
             await session.close()
+    finally:
+        if pool is None:
+            await used.close()
+
+
+async def _replay_one(episode: Episode, pool: EnvPool | None, settings: Settings) -> Replayed:
+    try:
+        async with fresh_session(episode, pool, settings) as session:
+            difference = await _first_difference(episode, session, settings.scored)
     except RollgymError as error:
         difference = Difference(turn=0, field="environment", recorded="playable", now=str(error))
-    finally:
-        if isinstance(pool, InlinePool):
-            await pool.close()
+    spec = episode.spec
     return Replayed(
         episode_id=spec.episode_id, env_id=spec.env_id, turns=episode.length, difference=difference
     )
@@ -182,7 +208,7 @@ async def _first_difference(episode: Episode, session: EnvSession, scored: bool)
 
 
 def _compare_step(number: int, turn: Turn, step: Step, scored: bool, role: str) -> Difference | None:
-    reward, info = (turn.reward, turn.info) if not scored else _unscored(turn)
+    reward, info = (turn.reward, turn.info) if not scored else unscored(turn)
     rewards = (step.info.get(ROLE_REWARDS) or {}) if turn.role else {}
     said = (
         ("reward", reward, rewards.get(role, step.reward)),
@@ -198,7 +224,7 @@ def _compare_step(number: int, turn: Turn, step: Step, scored: bool, role: str) 
     return _compare(number, said) or _compare_info(number, info, step.info)
 
 
-def _unscored(turn: Turn) -> tuple[float, dict[str, Any]]:
+def unscored(turn: Turn) -> tuple[float, dict[str, Any]]:
     """The environment's own reward and info, without those of reward workers."""
     parts = turn.info.get("rewards")
     if not isinstance(parts, dict) or ENVIRONMENT not in parts:

@@ -17,6 +17,7 @@ from rollgym.utils.http_server import web_server
 from rollgym.view.episode_detail import EpisodeDetails
 from rollgym.view.overview import overview
 from rollgym.view.page import encode, page, policy
+from rollgym.view.prometheus import CONTENT_TYPE, metrics_text
 from rollgym.view.reader import COLUMNS, RunView
 from rollgym.view.timeline import Timeline
 
@@ -69,6 +70,12 @@ class Following:
             except (ResultsError, OSError):
                 return None
 
+    def metrics(self) -> str:
+        """Return the newest numbers in the text format of Prometheus."""
+        with self._lock:
+            self.run.follow()
+            return metrics_text(self.run)
+
     def timeline(self) -> dict[str, Any]:
         """Return the current timeline."""
         with self._lock:
@@ -104,11 +111,16 @@ def make_app(folder: Path) -> Starlette:
         first_row = request.query_params.get("from", "0")
         return int(first_row) if first_row.isascii() and first_row.isdecimal() and len(first_row) < 12 else 0
 
+    async def metrics(request: Request) -> Response:
+        text = await run_in_threadpool(run.metrics)
+        return _closed(Response(text, headers={"Content-Type": CONTENT_TYPE}))
+
     routes = [
         Route("/", first),
         Route("/api/overview", answer(lambda r: run.overview(r.query_params.get("seen", "")))),
         Route("/api/rows", answer(lambda r: run.rows(asked(r)))),
         Route("/api/episode/{n:int}", answer(lambda r: run.body(r.path_params["n"]))),
+        Route("/metrics", metrics),
         Route("/api/timeline", answer(lambda r: run.timeline())),
     ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)

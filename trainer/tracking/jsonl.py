@@ -3,7 +3,7 @@
 DIR/metrics.jsonl      one line per training step
 DIR/evaluations.jsonl  one line per evaluation
 DIR/episodes.jsonl     one training episode per line, with the ``step`` that trained on it
-DIR/tensorboard/       the same numbers for TensorBoard (and W&B, if configured)
+DIR/tensorboard/       the same numbers for TensorBoard (and for other trackers, if configured)
 
 A line is complete once its newline is written. It is with the kernel when the call returns, so it survives a
 killed process; after `RunLogger.marks` it also survives a crash of the machine.
@@ -15,7 +15,7 @@ import fcntl
 import math
 import operator
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +42,7 @@ class RunLogger:
         folder: The run folder.
         tensorboard: Also write TensorBoard event files.
         wandb: Arguments of ``wandb.init``, to also log to W&B.
+        others: Functions that make other trackers, each called with the run folder.
         episodes: ``all`` writes training episodes to ``episodes.jsonl``, ``none`` does not.
     """
 
@@ -51,6 +52,7 @@ class RunLogger:
         *,
         tensorboard: bool = True,
         wandb: Mapping[str, Any] | None = None,
+        others: Sequence[Callable[[Path], Tracker]] = (),
         episodes: Literal["all", "none"] = "all",
     ) -> None:
         if episodes not in ("all", "none"):
@@ -66,6 +68,8 @@ class RunLogger:
             self._open()
             if wandb is not None:
                 self._trackers.append(WandbTracker(folder, wandb))
+            for make in others:
+                self._trackers.append(make(folder))
             undo.pop_all()
 
     def __enter__(self) -> RunLogger:

@@ -207,7 +207,7 @@ def test_episodes_through_workers_leave_no_process(shown: str, tmp_path: Path) -
         ({"command": "x", "tasks": []}, "needs tasks"),
         ({"command": "x", "tasks": [{"prompt": "a"}]}, "task 0 needs a prompt"),
         ({"command": "x", "tasks": [{"prompt": "a", "answer": "b", "files": 3}]}, "files must be"),
-        ({"command": "x", "tasks": "missing.jsonl"}, "Cannot read the tasks in missing.jsonl"),
+        ({"command": "x", "tasks": "missing.jsonl"}, "Data file not found: missing.jsonl"),
         ({"command": "no-such-program"}, "no-such-program was not found"),
         ({"command": "python3", "mounts": ["/no/such"]}, "Cannot mount /no/such"),
         ({"url": "http://127.0.0.1:1/mcp", "tasks": TASKS[:1]}, "No session with the MCP server"),
@@ -223,7 +223,7 @@ def test_mistakes_are_one_sentence(options: dict[str, Any], error: str) -> None:
 def test_a_broken_line_of_tasks_is_named(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"prompt": "a", "answer": "b"}\n\n{"prompt"\n')
-    with pytest.raises(UsageError, match=r"tasks.jsonl, line 3 is not JSON"):
+    with pytest.raises(UsageError, match=r"tasks.jsonl:3: not valid JSON"):
         MCPEnv(command="x", tasks=str(path))
 
 

@@ -1,0 +1,1 @@
+"""Tasks from data files: prompts and answers in rows."""
