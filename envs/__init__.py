@@ -133,3 +133,9 @@ def register_all() -> None:
         summary="Do tasks on files in a sandboxed shell, be judged by hidden checks",
         expert=f"{_HERE}.terminal.expert:TerminalExpert",
     )
+    register(
+        "rollgym/Math-v0",
+        f"{_HERE}.math.env:MathEnv",
+        summary="Solve a mathematics problem, from sums to equations and word problems",
+        expert=f"{_HERE}.math.expert:MathExpert",
+    )
