@@ -6,7 +6,6 @@ folder stands for its episodes.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +13,17 @@ from typing import Any
 
 import msgspec
 
-from rollgym.core.errors import MissingExtra, ResultsError, UsageError, boundary, one_line, os_reason
+from rollgym.core.errors import ResultsError, UsageError, one_line, os_reason
 from rollgym.core.files import open_inside
 from rollgym.core.serialization import clean_text, decode_episode
 from rollgym.core.types import Episode
+from rollgym.io.row_files import MAX_LINE_BYTES, parquet_batches, read_lines
 from rollgym.io.run_dir import EPISODES, MANIFEST, read_versioned
 from rollgym.trainer.imitation.examples import Exchange
 
 DATA, DEMONSTRATIONS = "data.json", "demonstrations.jsonl"
 """Files of a run: the report on its data, and the episodes that were played for it."""
-MAX_LINE_BYTES = 64_000_000
 ROLES = ("system", "user", "assistant")
-_PARQUET_ROWS = 256
-"""Rows of a Parquet file that are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +107,9 @@ def read_records(file: DataFile) -> Iterator[Record]:
         return
     try:
         with open_inside(file.path, file.folder) as lines:
-            number = 0
-            while line := lines.readline(MAX_LINE_BYTES + 1):
-                number += 1
+            for number, line in enumerate(read_lines(lines), 1):
                 if line.strip():
                     yield _record(f"{file.path}:{number}", line)
-                if len(line) > MAX_LINE_BYTES:
-                    while line and not line.endswith(b"\n"):
-                        line = lines.readline(MAX_LINE_BYTES)
     except OSError as error:
         raise UsageError(f"Cannot read {file.path}: {os_reason(error)}.") from None
 
@@ -142,19 +134,8 @@ def _record(place: str, line: bytes) -> Record:
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("pyarrow"):
-            raise
-        raise MissingExtra(f"Reading {path}", "parquet") from None
-    with boundary(UsageError, f"Cannot read {path}"):
-        table = parquet.ParquetFile(path)
-        names = list(table.schema_arrow.names)
-        if "messages" not in names:
-            raise UsageError(f"{path} has no column messages; its columns are {', '.join(names)}.")
-        for rows in table.iter_batches(batch_size=_PARQUET_ROWS, columns=["messages"]):
-            yield from rows.column("messages").to_pylist()
+    for batch in parquet_batches(path, ["messages"]):
+        yield from batch.column("messages").to_pylist()
 
 
 def _checked_chat(value: Any) -> Chat | Broken:
