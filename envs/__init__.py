@@ -139,3 +139,9 @@ def register_all() -> None:
         summary="Solve a mathematics problem, from sums to equations and word problems",
         expert=f"{_HERE}.math.expert:MathExpert",
     )
+    register(
+        "rollgym/Questions-v0",
+        f"{_HERE}.questions.env:QuestionsEnv",
+        summary="Answer a question by a choice or in a few words",
+        expert=f"{_HERE}.questions.expert:QuestionsExpert",
+    )

@@ -6,8 +6,8 @@ The rules, in this order; the first one that applies decides:
 2. A line that starts with ``Answer:``: the rest of that line.
 3. The last line, if it is a bare answer (the caller says what that is).
 
-A reply with several different boxes, several different ``Answer:`` lines, or bare answers on other lines that
-differ from the last one, has no answer: a list of guesses earns nothing.
+The answer must be given once. A reply with two boxes, two ``Answer:`` lines, a box and an ``Answer:`` line
+that differ, or bare answers on other lines than the last has no answer: a list of guesses earns nothing.
 """
 
 from __future__ import annotations
@@ -43,14 +43,18 @@ def read_answer(reply: str, is_answer: Callable[[str], bool]) -> Answer:
         Answer(text='7', found='answer line')
     """
     lines = [line for line in reply.splitlines() if line.strip()]
-    stated = [match[1] for line in lines if (match := _ANSWER.match(line))]
-    for texts, found in ((boxes(reply), "boxed"), (stated, "answer line")):
+    boxed = [trim(text) for text in boxes(reply)]
+    stated = [trim(match[1]) for line in lines if (match := _ANSWER.match(line))]
+    outside = [text for text in stated if not boxes(text)]
+    if len(boxed) > 1 or len(stated) > 1 or (boxed and outside and boxed != outside):
+        return Answer("", "several")
+    for texts, found in ((boxed, "boxed"), (stated, "answer line")):
         if texts:
-            return _only([trim(text) for text in texts], found)
+            return Answer(texts[0], found) if texts[0] else Answer("", "nothing")
     bare = [trim(line) for line in lines if is_answer(trim(line))]
     if not lines or not is_answer(trim(lines[-1])):
         return Answer("", "nothing")
-    return _only(bare, "last line")
+    return Answer(bare[0], "last line") if len(bare) == 1 else Answer("", "several")
 
 
 def trim(text: str) -> str:
@@ -75,10 +79,3 @@ def boxes(reply: str) -> list[str]:
                 contents.append(reply[start : mark.start()])
                 start = -1
     return contents
-
-
-def _only(texts: list[str], found: str) -> Answer:
-    different = {text.casefold() for text in texts}
-    if len(different) > 1:
-        return Answer("", "several")
-    return Answer(texts[-1], found) if texts[-1] else Answer("", "nothing")

@@ -12,14 +12,16 @@ from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.answers import read_answer
 from rollgym.envs.arguments import check_choice, check_range
+from rollgym.envs.math.files import load_problems
 from rollgym.envs.math.judge import JUDGES, Judge, read_number
 from rollgym.envs.math.problems import LEVELS, Problem, random_problem
+from rollgym.envs.task_files import FileTasks
 
 _INSTRUCTIONS = r"""Solve the problem. You may think first.
 End with a line of the form
 Answer: X
 where X is the answer alone, such as 42, -7 or 3/4. \boxed{{X}} or X alone on the last line works, too.
-Give one answer: a reply with several different answers has none.
+Give the answer once: a reply with several answers has none.
 You have {attempts} attempt{s}. The reward is 1 for the right answer, else 0."""
 
 
@@ -29,7 +31,7 @@ class MathEnv(TextEnv):
     Observation: the problem; after a wrong attempt, first that it was wrong.
 
     Actions: any text with one answer: ``\boxed{X}``, a line ``Answer: X``, or a number alone on the last
-    line. A text without an answer, or with several different ones, gives ``valid=False``; it uses up an
+    line. A text without an answer, or with several, gives ``valid=False``; it uses up an
     attempt.
 
     Reward: 1 for the right answer, else 0.
@@ -48,21 +50,30 @@ class MathEnv(TextEnv):
 
     def __init__(
         self,
-        problems: str = "generated",
+        problems: str | Mapping[str, str] = "generated",
         *,
         level: int | None = None,
         attempts: int = 1,
         judge: str = "auto",
         render_mode: str | None = None,
     ) -> None:
-        """Problems are ``generated``, of one ``level`` (1 to 5) or all, or from a file."""
+        """Problems are ``generated``, of one ``level`` (1 to 5) or all, or from a file or files by split."""
         check_range("attempts", attempts, 1, 1_000)
         check_choice("judge", judge, JUDGES)
         if level is not None and level not in LEVELS:
             raise UsageError(f"level must be from 1 to 5, or null for all levels, not {level!r}.")
         self._level, self._attempts = level, attempts
         self._judge = Judge(judge)
+        self._file: FileTasks[Problem] | None = None
         self.tasks = TaskSet(f"Math-{level or 'all'}")
+        if problems != "generated":
+            if level is not None:
+                raise UsageError("level applies to generated problems only: remove it, or filter the file.")
+            self._file = load_problems(problems)
+            self.tasks = self._file.tasks
+            used = {self._judge.used_for(p.answer) for own in self._file.contents.values() for p in own}
+            if "math_verify" in used:
+                self.pool_thread = "own"  # it waits for another process
         self.instructions = _INSTRUCTIONS.format(attempts=attempts, s="s"[: attempts != 1])
         super().__init__(render_mode=render_mode)
 
@@ -108,6 +119,8 @@ class MathEnv(TextEnv):
         return self._judge.used_for(self._problem.answer)
 
     def _pose(self, task: Task) -> Problem:
+        if self._file is not None:
+            return self._file.content(task)
         return self.tasks.draw(
             task, lambda rng: random_problem(rng, self._level), lambda problem: problem.key
         )
