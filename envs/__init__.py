@@ -145,3 +145,9 @@ def register_all() -> None:
         summary="Answer a question by a choice or in a few words",
         expert=f"{_HERE}.questions.expert:QuestionsExpert",
     )
+    register(
+        "rollgym/Instructions-v0",
+        f"{_HERE}.instructions.env:InstructionsEnv",
+        summary="Write a text under constraints that a program checks",
+        expert=f"{_HERE}.instructions.expert:InstructionsExpert",
+    )
