@@ -151,3 +151,9 @@ def register_all() -> None:
         summary="Write a text under constraints that a program checks",
         expert=f"{_HERE}.instructions.expert:InstructionsExpert",
     )
+    register(
+        "rollgym/Judge-v0",
+        f"{_HERE}.judge.env:JudgeEnv",
+        summary="Write a text that a judge scores by a rubric",
+        expert=f"{_HERE}.judge.expert:JudgeExpert",
+    )

@@ -34,6 +34,9 @@ def code_of(config: TrainConfig) -> list[str]:
             (role, options["base_url"]) for role, options in env.role_options.items() if "base_url" in options
         ]
         named += [f"envs.{number}.role_options.{role}.base_url {url}" for role, url in urls]
+        judge = env.kwargs.get("judge")
+        if isinstance(judge, Mapping) and "base_url" in judge:
+            named.append(f"envs.{number}.kwargs.judge.base_url {judge['base_url']}")
         named += _code_of_rewards(env.rewards, f"envs.{number}.rewards")
     named += _code_of_rewards(config.rewards, "rewards")
     if config.warm_start is not None:

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from rollgym.core.types import Episode, EpisodeSpec, Outcome, Turn
+from rollgym.core.types import Episode, EpisodeSpec, Failure, Outcome, Turn
 from rollgym.rewards.composite import CompositeScorer, score_episode
 from rollgym.rewards.routed import RoutedScorer
 from rollgym.rewards.scoring import Score
@@ -56,5 +56,10 @@ def test_each_episode_is_scored_by_its_own_scorer_only() -> None:
 
 def test_failed_episodes_stay_as_they_are() -> None:
     routed = RoutedScorer([(lambda played: True, CompositeScorer({"one": Fixed(0.5)}))])
-    failed = replace(episode("a"), outcome=Outcome.ENV_ERROR)
+    failed = replace(
+        episode("a"),
+        outcome=Outcome.ENV_ERROR,
+        error=Failure(type="EnvError", message="broken"),
+        success=None,
+    )
     assert asyncio.run(score_episode(routed, failed)) == failed

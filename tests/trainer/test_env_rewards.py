@@ -25,3 +25,9 @@ def test_code_of_an_environments_reward_is_listed() -> None:
     reward = {"kind": "function", "target": "judges:length"}
     config = load(TrainConfig, {**SMALL, "envs": [{"id": "rollgym/Bandit-v0", "rewards": [reward]}]})
     assert "envs.0.rewards.0.target judges:length" in code_of(config)
+
+
+def test_the_endpoint_of_a_judge_is_listed() -> None:
+    judge = {"base_url": "http://127.0.0.1:1/v1", "model": "m"}
+    config = load(TrainConfig, {**SMALL, "envs": [{"id": "rollgym/Judge-v0", "kwargs": {"judge": judge}}]})
+    assert "envs.0.kwargs.judge.base_url http://127.0.0.1:1/v1" in code_of(config)
