@@ -304,7 +304,7 @@ _KINDS = (
         draw=lambda rng: {
             "unit": list(UNITS)[_int(rng, 0, len(UNITS) - 1)],
             "count": _int(rng, 2, 40),
-            "more": _int(rng, 1, 6),
+            "more": _int(rng, 2, 6),
         },
         ask=lambda v: (
             f"How many {UNITS[v['unit']][0]} are {v['count']} {v['unit']} and {v['more']} "
