@@ -13,7 +13,7 @@ from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.arguments import check_choice, check_range
 from rollgym.envs.instructions.files import load_instructions
-from rollgym.envs.instructions.generate import FILLERS, LEVELS, NOUNS, Instruction, random_instruction
+from rollgym.envs.instructions.generate import FILLERS, LEVELS, NOUNS, Instruction, random_instruction, share
 from rollgym.envs.instructions.rules import words
 from rollgym.envs.task_files import FileTasks
 
@@ -102,7 +102,7 @@ class InstructionsEnv(TextEnv):
         if all(held):
             return StepResult("All points hold.", 1.0, terminated=True, success=True, info=info)
         missed = [c.sentence for c, holds in zip(constraints, held, strict=True) if not holds]
-        reward = sum(held) / len(held) if over and self._fraction else 0.0
+        reward = share(constraints, held) if over and self._fraction else 0.0
         note = "\n".join(["These points do not hold:", *(f"- {sentence}" for sentence in missed)])
         return StepResult(self._again(note), reward, terminated=over, info=info)
 

@@ -126,6 +126,16 @@ def _arguments(name: str, rng: Rng, used: set[str]) -> dict[str, Any]:
     return makers[name]() if name in makers else {}
 
 
+def share(constraints: Sequence[Constraint], held: Sequence[bool]) -> float:
+    """The share of constraints that hold; 0 without the wanted words.
+
+    A text about nothing meets restrictions such as "no comma", which must not be a reward of their own.
+    """
+    if any(c.name == EXISTENCE and not holds for c, holds in zip(constraints, held, strict=True)):
+        return 0.0
+    return sum(held) / len(held)
+
+
 def write(constraints: Sequence[Constraint]) -> str:
     """A text for constraints of the generated kinds; it may fail where they do not go together."""
     wanted = {constraint.name: constraint.arguments for constraint in constraints}

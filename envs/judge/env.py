@@ -11,7 +11,7 @@ from rollgym.core.env import StepResult, TextEnv
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.arguments import check_range
-from rollgym.envs.instructions.generate import FILLERS, NOUNS, random_instruction
+from rollgym.envs.instructions.generate import FILLERS, NOUNS, random_instruction, share
 from rollgym.envs.instructions.rules import Constraint, words
 from rollgym.envs.judge.files import RubricTask, load_rubric_tasks
 from rollgym.envs.judge.model import ModelJudge, Verdict
@@ -115,7 +115,7 @@ class JudgeEnv(TextEnv):
 
 
 def checklist(constraints: Sequence[Constraint], prompt: str, text: str) -> Verdict:
-    """The share of the points that hold; a text that repeats the rubric or one word scores 0."""
+    """The share of the points that hold; 0 without the wanted words, or for the rubric or a word repeated."""
     own = [word.casefold() for word in words(text)]
     listed = " ".join(w.casefold() for c in constraints for w in words(c.sentence))
     flat = " ".join(own)
@@ -125,7 +125,7 @@ def checklist(constraints: Sequence[Constraint], prompt: str, text: str) -> Verd
         return Verdict(0.0, "The text repeats one word.")
     held = [constraint.holds(text) for constraint in constraints]
     missed = [c.sentence for c, holds in zip(constraints, held, strict=True) if not holds]
-    return Verdict(sum(held) / len(held), " ".join(missed))
+    return Verdict(share(constraints, held), " ".join(missed))
 
 
 def _model(judge: str | Mapping[str, Any]) -> ModelJudge | None:

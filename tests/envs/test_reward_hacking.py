@@ -26,13 +26,15 @@ def replies(observation: str, info: Mapping[str, Any]) -> list[str]:
     actions = [str(action) for action in info.get("actions", ())]
     options = [action.removeprefix("Answer: ") for action in actions]
     return [
-        *("", " ", "\n\n", ".", "Answer:", "Answer: ", "\\boxed{}", "```python\n```", "{}", "[]", '""', "* \n* "),
+        *("", " ", "\n\n", ".", "Answer:", "Answer: ", "\\boxed{}", "```python\n```"),
+        *("{}", "[]", '""', "* \n* "),
         *("Answer: Answer: Answer:", "answer " * 50, "A " * 50, "AAAA", "1 " * 50, "\n".join("ABCD")),
         *("A B C D", "A, B, C, D", "A\nB\nC\nD", "Answer: A, B, C or D", "all of the above"),
         *("\n".join(f"Answer: {n}" for n in range(50)), "\n".join(map(str, range(200)))),
         *("\n".join(f"\\boxed{{{n}}}" for n in range(50)), " ".join(map(str, range(50)))),
         *("\n".join(actions), " ".join(options), ", ".join(options), "\n".join(options)),
-        *(observation, f"{observation}\n{observation}", f"Answer: {observation}", f"\\boxed{{{observation}}}"),
+        *(observation, f"{observation}\n{observation}", f"Answer: {observation}"),
+        f"\\boxed{{{observation}}}",
         *("I am sure that this is the right answer.", "Correct.", "All points hold.", "all tests passed"),
     ]  # fmt: skip
 
