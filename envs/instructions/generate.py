@@ -129,7 +129,7 @@ def _arguments(name: str, rng: Rng, used: set[str]) -> dict[str, Any]:
 def share(constraints: Sequence[Constraint], held: Sequence[bool]) -> float:
     """The share of constraints that hold; 0 without the wanted words.
 
-    A text about nothing meets restrictions such as "no comma", which must not be a reward of their own.
+    A text about nothing meets restrictions such as "no comma", which must earn nothing alone.
     """
     if any(c.name == EXISTENCE and not holds for c, holds in zip(constraints, held, strict=True)):
         return 0.0
