@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,15 @@ from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.arguments import check_choice, check_range
 from rollgym.envs.instructions.files import load_instructions
-from rollgym.envs.instructions.generate import FILLERS, LEVELS, NOUNS, Instruction, random_instruction, share
+from rollgym.envs.instructions.generate import (
+    FILLERS,
+    LEVELS,
+    NOUNS,
+    Instruction,
+    fault_of,
+    random_instruction,
+    share,
+)
 from rollgym.envs.instructions.rules import words
 from rollgym.envs.task_files import FileTasks
 
@@ -130,19 +137,10 @@ class InstructionsEnv(TextEnv):
         return self.tasks.draw(task, lambda rng: random_instruction(rng, self._level), lambda made: made.key)
 
     def _fault(self, text: str) -> str:
-        """What makes a reply no text at all, or an empty string."""
-        own = [word.casefold() for word in words(text)]
-        if not own:
+        """What disqualifies a reply, or an empty string; files are judged by their constraints alone."""
+        if not words(text):
             return "There is no text."
-        if self._file is not None:
-            return ""
-        task = " ".join(word.casefold() for word in words(self._task.prompt))
-        flat = " ".join(own)
-        if task in flat or (len(own) >= 5 and flat in task):
-            return "The text repeats the task."
-        if len(own) >= 4 and Counter(own).most_common(1)[0][1] > len(own) / 2:
-            return "The text repeats one word."
-        return ""
+        return "" if self._file is not None else fault_of(text, self._task.prompt)
 
     def _again(self, note: str) -> str:
         return f"{note}\n{self._task.prompt}" if self._left else note

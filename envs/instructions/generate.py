@@ -6,13 +6,14 @@ A task is kept only if the writer finds a text that satisfies all of its constra
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rollgym.envs.instructions.rules import Constraint
+from rollgym.envs.instructions.rules import Constraint, words
 
 Rng = np.random.Generator
 
@@ -124,6 +125,17 @@ def _arguments(name: str, rng: Rng, used: set[str]) -> dict[str, Any]:
         PLACEHOLDERS: lambda: {"num_placeholders": whole(1, 3)},
     }
     return makers[name]() if name in makers else {}
+
+
+def fault_of(text: str, task: str) -> str:
+    """What disqualifies a text, whatever constraints it meets: an echo of the task, or one word repeated."""
+    own = [word.casefold() for word in words(text)]
+    flat, echoed = " ".join(own), " ".join(word.casefold() for word in words(task))
+    if echoed in flat or (len(own) >= 5 and flat in echoed):
+        return "The text repeats the task."
+    if len(own) >= 4 and Counter(own).most_common(1)[0][1] > len(own) / 2:
+        return "The text repeats one word."
+    return ""
 
 
 def share(constraints: Sequence[Constraint], held: Sequence[bool]) -> float:

@@ -11,7 +11,7 @@ from rollgym.core.env import StepResult, TextEnv
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.arguments import check_range
-from rollgym.envs.instructions.generate import FILLERS, NOUNS, random_instruction, share
+from rollgym.envs.instructions.generate import FILLERS, NOUNS, fault_of, random_instruction, share
 from rollgym.envs.instructions.rules import Constraint, words
 from rollgym.envs.judge.files import RubricTask, load_rubric_tasks
 from rollgym.envs.judge.model import ModelJudge, Verdict
@@ -111,18 +111,14 @@ class JudgeEnv(TextEnv):
     def _judged(self, text: str) -> Verdict:
         if self._model is not None:
             return self._model.judge(self._task.prompt, self._task.rubric, text)
-        return checklist(self._constraints, self._task.prompt, text)
+        return checklist(self._constraints, text)
 
 
-def checklist(constraints: Sequence[Constraint], prompt: str, text: str) -> Verdict:
+def checklist(constraints: Sequence[Constraint], text: str) -> Verdict:
     """The share of the points that hold; 0 without the wanted words, or for the rubric or a word repeated."""
-    own = [word.casefold() for word in words(text)]
-    listed = " ".join(w.casefold() for c in constraints for w in words(c.sentence))
-    flat = " ".join(own)
-    if listed in flat or (len(own) >= 5 and flat in listed):
-        return Verdict(0.0, "The text repeats the rubric.")
-    if len(own) >= 4 and max(map(own.count, set(own))) > len(own) / 2:
-        return Verdict(0.0, "The text repeats one word.")
+    fault = fault_of(text, " ".join(constraint.sentence for constraint in constraints))
+    if fault:
+        return Verdict(0.0, fault)
     held = [constraint.holds(text) for constraint in constraints]
     missed = [c.sentence for c, holds in zip(constraints, held, strict=True) if not holds]
     return Verdict(share(constraints, held), " ".join(missed))
