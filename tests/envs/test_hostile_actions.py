@@ -139,7 +139,8 @@ def answers(text):
 def constraints(text):
     arguments = {"relation": "at least", "let_relation": "at least", "capital_relation": "at least"}
     for rule in rules.RULES.values():
-        given = {name: {int: 2, str: "ab", list: ["ab", "c d"]}[kind] for name, kind in rule.arguments.items()}
+        made = {int: 2, str: "ab", list: ["ab", "c d"]}
+        given = {name: made[kind] for name, kind in rule.arguments.items()}
         rule.check(text, {**given, **{name: arguments[name] for name in given if name in arguments}})
     generate.fault_of(text, "Write a text.")
 
@@ -151,7 +152,8 @@ readers = {
 }
 read = readers[sys.argv[1]]
 N = 100_000
-heads = ["", "* ", "<<", "P.S.", "Section", "```", "answer", "Score:", "f ", "f:", "[", "x[", "<answer>", "\\\\boxed{", "\\\\text{"]
+heads = ["* ", "<<", "P.S.", "Section"]
+heads += ["", "```", "answer", "Score:", "f ", "f:", "[", "x[", "<answer>", "\\\\boxed{", "\\\\text{"]
 for head in heads:
     for piece in [" ", "\\t", "\\n", "[", "]", "=", " =", "1", "`", "{", "\\\\", "<", "*", ":", "0x"]:
         read(head + piece * (N // len(piece)) + "!")
