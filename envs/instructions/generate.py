@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,7 @@ def _arguments(name: str, rng: Rng, used: set[str]) -> dict[str, Any]:
     def one(pool: Sequence[str]) -> str:
         return pool[int(rng.integers(len(pool)))]
 
-    makers: Mapping[str, Any] = {
+    makers: Mapping[str, Callable[[], dict[str, Any]]] = {
         WORDS: lambda: {
             "num_words": whole(4, 18),
             "relation": one(("exactly", "exactly", "at least", "at most")),
