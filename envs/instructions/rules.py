@@ -353,7 +353,7 @@ def constraint(name: str, arguments: Mapping[str, Any]) -> Constraint:
         raise ValueError(f"the constraint {name!r} is not supported; supported are {', '.join(RULES)}")
     given: dict[str, Any] = {}
     for key, kind in RULES[name].arguments.items():
-        value = arguments.get(key)
+        value: Any = arguments.get(key)
         if kind is int and isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, kind) or isinstance(value, bool):

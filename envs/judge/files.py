@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rollgym.envs.task_files import Files, FileTasks, Row, load_tasks, text_of
 
@@ -26,8 +27,8 @@ def parse_rubric_task(row: Row) -> RubricTask:
     Raises:
         ValueError: A column is missing.
     """
-    rubric = row.get("rubric")
-    points = rubric if isinstance(rubric, list) else [rubric]
+    rubric: Any = row.get("rubric")
+    points: list[Any] = rubric if isinstance(rubric, list) else [rubric]
     if not points or not all(isinstance(point, str) and point.strip() for point in points):
         raise ValueError(f"its rubric is {rubric!r:.60}; a text or a list of texts was expected")
     return RubricTask(text_of(row, "prompt"), tuple(point.strip() for point in points))
