@@ -356,7 +356,8 @@ def constraint(name: str, arguments: Mapping[str, Any]) -> Constraint:
         value: Any = arguments.get(key)
         if kind is int and isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, kind) or isinstance(value, bool):
+        typed = isinstance(value, kind) and not isinstance(value, bool)
+        if not typed:
             raise ValueError(f"{name} needs {key}, a {kind.__name__}, not {value!r:.60}")
         if kind is list and not (value and all(isinstance(item, str) and item.strip() for item in value)):
             raise ValueError(f"{name} needs {key}, a list of texts, not {value!r:.60}")
