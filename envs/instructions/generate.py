@@ -208,7 +208,8 @@ def _body(wanted: Mapping[str, Any], keywords: list[str], fillers: list[str]) ->
 
 
 def _marker_words(wanted: Mapping[str, Any]) -> int:
-    return 1 + sum(character.isalpha() for character in wanted[POSTSCRIPT]["postscript_marker"])
+    marker: str = wanted[POSTSCRIPT]["postscript_marker"]
+    return 1 + sum(character.isalpha() for character in marker)
 
 
 def _cycled(pool: Sequence[str], count: int) -> list[str]:

@@ -120,7 +120,7 @@ class Constraint:
 
 def _sections(text: str, a: Arguments) -> bool:
     marks = re.findall(rf"(?m)^[ \t#*]*{re.escape(a['section_spliter'])} ?\d+", text)
-    return len(marks) >= a["num_sections"]
+    return len(marks) >= int(a["num_sections"])
 
 
 def _nth_paragraph(text: str, a: Arguments) -> bool:
