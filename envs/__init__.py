@@ -139,3 +139,27 @@ def register_all() -> None:
         summary="Answer questions from rows of JSONL, Parquet or Arrow files, scored by a judge",
         expert=f"{_HERE}.data.expert:DataExpert",
     )
+    register(
+        "rollgym/Math-v0",
+        f"{_HERE}.math.env:MathEnv",
+        summary="Solve a mathematics problem, from sums to equations and word problems",
+        expert=f"{_HERE}.math.expert:MathExpert",
+    )
+    register(
+        "rollgym/Questions-v0",
+        f"{_HERE}.questions.env:QuestionsEnv",
+        summary="Answer a question by a choice or in a few words",
+        expert=f"{_HERE}.questions.expert:QuestionsExpert",
+    )
+    register(
+        "rollgym/Instructions-v0",
+        f"{_HERE}.instructions.env:InstructionsEnv",
+        summary="Write a text under constraints that a program checks",
+        expert=f"{_HERE}.instructions.expert:InstructionsExpert",
+    )
+    register(
+        "rollgym/Judge-v0",
+        f"{_HERE}.judge.env:JudgeEnv",
+        summary="Write a text that a judge scores by a rubric",
+        expert=f"{_HERE}.judge.expert:JudgeExpert",
+    )

@@ -48,8 +48,13 @@ class EnvConfig(Settings):
     """Task split to train on; must differ from ``evaluation.split``."""
     weight: float = Field(default=1.0, gt=0)
     """Share of the groups, relative to the weights of the other environments."""
+    domain: str = ""
+    """Name of the domain it belongs to; several environments, such as levels of one, may share it. Metrics
+    report each domain as ``success/DOMAIN``. Default: none."""
     limits: Closed[Limits] = Limits(seconds=600)
     """Limits that end an episode from outside."""
+    rewards: list[Closed[RewardSettings]] = Field(default_factory=list)
+    """Additional rewards of this environment's episodes only, beside the run's ``rewards``."""
     roles: dict[str, str] = Field(default_factory=dict)
     """In an environment with roles, the player of each: ``policy`` (also of roles left out), ``past`` (a past
     version of the policy), or an agent. Default: one agent; the environment's scripted players have the other
@@ -213,12 +218,22 @@ class StopConfig(Settings):
 
 
 class CurriculumConfig(Settings):
-    """Curriculum over ``envs`` in their order: the next one is added when the last one is mastered."""
+    """Which environments are played, by the success in training so far."""
 
+    kind: Literal["stages", "pass_rate"] = "stages"
+    """``stages``: ``envs`` in their order, the next one is added when the last one is mastered.
+    ``pass_rate``: all of them, and inside each domain those get more groups whose pass rate is near one
+    half."""
+    momentum: float = Field(default=0.3, gt=0, le=1)
+    """pass_rate: weight of the newest step in the moving average of an environment's pass rate."""
+    floor: float = Field(default=0.1, gt=0, le=1)
+    """pass_rate: least factor of an environment's weight; the factor is 1 at a pass rate of one half, or
+    where none was measured, and falls to this at 0 and 1."""
     advance_at: float = Field(default=0.8, gt=0, le=1)
-    """Success rate on training episodes of the hardest environment so far at which the next one is added."""
+    """stages: success rate on training episodes of the hardest environment so far at which the next one is
+    added."""
     window: int = Field(default=5, ge=1)
-    """Training steps over which the success rate is measured."""
+    """stages: training steps over which the success rate is measured."""
 
 
 class TrackingConfig(Settings):
@@ -395,7 +410,7 @@ class TrainConfig(Settings):
                 f"estimator={self.estimator} compares the episodes of a group: rollout.group_size must be at "
                 f"least 2, got {self.rollout.group_size}."
             )
-        if not self.keep_environment_reward and not self.rewards:
+        if not self.keep_environment_reward and not (self.rewards or all(env.rewards for env in self.envs)):
             raise UsageError("keep_environment_reward=false requires at least one entry in rewards.")
         if self.learner.strategy != "auto" and not deferred_names_allowed():
             find_strategy(self.learner.strategy)
@@ -416,6 +431,12 @@ class TrainConfig(Settings):
         _check_roles(self)
         if self.curriculum is not None and len(self.envs) < 2:
             raise UsageError("curriculum requires at least two environments in envs, the easiest first.")
+        by_rate = self.curriculum is not None and self.curriculum.kind == "pass_rate"
+        if by_rate and self.rollout.filter_zero_variance:
+            raise UsageError(
+                "curriculum.kind=pass_rate requires rollout.filter_zero_variance=false: filtered groups "
+                "would not count in the pass rates."
+            )
 
 
 MAX_CONFIG_BYTES = 1_000_000
@@ -482,6 +503,12 @@ def plays_in(episode: Episode, env: EnvConfig) -> bool:
     return all(spec.players.get(role, "").partition(" #")[0] == player for role, player in env.roles.items())
 
 
+def belongs_to(episode: Episode, env: EnvConfig) -> bool:
+    """Return whether an episode of training or of an evaluation belongs to an environment of the mixture."""
+    spec = episode.spec
+    return plays_in(episode, env) or (spec.env_id == env.id and spec.env_kwargs == env.kwargs)
+
+
 def role_players(config: TrainConfig) -> list[dict[str, str]]:
     """Return, for each environment, the name of the player of each role in ``roles``.
 
@@ -499,6 +526,15 @@ def role_players(config: TrainConfig) -> list[dict[str, str]]:
                 players[role] = f"{player} #{seen[player]}"
         result.append(players)
     return result
+
+
+def domains(config: TrainConfig) -> dict[str, list[int]]:
+    """Return the indices of the environments of each domain that ``envs.domain`` names."""
+    members: dict[str, list[int]] = {}
+    for number, env in enumerate(config.envs):
+        if env.domain:
+            members.setdefault(env.domain, []).append(number)
+    return members
 
 
 def env_labels(config: TrainConfig) -> list[str]:

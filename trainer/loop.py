@@ -137,6 +137,7 @@ class TrainLoop:
             past_age = state.step - state.past_step
             state.step += 1
             await run.renew_past()
+            shares = run.reweigh(groups)
             run.note_position()
             scheduler.release(len(groups))
             stopwatch.lap("sync")
@@ -146,6 +147,7 @@ class TrainLoop:
                 | staleness_metrics(groups, state.version - 1)
                 | components.colocation_metrics
                 | losses
+                | shares
             )
             if components.past is not None:
                 metrics["past_age"] = float(past_age)

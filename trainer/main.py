@@ -446,6 +446,8 @@ def _may_change(key: str) -> bool:
         return last in ("timeout", "retries", "concurrency", "workers", "url", "header_env")
     if section == "envs":
         setting = rest.partition(".")[2]
+        if setting.startswith("rewards."):
+            return last in ("timeout", "retries", "concurrency", "workers", "url", "header_env")
         return setting == "limits.seconds" or (
             setting.startswith("role_options.") and last in OPPONENT_MAY_CHANGE
         )

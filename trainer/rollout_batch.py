@@ -12,7 +12,7 @@ from rollgym.core.errors import UsageError
 from rollgym.core.roles import by_turns, role_groups, role_names, role_return, role_success
 from rollgym.core.types import Episode, Group
 from rollgym.trainer.advantages import find_estimator
-from rollgym.trainer.config import POLICY, TrainConfig, env_labels, plays_in
+from rollgym.trainer.config import POLICY, TrainConfig, domains, env_labels, plays_in
 from rollgym.trainer.data.batch import Batch, make_batch
 from rollgym.trainer.data.sequences import FloatArray, token_episode
 from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
@@ -86,6 +86,7 @@ def make_rollout_batch(
         **result.metrics,
         **episode_metrics(played),
         **env_metrics(played, config),
+        **domain_metrics(played, config),
         **role_metrics(played),
     }
     return RolloutBatch(batch.with_arrays(**arrays), metrics)
@@ -194,6 +195,17 @@ def env_metrics(episodes: Sequence[Episode], config: TrainConfig) -> Metrics:
         own = [episode for episode in episodes if plays_in(episode, env)]
         metrics = episode_metrics(own) if own else {"episodes": 0.0}
         result |= {f"env/{label}/{name}": metrics[name] for name in PER_ENV if name in metrics}
+    return result
+
+
+def domain_metrics(episodes: Sequence[Episode], config: TrainConfig) -> Metrics:
+    """Success of each domain that ``envs.domain`` names, over all of its environments."""
+    result: Metrics = {}
+    for domain, members in domains(config).items():
+        own = [e for e in episodes if any(plays_in(e, config.envs[number]) for number in members)]
+        successes = [bool(episode.success) for episode in own if episode.success is not None]
+        if successes:
+            result[f"success/{domain}"] = float(np.mean(successes))
     return result
 
 

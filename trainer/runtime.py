@@ -22,7 +22,7 @@ from rollgym.agents.chat.credentials import find_key
 from rollgym.agents.policy.agent import PolicyAgent
 from rollgym.agents.policy.saved_options import model_settings
 from rollgym.agents.prompting import load_template
-from rollgym.chat import load_tokenizer
+from rollgym.chat import Tokenizer, load_tokenizer
 from rollgym.core.errors import RunError, UsageError, boundary
 from rollgym.core.roles import TeamAgent
 from rollgym.core.seeding import derive_seed
@@ -36,7 +36,8 @@ from rollgym.pool.base import EnvPool
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
 from rollgym.rewards import CompositeScorer
-from rollgym.rewards.settings import make_scorer
+from rollgym.rewards.routed import RoutedScorer
+from rollgym.rewards.settings import RewardSettings, make_scorer
 from rollgym.rollout.config import SchedulerConfig
 from rollgym.rollout.events import EventLog
 from rollgym.rollout.group_state import GroupPolicy
@@ -44,7 +45,7 @@ from rollgym.rollout.scheduler import Scheduler
 from rollgym.rollout.task_sampler import TaskSampler
 from rollgym.trainer.builtin_policy.model import make_policy
 from rollgym.trainer.colocation import Colocation
-from rollgym.trainer.config import PAST, TrainConfig
+from rollgym.trainer.config import PAST, TrainConfig, belongs_to
 from rollgym.trainer.learner.config import LearnerOptions
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.objective import GAP_LIMIT
@@ -93,7 +94,7 @@ class Components:
     """Plays evaluations: the same policy, with ``evaluation.temperature``."""
     pool: EnvPool
     learner: LearnerProtocol
-    scorer: CompositeScorer | None
+    scorer: CompositeScorer | RoutedScorer | None
     thread: Executor
     """Runs all calls of the learner: one thread, so that the event loop stays free."""
     runtime: Runtime | None = None
@@ -271,14 +272,7 @@ def make_components(
     if config.engine.kind == "sglang" and config.envs:  # the embedded engine enforces the limit itself
         check_context(folder / MODEL, engine)
     tokenizer = load_tokenizer(folder / MODEL)
-    scorer = None
-    if config.all_rewards:
-        scorer = make_scorer(
-            config.all_rewards,
-            keep_environment=config.keep_environment_reward,
-            engine=engine,
-            tokenizer=tokenizer,
-        )
+    scorer = make_run_scorer(config, engine, tokenizer)
     agent = eval_agent = PolicyAgent(engine, tokenizer, config.agent)
     if config.eval_agent != config.agent:
         eval_agent = PolicyAgent(engine, tokenizer, config.eval_agent)
@@ -286,6 +280,25 @@ def make_components(
     team = make_team(config, agent, past_agent)
     more |= {"team": team, "past": past}
     return Components(config, folder, engine, agent, eval_agent, pool, learner, scorer, thread, **more)
+
+
+def make_run_scorer(
+    config: TrainConfig, engine: Engine, tokenizer: Tokenizer
+) -> CompositeScorer | RoutedScorer | None:
+    """The scorer of a run's rewards; where environments have their own, each gets its scorer."""
+
+    def composite(rewards: Sequence[RewardSettings]) -> CompositeScorer:
+        keep = config.keep_environment_reward
+        return make_scorer(rewards, keep_environment=keep, engine=engine, tokenizer=tokenizer)
+
+    if not any(env.rewards for env in config.envs):
+        return composite(config.all_rewards) if config.all_rewards else None
+    routes = [
+        (partial(belongs_to, env=env), composite([*config.all_rewards, *env.rewards]))
+        for env in config.envs
+        if config.all_rewards or env.rewards
+    ]
+    return RoutedScorer(routes)
 
 
 class NoEngine(Engine):

@@ -37,6 +37,7 @@ from rollgym.rollout.events import EventLog
 from rollgym.rollout.scheduler import Scheduler
 from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 from rollgym.trainer.config import POLICY, EnvConfig, TrainConfig, env_labels, plays_in, role_players
+from rollgym.trainer.curriculum import pass_rate_weights, updated_pass_rates
 from rollgym.trainer.learner.protocol import Metrics
 from rollgym.trainer.tracking.checkpoint import Checkpoints
 from rollgym.trainer.tracking.configured import tracker_makers, wandb_settings
@@ -178,8 +179,9 @@ class TrainRun:
     def open_stage(self) -> Scheduler:
         """A paused scheduler for the environments of the current curriculum stage, at the saved position."""
         config, state = self.config, self.state
-        envs = config.envs if config.curriculum is None else config.envs[: state.stage + 1]
-        tasks = make_task_sampler(config, envs, state.stage)
+        staged = config.curriculum is not None and config.curriculum.kind == "stages"
+        envs = config.envs[: state.stage + 1] if staged else config.envs
+        tasks = make_task_sampler(config, envs, state.stage, state.reweighed)
         scheduler = self.components.make_scheduler(tasks, self.events, state.next_group)
         scheduler.buffer.version = state.version
         scheduler.buffer.requeue(state.unfinished_groups, state.first_attempts)
@@ -215,6 +217,19 @@ class TrainRun:
         """Print and save how the learner lays out sequences."""
         self.update_manifest("learner_layout", choice.to_json())
         self.console.note(str(choice))
+
+    def reweigh(self, groups: Sequence[Group]) -> Metrics:
+        """Set the shares of the environments by their pass rates, from the next group on."""
+        settings, state = self.config.curriculum, self.state
+        if settings is None or settings.kind != "pass_rate":
+            return {}
+        state.pass_rates = updated_pass_rates(state.pass_rates, groups, self.config, settings.momentum)
+        weights = pass_rate_weights(state.pass_rates, self.config, settings)
+        sampler, first = self.scheduler.buffer.sampler, self.scheduler.buffer.next_group
+        sampler.reweigh(first, weights)
+        state.reweighed = [*state.reweighed, (first, weights)]
+        labels = env_labels(self.config)
+        return {f"share/{label}": sampler.share(number, first) for number, label in enumerate(labels)}
 
     def note_position(self) -> None:
         """Store the scheduler's position in the task stream, before the next group starts."""
@@ -268,7 +283,7 @@ class TrainRun:
     def advances(self, groups: Sequence[Group]) -> bool:
         """Move the curriculum to the next stage if the current one is mastered; returns whether it did."""
         settings, state = self.config.curriculum, self.state
-        if settings is None or state.stage + 1 >= len(self.config.envs):
+        if settings is None or settings.kind != "stages" or state.stage + 1 >= len(self.config.envs):
             return False
         hardest = self.config.envs[state.stage]
         successes = [
@@ -319,7 +334,8 @@ class TrainRun:
             episodes = await self.scheduler.evaluate(tasks.specs)
             summary = _score(tasks, episodes)
             warnings = warnings_of(episodes)
-            lines.append({"phase": phase, "env": label, **summary, "warnings": as_json(warnings)})
+            domain = {"domain": self.config.envs[number].domain} if self.config.envs[number].domain else {}
+            lines.append({"phase": phase, "env": label, **domain, **summary, "warnings": as_json(warnings)})
             for warning in warnings if phase != "before" else ():
                 self.console.note(f"warning: {label}: {warning.sentence}")
             if note := exclusion_note(summary):
@@ -400,6 +416,7 @@ class TrainRun:
             "best_success": state.best,
             "best_step": state.best_step,
             "last_success": state.last,
+            "domains": domain_success(read_evaluations(self.folder)),
             "warnings": as_json(self.warnings),
             "evaluations": [
                 {
@@ -409,6 +426,22 @@ class TrainRun:
                 for line in read_evaluations(self.folder)
             ],
         }
+
+
+def domain_success(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Held-out success of each domain, the mean over its environments, first and last."""
+    by_step: dict[str, dict[tuple[int, str], list[float]]] = {}
+    for line in evaluations:
+        if line.get("domain") and line.get("success_rate") is not None:
+            steps = by_step.setdefault(line["domain"], {})
+            steps.setdefault((line["step"], line["phase"]), []).append(line["success_rate"])
+    return {
+        domain: {
+            name: round(sum(rates) / len(rates), 4)
+            for name, rates in (("first", next(iter(steps.values()))), ("last", list(steps.values())[-1]))
+        }
+        for domain, steps in by_step.items()
+    }
 
 
 def held_out(config: TrainConfig, env: EnvConfig) -> Plan:
@@ -425,11 +458,16 @@ def held_out(config: TrainConfig, env: EnvConfig) -> Plan:
     return plan(request)
 
 
-def make_task_sampler(config: TrainConfig, envs: Sequence[EnvConfig], stage: int) -> TaskSampler:
-    """The training tasks, in an order that depends on the seed alone."""
+def make_task_sampler(
+    config: TrainConfig,
+    envs: Sequence[EnvConfig],
+    stage: int,
+    reweighed: Sequence[tuple[int, Sequence[float]]] = (),
+) -> TaskSampler:
+    """The training tasks, in an order that depends on the seed and on changes of the weights alone."""
     # `envs` are the first ones of the config.
     sources = [_env_source(env, config, players) for env, players in zip(envs, role_players(config))]  # noqa: B905
-    return TaskSampler(sources, seed=derive_seed("tasks", config.seed, stage))
+    return TaskSampler(sources, seed=derive_seed("tasks", config.seed, stage), reweighed=reweighed)
 
 
 def _env_source(env: EnvConfig, config: TrainConfig, others: Mapping[str, str]) -> EnvSource:
@@ -438,7 +476,7 @@ def _env_source(env: EnvConfig, config: TrainConfig, others: Mapping[str, str]) 
     players = cast_roles(env.id, facts.roles, others, POLICY)
     # Without players the policy has all roles.
     roles = [role for role in facts.roles if players.get(role, POLICY) == POLICY]
-    if config.rewards and len(roles) > 1:
+    if (config.rewards or env.rewards) and len(roles) > 1:
         raise UsageError(
             f"rewards requires one role of {env.id} with the player `policy`, not {len(roles)} "
             f"({', '.join(roles)}): give the other roles to agents or to `past` in envs.roles, or remove "

@@ -31,6 +31,10 @@ class TrainState:
     """The first attempt number of each of these groups: earlier attempts are not trained on."""
     window: list[float] = field(default_factory=list)
     """Success rate of the newest environment in the last steps, for the curriculum."""
+    pass_rates: list[float | None] = field(default_factory=list)
+    """Moving average of the success of each environment, for the curriculum by pass rate."""
+    reweighed: list[tuple[int, list[float]]] = field(default_factory=list)
+    """First group and weights of the environments, each time that curriculum changed them."""
     best: float | None = None
     """Best held-out success so far."""
     best_step: int = 0

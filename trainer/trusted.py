@@ -13,6 +13,7 @@ from rollgym.core.errors import UsageError
 from rollgym.core.registry import import_module
 from rollgym.core.trust import find_origin, named_code, weakened
 from rollgym.rewards.resolve import check_reachable, resolve_rewards
+from rollgym.rewards.settings import RewardSettings, check_names
 from rollgym.serve.program import check_program
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.self_play import check_opponents
@@ -34,9 +35,11 @@ def code_of(config: TrainConfig) -> list[str]:
             (role, options["base_url"]) for role, options in env.role_options.items() if "base_url" in options
         ]
         named += [f"envs.{number}.role_options.{role}.base_url {url}" for role, url in urls]
-    for number, reward in enumerate(config.rewards):
-        named += [f"rewards.{number}.target {reward.target}"] * (reward.target is not None)
-        named += [f"rewards.{number}.url {reward.url}"] * (reward.url is not None)
+        judge = env.kwargs.get("judge")
+        if isinstance(judge, Mapping) and "base_url" in judge:
+            named.append(f"envs.{number}.kwargs.judge.base_url {judge['base_url']}")
+        named += _code_of_rewards(env.rewards, f"envs.{number}.rewards")
+    named += _code_of_rewards(config.rewards, "rewards")
     if config.warm_start is not None:
         agents = {name: getattr(config.warm_start, name) for name in ("agent", "mistakes_agent")}
         named += [f"warm_start.{name} {agent}" for name, agent in agents.items() if ":" in agent]
@@ -52,6 +55,14 @@ def code_of(config: TrainConfig) -> list[str]:
         "ray.address": None if config.ray.address == "auto" else config.ray.address,
     }
     return named + [f"{key} {value}" for key, value in values.items() if value is not None]
+
+
+def _code_of_rewards(rewards: Sequence[RewardSettings], key: str) -> list[str]:
+    named: list[str] = []
+    for number, reward in enumerate(rewards):
+        named += [f"{key}.{number}.target {reward.target}"] * (reward.target is not None)
+        named += [f"{key}.{number}.url {reward.url}"] * (reward.url is not None)
+    return named
 
 
 def load_to_run(
@@ -97,6 +108,9 @@ def check_targets(config: TrainConfig) -> None:
     Imports the functions and agents, so only for a config that the user trains with.
     """
     resolve_rewards(config.all_rewards)
+    for number, env in enumerate(config.envs):
+        resolve_rewards(env.rewards, f"envs.{number}.rewards")
+        check_names([*config.all_rewards, *env.rewards])
     check_opponents(config)
     if config.program is not None:
         try:

@@ -133,6 +133,13 @@ async def score_episode(scorer: Scorer, episode: Episode) -> Episode:
     """
     if episode.outcome.failed or not episode.turns:
         return episode
+    from rollgym.rewards.routed import RoutedScorer  # which imports this module
+
+    if isinstance(scorer, RoutedScorer):
+        own = scorer.route(episode)
+        if own is None:
+            return episode
+        scorer = own
     name = str(getattr(scorer, "name", "") or type(scorer).__name__)
     weighted = scorer if isinstance(scorer, CompositeScorer) else CompositeScorer({name: scorer})
     try:

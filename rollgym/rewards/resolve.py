@@ -18,7 +18,7 @@ CONNECT_SECONDS = 5.0
 """Seconds for the one attempt to connect to a service."""
 
 
-def resolve_rewards(rewards: Sequence[RewardSettings]) -> None:
+def resolve_rewards(rewards: Sequence[RewardSettings], key: str = "rewards") -> None:
     """Check every target of ``rewards``; raise a `UsageError` with the key of the first invalid one.
 
     Imports functions, connects to services once, reads the variables of their headers, and reads the folder
@@ -34,7 +34,7 @@ def resolve_rewards(rewards: Sequence[RewardSettings]) -> None:
             else:
                 _resolve_judge(reward)
         except RollgymError as error:
-            raise UsageError(f"rewards.{number} ({reward.called}): {error}") from error
+            raise UsageError(f"{key}.{number} ({reward.called}): {error}") from error
 
 
 def check_reachable(url: str, what: str) -> None:

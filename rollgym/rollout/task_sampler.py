@@ -1,13 +1,13 @@
 """The task sampler: a seeded, endless sequence of groups to play, identical on every machine.
 
-Groups are numbered. The environment, task and seeds of a group depend on its number and the sampler's seed
-alone, so sampling can continue from any number.
+Groups are numbered. The environment, task and seeds of a group depend on its number, the sampler's seed and
+the weights that `TaskSampler.reweigh` set before it, so sampling can continue from any number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,14 +54,36 @@ class GroupTask:
 class TaskSampler:
     """An endless, seeded sequence of group tasks from one environment or a mixture."""
 
-    def __init__(self, sources: Sequence[EnvSource], *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        sources: Sequence[EnvSource],
+        *,
+        seed: int = 0,
+        reweighed: Iterable[tuple[int, Sequence[float]]] = (),
+    ) -> None:
         if not sources:
             raise UsageError("A task sampler needs at least one environment.")
         self.sources = tuple(sources)
         self.seed = seed
+        self._reweighed: list[tuple[int, tuple[float, ...]]] = []
         self._tasks: list[GroupTask] = []
         self._credit = [0.0] * len(self.sources)
         self._orders = [self._order(source, index) for index, source in enumerate(self.sources)]
+        for first, weights in reweighed:
+            self.reweigh(first, weights)
+
+    def reweigh(self, first: int, weights: Sequence[float]) -> None:
+        """Set the weights of the sources from group ``first`` on; earlier groups keep their tasks.
+
+        A sampler that is made with the same calls, as ``reweighed``, gives the same groups.
+        """
+        if len(weights) != len(self.sources) or not all(0 <= weight < math.inf for weight in weights):
+            raise ValueError(f"expected {len(self.sources)} finite weights of 0 or more, got {weights}")
+        if not sum(weights):
+            raise ValueError("at least one weight must be positive")
+        if first < len(self._tasks) or (self._reweighed and first < self._reweighed[-1][0]):
+            raise ValueError(f"group {first} has a task already: its weights cannot change")
+        self._reweighed.append((first, tuple(weights)))
 
     def group_task(self, number: int) -> GroupTask:
         """The task of group ``number``, whether or not earlier ones were requested."""
@@ -69,9 +91,13 @@ class TaskSampler:
             self._tasks.append(self._next())
         return self._tasks[number]
 
-    def share(self, source: int) -> float:
-        """The fraction of groups that a source gets."""
-        return self.sources[source].weight / sum(source.weight for source in self.sources)
+    def share(self, source: int, number: int = 0) -> float:
+        """The fraction of groups that a source gets at group ``number``."""
+        weights = next(
+            (weights for first, weights in reversed(self._reweighed) if first <= number),
+            tuple(source.weight for source in self.sources),
+        )
+        return weights[source] / sum(weights)
 
     def spec(self, task: GroupTask, member: int, attempt: int, sampling_attempt: int) -> EpisodeSpec:
         """The episode of one member of a group.
@@ -98,11 +124,11 @@ class TaskSampler:
 
     def _next(self) -> GroupTask:
         # Smooth weighted round robin: shares are exact over any longer stretch, and never in bursts.
+        number = len(self._tasks)
         for index in range(len(self.sources)):
-            self._credit[index] += self.share(index)
+            self._credit[index] += self.share(index, number)
         chosen = max(range(len(self.sources)), key=lambda index: (round(self._credit[index], 9), -index))
         self._credit[chosen] -= 1.0
-        number = len(self._tasks)
         return GroupTask(
             number=number,
             source=chosen,

@@ -18,7 +18,7 @@ LARGEST = 1e15
 """Largest plotted magnitude; larger numbers are invalid and break the arithmetic of curves."""
 MOST_EVALUATIONS = 5_000
 MOST_PARTS = 40
-"""Maximum parts of a step's time split and of pass@k."""
+"""Maximum parts of a step's time split and of pass@k, and maximum domains with a chart."""
 MOST_ENVIRONMENTS = 200
 POINTS = 500
 """Points of a curve; longer runs are averaged over neighboring steps."""
@@ -42,6 +42,7 @@ CURVES = (
 """Metrics with their own chart: name, title, unit."""
 _CLIPPED = ("clipped_low", "clipped_high")
 _SPLIT = "seconds_"
+_DOMAIN = "success/"
 
 
 def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -80,7 +81,10 @@ def overview(run: RunView, notes: Sequence[str] = ()) -> dict[str, Any]:
 def curves(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the charts of a training run."""
     charts = []
-    for name, title, unit in CURVES:
+    domains = sorted({key for line in metrics for key in line if key.startswith(_DOMAIN)})[:MOST_PARTS]
+    share = "share of the step's episodes"
+    own = [(key, f"Success in training: {_text(key.removeprefix(_DOMAIN))}", share) for key in domains]
+    for name, title, unit in (*CURVES, *own):
         points = thin([(_number(line.get("step")), _value(line, name)) for line in metrics])
         if points:
             charts.append({"name": name, "title": title, "unit": unit, "points": points})

@@ -107,6 +107,9 @@ from rollgym.envs.countdown.env import CountdownEnv
 from rollgym.envs.countdown.arithmetic import BadExpression
 from rollgym.envs.webshop import actions as shop
 from rollgym.rewards import judge
+from rollgym.envs import answers as answer_reader
+from rollgym.envs.instructions import generate, rules
+from rollgym.envs.math import judge as math_judge
 import rollgym.adapters.spaces as spaces
 import re
 
@@ -129,14 +132,28 @@ def shopping(text):
     for strict in (True, False):
         shop.parse(text, SimpleNamespace(strict_grammar=strict))
 
+def answers(text):
+    answer_reader.read_answer(text, lambda line: math_judge.read_number(line) is not None)
+    math_judge.read_number(text)
+
+def constraints(text):
+    arguments = {"relation": "at least", "let_relation": "at least", "capital_relation": "at least"}
+    for rule in rules.RULES.values():
+        made = {int: 2, str: "ab", list: ["ab", "c d"]}
+        given = {name: made[kind] for name, kind in rule.arguments.items()}
+        rule.check(text, {**given, **{name: arguments[name] for name in given if name in arguments}})
+    generate.fault_of(text, "Write a text.")
+
 readers = {
+    "answers": answers, "constraints": constraints,
     "countdown": countdown, "parsed": parsed, "code": code, "shopping": shopping,
     "judge": lambda text: list(re.finditer(judge.PATTERN, text, re.IGNORECASE)),
     "spaces": lambda text: (spaces._FENCE.fullmatch(text), spaces.folded(text)),
 }
 read = readers[sys.argv[1]]
 N = 100_000
-heads = ["", "```", "answer", "Score:", "f ", "f:", "[", "x[", "<answer>", "\\\\boxed{", "\\\\text{"]
+heads = ["* ", "<<", "P.S.", "Section"]
+heads += ["", "```", "answer", "Score:", "f ", "f:", "[", "x[", "<answer>", "\\\\boxed{", "\\\\text{"]
 for head in heads:
     for piece in [" ", "\\t", "\\n", "[", "]", "=", " =", "1", "`", "{", "\\\\", "<", "*", ":", "0x"]:
         read(head + piece * (N // len(piece)) + "!")
@@ -144,7 +161,9 @@ for head in heads:
 """Reads long texts of one piece repeated. A pattern that tries each pair of places needs minutes for one."""
 
 
-@pytest.mark.parametrize("reader", ["countdown", "parsed", "code", "shopping", "judge", "spaces"])
+@pytest.mark.parametrize(
+    "reader", [*["answers", "constraints", "countdown", "parsed", "code", "shopping", "judge", "spaces"]]
+)
 def test_reading_takes_no_more_steps_than_a_text_has_characters(reader: str) -> None:
     ran = subprocess.run([sys.executable, "-c", READERS, reader], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr or "its 30 seconds of CPU time were used up"

@@ -124,3 +124,27 @@ def test_a_sampler_follows_the_order_of_its_task_set() -> None:
     sampler = TaskSampler([EnvSource(env_id="maze", tasks=TASKS)], seed=3)
     order = list(islice(TASKS.order("train", derive_seed("stream order", 3, 0)), 8))
     assert [sampler.group_task(n).task for n in range(8)] == order
+
+
+def test_new_weights_count_from_their_group_on_and_give_the_same_groups_again() -> None:
+    sampler = mixture(1, 1)
+    before = [sampler.group_task(n) for n in range(10)]
+    sampler.reweigh(10, [3, 1])
+    after = [sampler.group_task(n).source for n in range(10, 50)]
+    assert Counter(after) == {0: 30, 1: 10}
+    assert [sampler.group_task(n) for n in range(10)] == before
+    sampler.reweigh(50, [0, 1])
+    assert {sampler.group_task(n).source for n in range(52, 60)} == {1}
+    sources = [EnvSource(env_id=f"env{n}") for n in range(2)]
+    again = TaskSampler(sources, reweighed=[(10, [3, 1]), (50, [0, 1])])
+    assert [again.group_task(n) for n in range(60)] == [sampler.group_task(n) for n in range(60)]
+
+
+def test_weights_of_groups_that_have_a_task_cannot_change() -> None:
+    sampler = mixture(1, 1)
+    sampler.group_task(4)
+    with pytest.raises(ValueError, match="group 4 has a task already"):
+        sampler.reweigh(4, [1, 2])
+    for weights in ([1], [0, 0], [1, -1], [1, math.nan]):
+        with pytest.raises(ValueError, match="weight"):
+            sampler.reweigh(5, weights)

@@ -8,7 +8,7 @@ from made_runs import failed_episode, make_episode
 
 from rollgym.evaluation.stats import wilson
 from rollgym.view import RunView
-from rollgym.view.overview import overview, thin, time_split
+from rollgym.view.overview import curves, overview, thin, time_split
 
 MakeRun = Callable[..., Path]
 
@@ -108,3 +108,14 @@ def test_a_page_has_the_name_of_its_run_and_the_command_that_made_it(make_run: M
     assert page["name"] == folder.name
     assert page["command"] == "rollgym x"
     assert page["about"]["configuration"] == "frozen-lake"
+
+
+def test_each_domain_has_a_chart() -> None:
+    metrics = [
+        {"step": 1, "success": 0.5, "success/math": 0.25, "success/code": 0.75},
+        {"step": 2, "success": 0.6, "success/math": 0.5, "success/code": 0.75},
+    ]
+    charts = {chart["name"]: chart for chart in curves(metrics)}
+    assert list(charts) == ["success", "success/code", "success/math"]
+    assert charts["success/math"]["title"] == "Success in training: math"
+    assert charts["success/math"]["points"] == [[1, 0.25], [2, 0.5]]

@@ -1,0 +1,1 @@
+"""Writing tasks whose reward is a judge's score by a rubric."""
