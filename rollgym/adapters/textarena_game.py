@@ -20,8 +20,10 @@ from rollgym.core.errors import EnvError, UnknownName, UsageError, one_line
 from rollgym.core.seeding import derive_rng, stable_digest
 
 MAX_PLAYERS = 15
-MAX_CANDIDATES = 128
+MAX_CANDIDATES = 256
 """Actions that are tried on a copy of the game per turn, and as often again until one is legal."""
+SAMPLES = 64
+"""Variants that are tried of an example with more than two numbers or letters."""
 _BRACKETED = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _SLOT = re.compile(r"\d+|(?<![A-Za-z])[A-Z](?![A-Za-z])")
 _NUMBERS, _DIGITS, _LETTERS = tuple(map(str, range(21))), tuple("0123456789"), tuple("ABCDEFGH")
@@ -147,8 +149,10 @@ class Game:
     def _candidates(self) -> list[str]:
         shown = self._env.state.observations[self.current]
         text = "\n".join(message for _, message, _ in shown if isinstance(message, str))
-        found = [*self._examples.get(self.current, []), *self._more_examples, *_BRACKETED.findall(text)]
-        varied = list(dict.fromkeys(itertools.chain.from_iterable(map(_varied, dict.fromkeys(found)))))
+        # Rules show examples, which are varied; later messages list legal actions as they are.
+        examples = dict.fromkeys([*self._examples.get(self.current, []), *self._more_examples])
+        found = itertools.chain(_BRACKETED.findall(text), *map(_varied, examples))
+        varied = list(dict.fromkeys(found))
         if len(varied) <= MAX_CANDIDATES:
             return varied
         # The same text gives the same order.
@@ -201,7 +205,7 @@ def _varied(example: str) -> list[str]:
         fillings = itertools.product(*values)
     else:  # too many to try: a sample of them
         rng = derive_rng("textarena example", example)
-        picks = (tuple(v[int(rng.integers(len(v)))] for v in values) for _ in range(2 * MAX_CANDIDATES))
+        picks = (tuple(v[int(rng.integers(len(v)))] for v in values) for _ in range(SAMPLES))
         fillings = dict.fromkeys(picks)
     parts = _SLOT.split(example)
     varied = [

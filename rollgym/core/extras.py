@@ -14,6 +14,7 @@ MODULES = {
     "browser": ("playwright",),
     "distributed": ("ray",),
     "docker": ("docker",),
+    "openenv": ("starlette", "uvicorn", "websockets"),
     "parquet": ("pyarrow",),
     "serve": ("starlette", "uvicorn"),
     "train": ("torch", "transformers", "yaml", "safetensors", "tokenizers", "jinja2"),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 REQUEST_SECONDS = 30.0
 """Seconds within which a whole request, body included, must arrive."""
+MAX_MESSAGE_BYTES = 4_000_000
+"""Bytes of one WebSocket message."""
 MAX_CONNECTIONS = 1000
 """Open connections per server, or half of the process's file descriptors if that is less."""
 
@@ -76,6 +78,7 @@ def web_server(
     signals: bool = True,
     request_seconds: float = REQUEST_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
+    websockets: bool = False,
 ) -> uvicorn.Server:
     """Make a server for an ASGI app.
 
@@ -86,6 +89,7 @@ def web_server(
         request_seconds: Seconds for a whole request to arrive, and for which a client may read nothing of a
             response; after that its connection is closed.
         max_connections: Open connections; further ones are closed at once.
+        websockets: Whether the app has WebSocket routes; requires the package websockets.
     """
     import uvicorn
 
@@ -116,7 +120,8 @@ def web_server(
             log_level="error",
             access_log=False,
             lifespan="off",
-            ws="none",
+            ws="websockets-sansio" if websockets else "none",
+            ws_max_size=MAX_MESSAGE_BYTES,
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=grace,
