@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from rollgym.core.env import text_interface
 from rollgym.core.errors import RollgymError, UsageError
 from rollgym.core.extras import require
+from rollgym.core.tool_env import tools_of
 from rollgym.core.types import Episode, EpisodeSpec, Outcome
 from rollgym.core.version import __version__
-from rollgym.serve.env_player import ACT, EnvPlayer, ServedEnv
+from rollgym.serve.env_player import EnvPlayer, ServedEnv
 from rollgym.utils.http_server import cross_site
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class EnvOpenEnvServer:
             interface = text_interface(env)
             self._tasks = interface.tasks
             self._instructions = str(interface.instructions)
+            self._plain_text = not tools_of(interface)
         finally:
             env.close()
 
@@ -300,7 +302,7 @@ class EnvOpenEnvServer:
         return {"name": self._name, "description": self._instructions, "version": __version__}
 
     def _schema(self) -> dict[str, Any]:
-        hint = "The action." if ACT in self._example_tools() else "A call of a tool, as JSON."
+        hint = "The action." if self._plain_text else "A call of a tool, as JSON."
         action = {
             "type": "object",
             "properties": {"text": {**_TEXT, "description": hint}, "metadata": _METADATA},
@@ -323,15 +325,6 @@ class EnvOpenEnvServer:
             "observation": {**observation, "required": ["text"]},
             "state": state,
         }
-
-    def _example_tools(self) -> tuple[Any, ...]:
-        env = self._served.make()
-        try:
-            from rollgym.core.tool_env import tools_of
-
-            return tools_of(text_interface(env)) or (ACT,)
-        finally:
-            env.close()
 
     # Task API.
 
@@ -373,23 +366,18 @@ class _Guarded:
         self._app, self._api_key = app, api_key
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = {
-            name.decode("latin-1").lower(): v.decode("latin-1") for name, v in scope.get("headers", [])
-        }
-        sent = headers.get("authorization", "").encode()
-        wrong = self._api_key is not None and not hmac.compare_digest(
-            sent, b"Bearer " + self._api_key.encode()
-        )
-        if scope["type"] not in ("http", "websocket") or not (wrong or cross_site(headers)):
+        headers = {name.decode("latin-1").lower(): v.decode("latin-1") for name, v in scope["headers"]}
+        sent, key = headers.get("authorization", ""), self._api_key
+        wrong = key is not None and not hmac.compare_digest(sent.encode(), f"Bearer {key}".encode())
+        if not (wrong or cross_site(headers)):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
         else:
+            reason = b"A bearer token is required." if wrong else b"Requests of other sites are refused."
             await send({"type": "http.response.start", "status": 401 if wrong else 403, "headers": []})
-            await send(
-                {"type": "http.response.body", "body": b"A bearer token is required." if wrong else b""}
-            )
+            await send({"type": "http.response.body", "body": reason})
 
 
 def _result(text: str, reward: float | None, done: bool, metadata: Mapping[str, Any]) -> dict[str, Any]:

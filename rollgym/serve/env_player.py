@@ -6,6 +6,7 @@ observations; rewards and success go to the record only.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ __all__ = ["EnvPlayer", "ServedEnv", "manifest"]
 
 ACT = text_tool("act", "Play one action in the environment; returns what happens.", "action", "The action.")
 """The tool of an environment without tools."""
+_specs_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,9 @@ class EnvPlayer:
             change: Changes the start, for a client that asks for a seed or task.
         """
         self._end(Outcome.CANCELLED)
-        spec = change(next(self._specs))
+        with _specs_lock:  # players of one server share the generator, each in a separate thread
+            following = next(self._specs)
+        spec = change(following)
         options: dict[str, Any] = {} if spec.task is None else {"task": spec.task}
         if spec.task is not None or self._has_tasks:
             options["split"] = spec.split
