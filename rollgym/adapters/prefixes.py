@@ -7,6 +7,17 @@ from __future__ import annotations
 
 from rollgym.core.env_prefixes import EnvPrefix
 
+OPENENV = EnvPrefix(
+    name="openenv",
+    entry_point="rollgym.adapters.openenv:OpenEnvEnv",
+    package="websockets",
+    module="websockets",
+    versions=(),
+    example="openenv:ws://127.0.0.1:8000",
+    summary="An environment on an OpenEnv server",
+    from_files=False,
+)
+
 REASONING_GYM = EnvPrefix(
     name="reasoning_gym",
     entry_point="rollgym.adapters.reasoning_gym:ReasoningGymEnv",
@@ -27,4 +38,4 @@ TEXTARENA = EnvPrefix(
     summary="Games for one or more players",
 )
 
-PREFIXES = (REASONING_GYM, TEXTARENA)
+PREFIXES = (OPENENV, REASONING_GYM, TEXTARENA)

@@ -57,9 +57,9 @@ def serve_env(
     """Serve an environment to other programs, which play it.
 
     With --openenv, clients of OpenEnv reset and step it, one session per connection, and see rewards.
-    With --mcp, clients see no rewards: the environment's tools are MCP tools (an environment without tools has one, `act`), and
-    `start_episode` starts an episode. Clients play at /mcp, or each at its own path, /NAME/mcp. Ctrl-C
-    ends running episodes as cancelled.
+    With --mcp, clients see no rewards: the environment's tools are MCP tools (an environment without tools
+    has one, `act`), and `start_episode` starts an episode. Clients play at /mcp, or each at its own path,
+    /NAME/mcp. Ctrl-C ends running episodes as cancelled.
     """
     if mcp == openenv:
         raise UsageError("Choose one protocol: --mcp or --openenv.")

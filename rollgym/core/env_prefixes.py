@@ -35,7 +35,7 @@ class EnvPrefix:
     module: str
     """The module that is imported from it."""
     versions: tuple[int, ...]
-    """The series of versions that the adapter is tested with: ``(0, 7)`` for 0.7.*."""
+    """The series of versions that the adapter works with: ``(0, 7)`` for 0.7.*; ``()`` for any."""
     example: str
     """An id, for help and error messages."""
     summary: str
@@ -45,7 +45,7 @@ class EnvPrefix:
     @property
     def requirement(self) -> str:
         """What `pip install` takes: the package in the tested series."""
-        return f"{self.package}=={'.'.join(map(str, self.versions))}.*"
+        return self.package + (f"=={'.'.join(map(str, self.versions))}.*" if self.versions else "")
 
     def spec(self, env_id: str) -> EnvSpec:
         """Gymnasium's spec of an id with this prefix; it imports nothing."""

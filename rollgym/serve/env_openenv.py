@@ -223,7 +223,7 @@ class EnvOpenEnvServer:
             raise OpenEnvError("VALIDATION_ERROR", str(error)) from error
         except RollgymError as error:
             raise OpenEnvError("EXECUTION_ERROR", str(error)) from error
-        return _result(text, None, False, {"success": False, "valid": True, **player.task})
+        return _result(text, None, False, {**_shown(player.reset_info), **player.task})
 
     def _start_of(self, data: Mapping[str, Any]) -> Callable[[EpisodeSpec], EpisodeSpec]:
         """How a reset's data change the next start; without any, the server's order of tasks counts."""
@@ -253,8 +253,8 @@ class EnvOpenEnvServer:
             raise OpenEnvError("EXECUTION_ERROR", str(error)) from error
         turn = player.last_turn
         assert turn is not None
-        shown = {name: turn.info.get(name) for name in ("success", "valid") if name in turn.info}
-        metadata = {**shown, "terminated": turn.terminated, "truncated": turn.truncated, **player.task}
+        ends = {"terminated": turn.terminated, "truncated": turn.truncated}
+        metadata = {**_shown(turn.info), **ends, **player.task}
         return _result(text, turn.reward, over, metadata)
 
     # HTTP.
@@ -378,6 +378,11 @@ class _Guarded:
             reason = b"A bearer token is required." if wrong else b"Requests of other sites are refused."
             await send({"type": "http.response.start", "status": 401 if wrong else 403, "headers": []})
             await send({"type": "http.response.body", "body": reason})
+
+
+def _shown(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a turn that clients see; other facts may be meant for experts."""
+    return {name: info[name] for name in ("success", "valid", "actions") if name in info}
 
 
 def _result(text: str, reward: float | None, done: bool, metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -128,6 +128,11 @@ class EnvPlayer:
         return self._turns[-1] if self._turns else None
 
     @property
+    def reset_info(self) -> Mapping[str, Any]:
+        """The ``info`` of the last reset."""
+        return self._reset_info
+
+    @property
     def state(self) -> dict[str, Any]:
         """The running or last episode's id and number of turns."""
         return {"episode_id": self._episode_id, "step_count": len(self._turns)}
