@@ -147,6 +147,7 @@ def _bounded_protocol(request_seconds: float, max_connections: int) -> Any:
     class BoundedProtocol(H11Protocol):
         """Closes a connection that does not send a whole request, or read the response, in time."""
 
+        _upgraded = False
         _deadline: asyncio.TimerHandle | None = None
         _stalled: asyncio.TimerHandle | None = None
 
@@ -169,8 +170,13 @@ def _bounded_protocol(request_seconds: float, max_connections: int) -> Any:
         def data_received(self, data: bytes) -> None:
             self._expect_request()
             super().data_received(data)
-            if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            if self._upgraded or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
                 self._request_arrived()
+
+        def handle_websocket_upgrade(self, event: h11.Request) -> None:
+            # The connection leaves HTTP: its messages have no deadline.
+            super().handle_websocket_upgrade(event)
+            self._upgraded = True
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._request_arrived()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +29,14 @@ LAKE = ServedEnv(env_id="rollgym/FrozenLake-v0", split="test", seed=3)
 class Running:
     """A server in a thread, which can be stopped at any moment."""
 
-    def __init__(self, served: ServedEnv = LAKE, api_key: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        served: ServedEnv = LAKE,
+        api_key: str | None = None,
+        request_seconds: float = 30.0,
+        **options: Any,
+    ) -> None:
+        self._request_seconds = request_seconds
         self.episodes: list[Episode] = []
         self.server = EnvOpenEnvServer(served, self.episodes.append, **options)
         self._key = api_key
@@ -41,7 +49,9 @@ class Running:
         with listening("127.0.0.1", 0) as opened:
             self.url = f"http://127.0.0.1:{opened.getsockname()[1]}"
             async with self.server.http_app(api_key=self._key) as app:
-                self._web = web_server(app, signals=False, websockets=True)
+                self._web = web_server(
+                    app, signals=False, websockets=True, request_seconds=self._request_seconds
+                )
                 task = asyncio.ensure_future(self._web.serve([opened]))
                 while not self._web.started:
                     await asyncio.sleep(0.01)
@@ -125,6 +135,15 @@ def test_a_wrong_message_is_an_error_and_the_session_goes_on(
         socket.send(message)
         assert json.loads(socket.recv(timeout=20))["data"]["code"] == code
         assert call(socket, "reset")["type"] == "observation"
+
+
+def test_a_session_outlives_the_deadline_of_a_request() -> None:
+    server = Running(request_seconds=0.5)
+    with session(server) as socket:
+        start = call(socket, "reset", seed=1)["data"]
+        time.sleep(1.5)
+        assert call(socket, "reset", seed=1)["data"] == start
+    server.stop()
 
 
 def test_a_session_beyond_the_capacity_is_refused_until_another_ends(running: Running) -> None:
@@ -234,6 +253,7 @@ def test_the_adapter_plays_a_served_environment_the_same_twice(running: Running,
         [[(t.observation, t.action, t.reward) for t in e.turns] for e in run.episodes] for run in runs
     )
     assert first == second
+    assert {str(episode.outcome) for episode in runs[0].episodes} <= {"terminated", "truncated"}
     assert all(episode.success is not None for episode in runs[0].episodes)
 
 
