@@ -34,7 +34,8 @@ def test_a_hundred_episodes_through_worker_processes_are_the_same_twice(name, tm
         for folder in ("a", "b")
     ]
     first, second = (
-        [[(t.observation, t.action, t.reward) for t in e.turns] for e in run.episodes] for run in runs
+        {e.spec.episode_id: [(t.observation, t.action, t.reward) for t in e.turns] for e in run.episodes}
+        for run in runs
     )
     assert first == second
     assert len(first) == 100
