@@ -85,13 +85,17 @@ class OpenEnvSession:
         from websockets.sync.client import connect
 
         self._url, self._timeout = url, timeout
+        self._stack = contextlib.ExitStack()
         try:
-            self._socket = connect(
-                addresses(url)[1],
-                open_timeout=timeout,
-                close_timeout=1.0,
-                max_size=MAX_MESSAGE_BYTES,
-                proxy=None,
+            # websockets 17 warns about a connection that is not entered.
+            self._socket = self._stack.enter_context(
+                connect(
+                    addresses(url)[1],
+                    open_timeout=timeout,
+                    close_timeout=1.0,
+                    max_size=MAX_MESSAGE_BYTES,
+                    proxy=None,
+                )
             )
         except Exception as error:  # refused, timed out, not a WebSocket
             raise WorkerLost(f"Cannot connect to the OpenEnv server at {url}: {one_line(error)}.") from error
@@ -109,7 +113,7 @@ class OpenEnvSession:
         with contextlib.suppress(Exception):
             self._socket.send(json.dumps({"type": "close"}))
         with contextlib.suppress(Exception):
-            self._socket.close()
+            self._stack.close()
 
     def _call(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         from websockets.exceptions import ConnectionClosed

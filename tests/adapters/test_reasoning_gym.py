@@ -18,18 +18,21 @@ def oracle(env):
     return str(env.unwrapped._entry["answer"])
 
 
+@pytest.mark.parametrize("episodes", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_hundred_episodes_through_worker_processes_are_the_same_twice(name, tmp_path):
+def test_episodes_through_worker_processes_are_the_same_twice(name, episodes, tmp_path):
     runs = [
-        rollgym.evaluate(f"reasoning_gym:{name}", "random", episodes=100, workers=1, out=tmp_path / folder)
+        rollgym.evaluate(
+            f"reasoning_gym:{name}", "random", episodes=episodes, workers=1, out=tmp_path / folder
+        )
         for folder in ("a", "b")
     ]
     first, second = (
         {e.spec.episode_id: (e.turns[0].observation, e.turns[0].reward) for e in run.episodes} for run in runs
     )
     assert first == second
-    assert len(first) == 100
-    assert len({observation for observation, _ in first.values()}) > 90
+    assert len(first) == episodes
+    assert len({observation for observation, _ in first.values()}) > 0.9 * episodes
     assert {e.outcome for e in runs[0].episodes} == {"terminated"}
 
 
@@ -56,7 +59,7 @@ def test_splits_share_no_question():
 
 def test_settings_of_the_dataset_are_used_and_named_in_the_task_set():
     env = rollgym.make("reasoning_gym:leg_counting", min_animals=1, max_animals=1)
-    assert env.reset(seed=1)[0].count(",") == 0
+    assert "," not in env.reset(seed=1)[0].partition("if you have")[2]
     other = rollgym.make("reasoning_gym:leg_counting")
     assert env.unwrapped.tasks.fingerprint("test") != other.unwrapped.tasks.fingerprint("test")
 

@@ -227,8 +227,8 @@ def test_a_token_is_required_of_every_request_and_other_sites_are_refused() -> N
     assert httpx.get(f"{server.url}/health", headers=headers).status_code == 200
     elsewhere = {**headers, "Origin": "http://evil.example"}
     assert httpx.get(f"{server.url}/health", headers=elsewhere).status_code == 403
-    with pytest.raises(InvalidStatus):
-        connect(server.url.replace("http", "ws") + "/ws", proxy=None)
+    with pytest.raises(InvalidStatus), connect(server.url.replace("http", "ws") + "/ws", proxy=None):
+        pass
     with connect(server.url.replace("http", "ws") + "/ws", additional_headers=headers, proxy=None) as socket:
         assert call(socket, "reset")["type"] == "observation"
     server.stop()
