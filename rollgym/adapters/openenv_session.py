@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,13 +83,12 @@ class OpenEnvSession:
     """
 
     def __init__(self, url: str, timeout: float) -> None:
-        from websockets.sync.client import connect
-
+        connect = importlib.import_module("websockets.sync.client").connect
         self._url, self._timeout = url, timeout
         self._stack = contextlib.ExitStack()
         try:
             # websockets 17 warns about a connection that is not entered.
-            self._socket = self._stack.enter_context(
+            self._socket: Any = self._stack.enter_context(
                 connect(
                     addresses(url)[1],
                     open_timeout=timeout,
@@ -116,8 +116,7 @@ class OpenEnvSession:
             self._stack.close()
 
     def _call(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        from websockets.exceptions import ConnectionClosed
-
+        ConnectionClosed = importlib.import_module("websockets.exceptions").ConnectionClosed
         with contextlib.suppress(ConnectionClosed):  # a refused session sends its error, then closes
             self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
         try:

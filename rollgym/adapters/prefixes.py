@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from rollgym.core.env_prefixes import EnvPrefix
 
+GEM = EnvPrefix(
+    name="gem",
+    entry_point="rollgym.adapters.gem:GemEnv",
+    package="gem-llm",
+    module="gem",
+    versions=(0, 1),
+    example="gem:game:GuessTheNumber-v0-easy",
+    summary="Games and tasks of GEM",
+)
+
 OPENENV = EnvPrefix(
     name="openenv",
     entry_point="rollgym.adapters.openenv:OpenEnvEnv",
@@ -38,4 +48,4 @@ TEXTARENA = EnvPrefix(
     summary="Games for one or more players",
 )
 
-PREFIXES = (OPENENV, REASONING_GYM, TEXTARENA)
+PREFIXES = (GEM, OPENENV, REASONING_GYM, TEXTARENA)

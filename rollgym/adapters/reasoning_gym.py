@@ -7,6 +7,7 @@ question belongs to the split that a hash of its text names, and no two splits s
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
@@ -98,11 +99,10 @@ class ReasoningGymEnv(TextEnv):
         return str(choices[int(rng.integers(len(choices)))])
 
     def _check_config(self) -> None:
-        from reasoning_gym.factory import DATASETS
-
-        if self._name not in DATASETS:
-            raise UnknownName("dataset of reasoning-gym", self._name, DATASETS)
-        settings = [field.name for field in dataclasses.fields(DATASETS[self._name][1])]
+        known = importlib.import_module("reasoning_gym.factory").DATASETS
+        if self._name not in known:
+            raise UnknownName("dataset of reasoning-gym", self._name, known)
+        settings = [field.name for field in dataclasses.fields(known[self._name][1])]
         for name in self._config:
             if name not in settings or name in ("seed", "size"):
                 known = [setting for setting in settings if setting not in ("seed", "size")]

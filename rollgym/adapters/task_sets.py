@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
+from rollgym.adapters.spaces import without_addresses
 from rollgym.core.errors import UsageError
 from rollgym.core.seeding import stable_digest
 from rollgym.core.serialization import jsonable
@@ -49,3 +51,27 @@ def draw(tasks: TaskSet, task: Task, make: Callable[[np.random.Generator], T], k
             "the others: pass the option splits with one split, such as {'train': 100}, or options with "
             "which the tasks vary more."
         ) from None
+
+
+def content_key(value: Any) -> str:
+    """A hash of a library's state, the same in every process: two tasks with the same key are one task."""
+    return stable_digest(json.dumps(_plain(value), sort_keys=True)).hex()
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """A state as JSON, the same in every process; deep or cyclic parts are left out."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if depth > 12:
+        return "..."
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, depth + 1) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(_plain(item, depth + 1), sort_keys=True) for item in value)
+    if hasattr(value, "__dict__") and not callable(value):
+        return {"type": type(value).__name__, **_plain(vars(value), depth + 1)}
+    return without_addresses(repr(value))

@@ -7,17 +7,16 @@ its own generator, and finds legal actions by trying examples from the game's pr
 from __future__ import annotations
 
 import copy
-import enum
+import importlib
 import itertools
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rollgym.adapters.global_random import PrivateRandom
-from rollgym.adapters.spaces import without_addresses
+from rollgym.adapters.task_sets import content_key
 from rollgym.core.errors import EnvError, UnknownName, UsageError, one_line
-from rollgym.core.seeding import derive_rng, stable_digest
+from rollgym.core.seeding import derive_rng
 
 MAX_PLAYERS = 15
 MAX_CANDIDATES = 256
@@ -40,10 +39,9 @@ class Game:
         options: Mapping[str, Any],
         examples: Sequence[str] = (),
     ) -> None:
-        from textarena.envs.registration import ENV_REGISTRY
-
-        if name not in ENV_REGISTRY:
-            raise UnknownName("game of TextArena", name, ENV_REGISTRY)
+        known = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
+        if name not in known:
+            raise UnknownName("game of TextArena", name, known)
         self.name = name
         try:
             with PrivateRandom(0):
@@ -165,8 +163,7 @@ class Game:
 
     def _key(self) -> str:
         state = self._env.state
-        content = (state.game_state, state.observations)
-        return stable_digest(without_addresses(json.dumps(_plain(content), sort_keys=True))).hex()
+        return content_key((state.game_state, state.observations))
 
     def _find_players(self) -> int:
         problem = ""
@@ -213,22 +210,3 @@ def _varied(example: str) -> list[str]:
         for filling in fillings
     ]
     return [example, *varied]
-
-
-def _plain(value: Any, depth: int = 0) -> Any:
-    """A game's state as JSON, the same in every process; deep or cyclic parts are left out."""
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    if depth > 12:
-        return "..."
-    if isinstance(value, enum.Enum):
-        return value.name
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, depth + 1) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(json.dumps(_plain(item, depth + 1), sort_keys=True) for item in value)
-    if hasattr(value, "__dict__") and not callable(value):
-        return {"type": type(value).__name__, **_plain(vars(value), depth + 1)}
-    return without_addresses(repr(value))

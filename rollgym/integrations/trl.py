@@ -16,6 +16,7 @@ The model plays by tool calls: the tools of the environment, or ``act(action)`` 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -65,9 +66,8 @@ class TRLEnv:
             options.setdefault("split", self._split)
         observation, _ = self._env.reset(seed=row.get("seed"), options=options)
         self._return, self._success, self._running = 0.0, False, True
-        prompt = row.get("prompt")
-        told = bool(prompt) and bool(prompt[-1].get("content") if isinstance(prompt[-1], Mapping) else prompt)
-        return f"\n\n{observation}" if told else f"{self._instructions}\n\n{observation}"
+        instructed = _has_text(row.get("prompt"))
+        return f"\n\n{observation}" if instructed else f"{self._instructions}\n\n{observation}"
 
     def _play(self, action: str) -> str:
         if not self._running or self._return is None:
@@ -160,7 +160,7 @@ def dataset(
         env_kwargs: Arguments of the environment.
     """
     try:
-        from datasets import Dataset
+        from_list = importlib.import_module("datasets").Dataset.from_list
     except ImportError:
         raise UsageError("A dataset for TRL needs the package datasets: pip install trl datasets") from None
     if size < 1:
@@ -174,7 +174,7 @@ def dataset(
     order: Any = itertools.repeat(None) if tasks is None else tasks.order(split, seed)
     if tasks is not None and size > tasks.size(split):
         raise UsageError(f"size is {size}, but split {split!r} has {tasks.size(split)} tasks.")
-    return Dataset.from_list(
+    return from_list(
         [
             {
                 "prompt": [{"role": "user", "content": instructions}],
@@ -221,3 +221,9 @@ def _method(tool: ToolSpec, *, plain: bool) -> Callable[..., str]:
 
 def _one_line(field: Mapping[str, Any]) -> str:
     return " ".join(str(field.get("description", "")).split())
+
+
+def _has_text(prompt: Any) -> bool:
+    """True for a prompt that already contains something, such as the instructions."""
+    last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
+    return bool(last.get("content") if isinstance(last, Mapping) else last)

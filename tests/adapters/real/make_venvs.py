@@ -2,7 +2,7 @@
 
     python tests/adapters/real/make_venvs.py FOLDER
 
-Makes FOLDER/openenv and FOLDER/trl: their dependencies conflict with each other's or with the main
+Makes FOLDER/gem, FOLDER/openenv and FOLDER/trl: their dependencies conflict with each other's or with the main
 environment's. About 2 GB. A folder that is complete is left as it is.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 VENVS = {
+    "gem": ("gem-llm==0.1.0", "-e", str(ROOT)),
     "openenv": ("openenv==0.10.0",),
     # torch is pinned: a looser version may install several GB of CUDA libraries.
     "trl": ("trl==1.16.0", "torch==2.13.0", "-e", f"{ROOT}[train]"),

@@ -1,4 +1,4 @@
-"""OpenEnv's and TRL's own programs with rollgym's environments, each in its own virtual environment.
+"""OpenEnv, GEM and TRL with rollgym's environments and rollgym with theirs, each in a virtual environment.
 
 ``make test-adapters`` makes the environments and sets ROLLGYM_TEST_ADAPTERS to their folder.
 """
@@ -134,3 +134,19 @@ def test_trl_trains_a_step_on_sokoban(tmp_path: Path) -> None:
     assert tasks[0] == tasks[1], "the members of a group start alike"
     assert tasks[0] != tasks[2]
     assert all(value < 0 for value in seen["returns"]), "every move of Sokoban costs"
+
+
+def test_gem_plays_in_rollgym_and_rollgym_in_gem(tmp_path: Path) -> None:
+    seen = run_json(python("gem"), str(HERE / "gem_both.py"), str(tmp_path))
+    for name, (same, episodes, outcomes) in seen["same"].items():
+        assert (same, episodes) == (True, 100), name
+        assert set(outcomes) <= {"terminated", "truncated"}, name
+    assert seen["shared"] == 0
+    assert seen["untouched"]
+    assert "Did you mean game:GuessTheNumber-v0-easy" in seen["unknown"]
+    assert seen["option"] == "UsageError: success_reward must be a number, not 'x'."
+    assert seen["gem_id"] == "rollgym:FrozenLake-v0"
+    assert seen["repeats"]
+    assert seen["ends_with_ours"]
+    assert seen["types"] == ["str", "float", "bool", "bool", "dict"]
+    assert seen["vector"] == 2
