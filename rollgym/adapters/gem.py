@@ -37,7 +37,7 @@ Reply with one action in that form."""
 class GemEnv(TextEnv):
     r"""An environment of GEM.
 
-    Observation: GEM's text, with the suffix of its info in a line of its own.
+    Observation: GEM's text, with the suffix of its info in the last line.
 
     Actions: text in the form that the first observation states; most games read the last ``\\boxed{...}``.
 

@@ -75,7 +75,7 @@ class Observed:
 
 
 class OpenEnvSession:
-    """One connection: a session of its own on the server.
+    """One connection: a separate session on the server.
 
     Raises:
         WorkerLost: The server cannot be reached, vanished, or did not answer in time.

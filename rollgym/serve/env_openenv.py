@@ -46,7 +46,7 @@ MAX_LISTED_TASKS = 1000
 
 
 class OpenEnvError(Exception):
-    """An error that a client is told, with OpenEnv's code."""
+    """An error that a client gets, with OpenEnv's code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
