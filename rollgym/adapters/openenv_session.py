@@ -46,13 +46,20 @@ def addresses(url: str) -> tuple[str, str]:
 
 
 def read_info(url: str, timeout: float) -> ServerInfo:
-    """Ask a server for its metadata and schema; `UsageError` where no OpenEnv server answers."""
+    """Ask a server for its metadata and schema.
+
+    Raises:
+        WorkerLost: Nothing answers at the address, now or any more.
+        UsageError: What answers is not an OpenEnv server.
+    """
     web, _ = addresses(url)
     try:
         answers = [httpx.get(f"{web}/{path}", timeout=timeout) for path in ("schema", "metadata")]
         schema, metadata = (answer.raise_for_status().json() for answer in answers)
+    except httpx.TransportError as error:
+        raise WorkerLost(f"No OpenEnv server answers at {url}: {one_line(error)}.") from error
     except (httpx.HTTPError, ValueError) as error:
-        raise UsageError(f"No OpenEnv server answers at {url}: {one_line(error)}.") from error
+        raise UsageError(f"{url} is not an OpenEnv server: {one_line(error)}.") from error
     action = schema.get("action") if isinstance(schema, dict) else None
     if not isinstance(action, dict) or not isinstance(metadata, dict):
         raise UsageError(f"{url} is not an OpenEnv server: /schema describes no action.")

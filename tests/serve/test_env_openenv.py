@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.server
 import json
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 pytest.importorskip("websockets", reason="the extra [openenv] is not installed: no websockets")
 
 import rollgym
-from rollgym.core.errors import UsageError
+from rollgym.core.errors import UsageError, WorkerLost
 from rollgym.core.types import Episode, Outcome
 from rollgym.evaluation.replay import replay
 from rollgym.serve.env_openenv import EnvOpenEnvServer
@@ -289,11 +290,22 @@ def test_a_server_that_vanishes_is_worker_lost_and_costs_only_its_episodes(tmp_p
     outcomes = [str(episode.outcome) for episode in results.episodes]
     assert outcomes[:2] == ["truncated", "truncated"]
     assert outcomes[2] == "worker_lost"
-    assert any("closed the connection" in (e.error.message if e.error else "") for e in results.episodes)
+    errors = [episode.error.message for episode in results.episodes if episode.error is not None]
+    assert len(errors) == 1
+    # A lost episode is tried again before it is given up.
+    assert "closed the connection" in errors[0] or "No OpenEnv server answers" in errors[0]
+
+
+def test_another_kind_of_server_is_refused(tmp_path: Any) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with pytest.raises(UsageError, match="is not an OpenEnv server"):
+            rollgym.make(f"openenv:http://127.0.0.1:{other.server_address[1]}")
+        other.shutdown()
 
 
 def test_an_address_without_a_server_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match="No OpenEnv server answers at ws://127.0.0.1:1"):
+    with pytest.raises(WorkerLost, match="No OpenEnv server answers at ws://127.0.0.1:1"):
         rollgym.make("openenv:ws://127.0.0.1:1")
     with pytest.raises(UsageError, match="not the address of an OpenEnv server"):
         rollgym.make("openenv:hello")
