@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-lm test test-slow test-sglang test-clients lint format bench docs pictures screenshots clean
+.PHONY: help install demo demo-lm test test-slow test-sglang test-clients test-adapters lint format bench docs pictures screenshots clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -29,7 +29,7 @@ $(VENV)/.lm: $(VENV)/.train
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) torch==2.13.0 -e '.[dev,docs,webshop,browser,sandbox,docker,distributed,mcp,parquet,serve,smollm]'
+	$(PIP) torch==2.13.0 -e '.[dev,docs,adapters,webshop,browser,sandbox,docker,distributed,mcp,openenv,parquet,serve,smollm]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed
@@ -67,6 +67,10 @@ test-clients: $(VENV)/.dev ## Test the endpoint with real clients, agent framewo
 	ROLLGYM_TEST_CLIENTS=.venv-clients ROLLGYM_TEST_NPM_CLIENTS=$(if $(shell command -v npm),.npm-clients) \
 		$(BIN)/python -m pytest -p no:xdist -rs tests/serve/test_real_clients.py tests/serve/test_npm_client.py tests/serve/test_program_rewards.py \
 		tests/serve/test_program_smolagents.py
+
+test-adapters: $(VENV)/.dev ## Test adapters and integrations with OpenEnv, GEM and TRL, in separate venvs (2 GB)
+	$(BIN)/python tests/adapters/real/make_venvs.py .venv-adapters
+	ROLLGYM_TEST_ADAPTERS=.venv-adapters $(BIN)/python -m pytest -p no:xdist -rs tests/adapters/real
 
 format: $(VENV)/.dev ## Format the code with ruff
 	$(BIN)/ruff check --fix .

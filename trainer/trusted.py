@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from rollgym.agents.chat.credentials import find_key
 from rollgym.config.loader import load
 from rollgym.core.errors import UsageError
-from rollgym.core.registry import import_module
+from rollgym.core.registry import import_module, is_registered
 from rollgym.core.trust import find_origin, named_code, weakened
 from rollgym.rewards.resolve import check_reachable, resolve_rewards
 from rollgym.rewards.settings import RewardSettings, check_names
@@ -27,7 +27,7 @@ def code_of(config: TrainConfig) -> list[str]:
     """All settings that run external code or send data to other hosts, as ``key value``."""
     named = [f"imports {name}" for name in config.imports]
     for number, env in enumerate(config.envs):
-        named += [f"envs.{number}.id {env.id}"] * (":" in env.id)
+        named += [f"envs.{number}.id {env.id}"] * (":" in env.id and not is_registered(env.id))
         named += [f"envs.{number}.kwargs.sandbox {text}" for text in weakened(env.kwargs.get("sandbox"))]
         named += [f"envs.{number}.kwargs.{key} {value}" for key, value in named_code(env.kwargs)]
         named += [f"envs.{number}.roles.{role} {name}" for role, name in env.roles.items() if ":" in name]

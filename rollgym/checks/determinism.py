@@ -325,8 +325,25 @@ def tasks(subject: EnvUnderTest) -> str:
                 _require_reached(env, Start(0, {"task": index, "split": split}))
         _require_refusals(env, subject.tasks)
     _require_effect(subject, subject.tasks)
+    if subject.adapted:
+        _require_disjoint(subject, subject.tasks)
     sizes = ", ".join(f"{split} {size:,}" for split, size in subject.tasks.splits.items())
     return f"the first and last task of every split can be played ({sizes}); others are refused."
+
+
+def _require_disjoint(subject: EnvUnderTest, task_set: TaskSet) -> None:
+    """Warn where splits that an adapter made start alike: the library may have too few different tasks."""
+    home: dict[str, str] = {}
+    with subject.env() as env:
+        for split, size in task_set.splits.items():
+            for index in range(min(NUM_SEEDS // 2, size)):
+                first = reset(env, Start(0, {"task": index, "split": split}))
+                other = home.setdefault(str(first.observation), split)
+                if other != split:
+                    raise RuleWarning(
+                        f"splits {other!r} and {split!r} share a first observation: the library has few "
+                        "different starts, so a test score says nothing about unseen ones."
+                    )
 
 
 def _require_reached(env: Env, start: Start) -> None:

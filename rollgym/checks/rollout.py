@@ -16,6 +16,7 @@ import numpy as np
 
 from rollgym.checks.report import EnvRaised, RuleFailed, RuleSkipped, RuleWarning
 from rollgym.core.env import TextInterface, text_interface
+from rollgym.core.env_prefixes import find_prefix
 from rollgym.core.errors import EnvError, UsageError, one_line
 from rollgym.core.registry import import_module, make
 from rollgym.core.seeding import derive_rng
@@ -222,8 +223,8 @@ class EnvUnderTest:
 
     @property
     def adapted(self) -> bool:
-        """True for an environment behind the text adapter: its author does not know rollgym's rules."""
-        return not isinstance(self.copy.unwrapped, TextInterface)
+        """True for an environment behind an adapter: its author does not know rollgym's rules."""
+        return find_prefix(self.name) is not None or not isinstance(self.copy.unwrapped, TextInterface)
 
     @property
     def tasks(self) -> TaskSet | None:

@@ -22,6 +22,7 @@ def envs(env_module: EnvModules = None, as_json: AsJson = False) -> None:
     """
     from rich.table import Table
 
+    from rollgym.core.env_prefixes import list_prefixes
     from rollgym.core.registry import list_envs
 
     import_modules(env_module)
@@ -42,6 +43,9 @@ def envs(env_module: EnvModules = None, as_json: AsJson = False) -> None:
         )
     console().print(table)
     console().print("\nAny Gymnasium id (CartPole-v1) and module:Class work too.", style="dim")
+    console().print("Environments of other libraries, by prefix:", style="dim")
+    for prefix in list_prefixes():
+        console().print(f"  {prefix.example:<30} {prefix.summary} ({prefix.requirement})", style="dim")
 
 
 def _describe(info: EnvInfo) -> dict[str, Any]:

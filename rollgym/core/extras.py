@@ -15,6 +15,7 @@ MODULES = {
     "distributed": ("ray",),
     "docker": ("docker",),
     "math": ("math_verify",),
+    "openenv": ("starlette", "uvicorn", "websockets"),
     "parquet": ("pyarrow",),
     "serve": ("starlette", "uvicorn"),
     "train": ("torch", "transformers", "yaml", "safetensors", "tokenizers", "jinja2"),

@@ -4,6 +4,7 @@ After ``import rollgym`` both ``rollgym.make`` and ``gymnasium.make`` know every
 Names that work wherever an environment is expected:
 
 - an id, ``rollgym/Sokoban-v0`` or any of Gymnasium's (``CartPole-v1``);
+- ``PREFIX:NAME``, an environment of another library (`rollgym.core.env_prefixes`);
 - ``module:Class``, a class that is not registered;
 - in Python, also the class itself, or a function that makes an environment (`env_id_of`);
 - ids of other packages: installed ones are found by the entry-point group ``rollgym.envs``, others by
@@ -34,6 +35,7 @@ from gymnasium.envs.registration import (
 from gymnasium.envs.registration import registry as gym_registry
 
 from rollgym.core.env import find_text_interface
+from rollgym.core.env_prefixes import find_prefix
 from rollgym.core.errors import EnvError, RollgymError, UnknownName, UsageError, one_line
 from rollgym.core.extras import require
 from rollgym.core.local_objects import importable_name, is_local, register_local, unknown_sentence
@@ -245,10 +247,18 @@ def env_id_of(env: str | Callable[..., Any]) -> str:
 
 
 def find_spec(name: str) -> EnvSpec:
-    """Gymnasium's spec for a name, in any of the forms that name an environment."""
+    """Gymnasium's spec for a name, in any of the forms that name an environment.
+
+    ``gymnasium.make`` takes the spec, also for names that it does not know itself.
+
+    Example:
+        >>> env = gymnasium.make(find_spec("reasoning_gym:leg_counting"))
+    """
     load_plugins()
     if name in gym_registry:
         return gym_registry[name]
+    if prefix := find_prefix(name):
+        return prefix.spec(name)
     module, colon, rest = name.partition(":")
     if colon and "/" not in module and rest not in gym_registry:
         import_module(module, "environment")
@@ -265,8 +275,13 @@ def find_spec(name: str) -> EnvSpec:
 
 
 def is_registered(name: str) -> bool:
-    """True for a registered id, in this or a newer version. It imports nothing but installed plugins."""
+    """True for a registered id, in this or a newer version. It imports nothing but installed plugins.
+
+    Ids with a prefix count unless they name code or an address themselves.
+    """
     load_plugins()
+    if prefix := find_prefix(name):
+        return prefix.from_files
     return name in gym_registry or (":" not in name and _newer_version(name) is not None)
 
 
@@ -316,7 +331,7 @@ def make(name: str | Callable[..., Any], **kwargs: Any) -> gym.Env[str, str]:
     """Make a text environment; one with other spaces is adapted (see `rollgym.adapters.gymnasium`).
 
     Args:
-        name: An id, ``module:Class``, a class, or a function that makes an environment.
+        name: An id, ``PREFIX:NAME``, ``module:Class``, a class, or a function that makes an environment.
         kwargs: Arguments for the constructor; ``max_episode_steps`` replaces the registered turn limit.
 
     Raises:

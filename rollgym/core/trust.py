@@ -16,6 +16,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from rollgym.core.env_prefixes import find_prefix
 from rollgym.core.errors import UsageError
 from rollgym.core.files import read_bounded
 
@@ -105,12 +106,17 @@ def check_recorded_env(
         module, colon, rest = env_id.partition(":")
         if not colon:
             unknown_environment(env_id)
+        prefix = find_prefix(env_id)
+        if prefix is not None:
+            module = prefix.entry_point.partition(":")[0]
         if module not in modules:
+            kind, refused = ("code or an address", "opened") if prefix else ("code", "imported")
             raise UsageError(
-                f"The file names the environment {env_id!r}, which is code and not a registered id, so it is "
-                f"not imported. If you trust the module, pass --env-module {module}"
+                f"The file names the environment {env_id!r}, which is {kind} and not a registered id, so it "
+                f"is not {refused}. If you trust the {'address or module' if prefix else 'module'}, pass "
+                f"--env-module {module}"
             )
-        if not is_registered(rest):
+        if prefix is None and not is_registered(rest):
             maker = vars(importlib.import_module(module)).get(rest)
             if not callable(maker) or getattr(maker, "__module__", None) != module:
                 raise UsageError(

@@ -320,7 +320,7 @@ def _write_dataset(path: Path, rows: Iterator[Row]) -> None:
     with locked(path), replaced(path) as folder:
         with (folder / name).open("wb") as file:
             _write_arrow(file, rows, open_writer)
-        state = {
+        state: dict[str, Any] = {
             "_data_files": [{"filename": name}],
             "_fingerprint": "rollgym",
             "_format_columns": None,

@@ -32,6 +32,7 @@ __all__ = ["EnvPlayer", "ServedEnv", "manifest"]
 
 ACT = text_tool("act", "Play one action in the environment; returns what happens.", "action", "The action.")
 """The tool of an environment without tools."""
+_specs_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,8 @@ class EnvPlayer:
         self.instructions = str(interface.instructions)
         self.tools: tuple[ToolSpec, ...] = tools_of(interface) or (ACT,)
         """The tools of the environment, or `ACT`."""
+        self._has_tasks = interface.tasks is not None
+        self._episode_id: str | None = None
         self._spec: EpisodeSpec | None = None
         self._turns: list[Turn] = []
         self._observation = ""
@@ -130,15 +133,44 @@ class EnvPlayer:
         """Whether an episode is running."""
         return self._spec is not None
 
-    def start(self) -> str:
-        """Start the next episode, after ending one that runs; returns its first observation."""
+    @property
+    def last_turn(self) -> Turn | None:
+        """The last turn of the running or last episode, with its reward."""
+        return self._turns[-1] if self._turns else None
+
+    @property
+    def reset_info(self) -> Mapping[str, Any]:
+        """The ``info`` of the last reset."""
+        return self._reset_info
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The running or last episode's id and number of turns."""
+        return {"episode_id": self._episode_id, "step_count": len(self._turns)}
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The task and split of the running or last episode, as the environment reports them."""
+        return {name: self._reset_info[name] for name in ("task", "split") if name in self._reset_info}
+
+    def start(self, change: Callable[[EpisodeSpec], EpisodeSpec] = lambda spec: spec) -> str:
+        """Start the next episode, after ending one that runs; returns its first observation.
+
+        Args:
+            change: Changes the start, for a client that asks for a seed or task.
+        """
         self._end(Outcome.CANCELLED)
-        spec = next(self._specs)
-        options = {} if spec.task is None else {"task": spec.task, "split": spec.split}
+        with _specs_lock:  # players of one server share the generator, each in a separate thread
+            following = next(self._specs)
+        spec = change(following)
+        options: dict[str, Any] = {} if spec.task is None else {"task": spec.task}
+        if spec.task is not None or self._has_tasks:
+            options["split"] = spec.split
         self._started, self._turns = time.time(), []
         with boundary(EnvError, "The environment could not start an episode"):
             observation, info = self._call(lambda: self._env.reset(seed=spec.env_seed, options=options))
         self.episodes += 1
+        self._episode_id = spec.episode_id
         self._spec, self._observation, self._reset_info = spec, clean_text(str(observation)), dict(info)
         return self._observation
 

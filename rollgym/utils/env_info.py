@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
+from rollgym.core.env_prefixes import find_prefix
 from rollgym.core.registry import find_spec
 
 _FEATURES = (
@@ -48,6 +49,8 @@ def cpu() -> str:
 
 
 def _origin(env_id: str) -> list[str]:
+    if prefix := find_prefix(env_id):
+        return [prefix.package]
     entry = find_spec(env_id).entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     top = module.partition(":")[0].partition(".")[0]

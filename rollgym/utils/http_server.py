@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 REQUEST_SECONDS = 30.0
 """Seconds within which a whole request, body included, must arrive."""
+MAX_MESSAGE_BYTES = 4_000_000
+"""Bytes of one WebSocket message."""
 MAX_CONNECTIONS = 1000
 """Open connections per server, or half of the process's file descriptors if that is less."""
 
@@ -76,6 +78,7 @@ def web_server(
     signals: bool = True,
     request_seconds: float = REQUEST_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
+    websockets: bool = False,
 ) -> uvicorn.Server:
     """Make a server for an ASGI app.
 
@@ -86,6 +89,7 @@ def web_server(
         request_seconds: Seconds for a whole request to arrive, and for which a client may read nothing of a
             response; after that its connection is closed.
         max_connections: Open connections; further ones are closed at once.
+        websockets: Whether the app has WebSocket routes; requires the package websockets.
     """
     import uvicorn
 
@@ -116,7 +120,8 @@ def web_server(
             log_level="error",
             access_log=False,
             lifespan="off",
-            ws="none",
+            ws="websockets-sansio" if websockets else "none",
+            ws_max_size=MAX_MESSAGE_BYTES,
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=grace,
@@ -142,6 +147,7 @@ def _bounded_protocol(request_seconds: float, max_connections: int) -> Any:
     class BoundedProtocol(H11Protocol):
         """Closes a connection that does not send a whole request, or read the response, in time."""
 
+        _upgraded = False
         _deadline: asyncio.TimerHandle | None = None
         _stalled: asyncio.TimerHandle | None = None
 
@@ -164,8 +170,13 @@ def _bounded_protocol(request_seconds: float, max_connections: int) -> Any:
         def data_received(self, data: bytes) -> None:
             self._expect_request()
             super().data_received(data)
-            if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            if self._upgraded or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
                 self._request_arrived()
+
+        def handle_websocket_upgrade(self, event: h11.Request) -> None:
+            # The connection leaves HTTP: its messages have no deadline.
+            super().handle_websocket_upgrade(event)
+            self._upgraded = True
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._request_arrived()

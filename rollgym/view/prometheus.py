@@ -27,7 +27,7 @@ def metrics_text(run: RunView) -> str:
     if run.metrics:
         for name, value in _numbers(run.metrics[-1]):
             _add(samples, f"rollgym_train_{name}", labels, value)
-    newest: dict[str, Mapping[str, Any]] = {}
+    newest: dict[str, dict[str, Any]] = {}
     for line in run.evaluations:
         newest[str(line.get("env") or "")] = line
     for env, line in newest.items():

@@ -306,7 +306,10 @@ def test_ctrl_c_ends_the_http_server_and_keeps_the_record(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ((), "Choose a protocol: --mcp"),
+        ((), "Choose one protocol: --mcp or --openenv"),
+        (("--mcp", "--openenv"), "Choose one protocol"),
+        (("--openenv", "--stdio"), "--stdio requires --mcp"),
+        (("--openenv", "--max-sessions", "0"), "--max-sessions must be at least 1"),
         (("--mcp", "--host", "0.0.0.0"), "give --api-key-env"),
         (("--mcp", "--api-key-env", "NOT_SET_ANYWHERE"), "NOT_SET_ANYWHERE is empty or not set"),
         (("--mcp", "--split", "tset"), "tset"),

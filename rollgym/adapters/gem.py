@@ -1,0 +1,153 @@
+"""Environments of GEM: ``gem:ID``, such as ``gem:game:GuessTheNumber-v0-easy``.
+
+GEM has Gymnasium's five values, but no spaces, splits or success, and it seeds the global generators.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from rollgym.adapters.global_random import PrivateRandom
+from rollgym.adapters.prefixes import GEM
+from rollgym.adapters.task_sets import content_key, draw, make_task_set
+from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.errors import EnvError, UnknownName, UsageError, one_line
+from rollgym.core.seeding import MAX_SEED, derive_seed
+from rollgym.core.tasks import Task, TaskSet
+
+MAX_TURNS = 200
+"""Default number of actions after which an episode is truncated."""
+PROBES = 16
+"""Seeds that show in how many ways an environment starts."""
+_BOXED = re.compile(r"\\boxed\{([^{}]{1,60})\}")
+
+_INSTRUCTIONS = """\
+The first message explains the task and how an action is written, for example \\boxed{4}.
+Reply with one action in that form."""
+
+
+class GemEnv(TextEnv):
+    r"""An environment of GEM.
+
+    Observation: GEM's text, with the suffix of its info in the last line.
+
+    Actions: text in the form that the first observation states; most games read the last ``\\boxed{...}``.
+
+    Reward: GEM's.
+
+    Success: the last reward is at least ``success_reward``.
+
+    Ends: by GEM's flags; truncated after ``max_turns`` actions.
+
+    Splits: seeds; no two splits share a start, unless the environment has few starts.
+    """
+
+    tasks: TaskSet
+
+    def __init__(
+        self,
+        *,
+        inner_id: str,
+        success_reward: float = 1.0,
+        max_turns: int = MAX_TURNS,
+        splits: Mapping[str, int] | None = None,
+        render_mode: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Make the environment ``inner_id``; ``options`` are its own."""
+        library: Any = GEM.load()
+        if isinstance(success_reward, bool) or not isinstance(success_reward, (int, float)):
+            raise UsageError(f"success_reward must be a number, not {success_reward!r}.")
+        self._limit = check_whole("max_turns", max_turns)
+        self._name, self._success_reward = inner_id, float(success_reward)
+        self._fresh = self._make(library, options)
+        self._env = self._fresh
+        self._random = PrivateRandom(0)
+        self._turns = 0
+        self.instructions = _INSTRUCTIONS
+        self.success_means = f"the last reward is at least {success_reward:g}"
+        self.tasks = make_task_set(f"gem:{inner_id}", version(GEM.package), options, splits)
+        super().__init__(render_mode=render_mode)
+        keys = {self._start(derive_seed("gem probe", probe))[1] for probe in range(PROBES)}
+        # Too few starts to keep splits apart: the seed alone then names the task.
+        self._few_starts = len(keys) < PROBES // 2
+
+    def begin(self, task: Task) -> str:
+        """Start the task's episode."""
+        self._turns = 0
+        text, _, _ = draw(
+            self.tasks, task, self._draw, key=lambda start: start[2] if self._few_starts else start[1]
+        )
+        self._random = PrivateRandom(int(self.np_random.integers(MAX_SEED)))
+        return text
+
+    def respond(self, action: str) -> StepResult:
+        """Play one action."""
+        with self._random:
+            answer = self._env.step(action)
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            raise EnvError(f"gem:{self._name} answered a step with {answer!r}, not with five values.")
+        observation, reward, terminated, truncated, info = answer
+        if not isinstance(observation, str) or not isinstance(info, dict) or not _is_number(reward):
+            raise EnvError(
+                f"gem:{self._name} answered a step with an observation of type {type(observation).__name__}, "
+                f"reward {reward!r} and info of type {type(info).__name__}: expected text, a number, a dict."
+            )
+        self._turns += 1
+        over = bool(terminated) or bool(truncated)
+        return StepResult(
+            self._text(observation, {} if over else info),
+            float(reward),
+            terminated=bool(terminated),
+            truncated=bool(truncated) or (not over and self._turns >= self._limit),
+            success=over and float(reward) >= self._success_reward,
+        )
+
+    def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """An example of the observation with other numbers, or a number."""
+        examples = _BOXED.findall(observation) or ["1"]
+        example = examples[int(rng.integers(len(examples)))]
+        return f"\\boxed{{{re.sub(r'[0-9]+', lambda match: str(rng.integers(10)), example)}}}"
+
+    def _make(self, library: Any, options: Mapping[str, Any]) -> Any:
+        known = importlib.import_module("gem.envs.registration").ENV_REGISTRY
+        importlib.import_module("gem.envs")  # registers GEM's environments
+        if self._name not in known:
+            raise UnknownName("environment of GEM", self._name, known)
+        try:
+            with PrivateRandom(0):
+                return library.make(self._name, **options)
+        except Exception as error:  # a missing data set, wrong options
+            raise UsageError(f"gem:{self._name} cannot be made: {one_line(error)}.") from error
+
+    def _draw(self, rng: np.random.Generator) -> tuple[str, str, str]:
+        seed = int(rng.integers(MAX_SEED))
+        return *self._start(seed), str(seed)
+
+    def _start(self, seed: int) -> tuple[str, str]:
+        """Start an episode; return the first observation, and a key of the whole state."""
+        self._env = copy.deepcopy(self._fresh)
+        with PrivateRandom(seed):
+            answer = self._env.reset(seed=seed)
+            if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], str):
+                raise EnvError(f"gem:{self._name} answered a reset with {answer!r}, not (text, info).")
+            return self._text(*answer), content_key(vars(self._env.unwrapped))
+
+    def _text(self, observation: str, info: Any) -> str:
+        suffix = info.get("suffix") if isinstance(info, dict) else None
+        return f"{observation.rstrip()}\n{suffix}" if isinstance(suffix, str) and suffix else observation
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,1 @@
+"""rollgym's environments for the trainers of other projects, one module each."""

@@ -1,0 +1,40 @@
+"""Make the virtual environments with the packages that adapters and integrations are tested with.
+
+    python tests/adapters/real/make_venvs.py FOLDER
+
+Makes FOLDER/gem, FOLDER/openenv and FOLDER/trl: their dependencies conflict with each other's or with those
+of the main environment. About 2 GB. A folder that is complete is left as it is.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+VENVS = {
+    "gem": ("gem-llm==0.1.0", "-e", str(ROOT)),
+    "openenv": ("openenv==0.10.0",),
+    # torch is pinned: a looser version may install several GB of CUDA libraries.
+    "trl": ("trl==1.16.0", "torch==2.13.0", "-e", f"{ROOT}[train]"),
+}
+DONE = "packages.txt"
+
+
+def make(folder: Path, packages: tuple[str, ...]) -> None:
+    """Make one environment, unless it is there."""
+    done, words = folder / DONE, "\n".join(packages)
+    if done.is_file() and done.read_text(encoding="utf-8") == words:
+        print(f"{folder} is complete")
+        return
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *packages], check=True)
+    done.write_text(words, encoding="utf-8")
+    print(f"{folder} is made")
+
+
+if __name__ == "__main__":
+    for name, packages in VENVS.items():
+        make(Path(sys.argv[1]).resolve() / name, packages)

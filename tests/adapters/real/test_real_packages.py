@@ -1,0 +1,152 @@
+"""OpenEnv, GEM and TRL with rollgym's environments and rollgym with theirs, each in a virtual environment.
+
+``make test-adapters`` makes the environments and sets ROLLGYM_TEST_ADAPTERS to their folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import rollgym
+from rollgym.utils.http_server import listening
+
+HERE = Path(__file__).parent
+FOLDER = os.environ.get("ROLLGYM_TEST_ADAPTERS", "")
+
+pytestmark = pytest.mark.skipif(not FOLDER, reason="ROLLGYM_TEST_ADAPTERS is not set: run make test-adapters")
+
+
+def python(venv: str) -> str:
+    return str(Path(FOLDER).resolve() / venv / "bin" / "python")
+
+
+def free_port() -> int:
+    with listening("127.0.0.1", 0) as opened:
+        port: int = opened.getsockname()[1]
+        return port
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        assert process.poll() is None, "the server ended"
+        try:
+            if httpx.get(f"{url}/health", timeout=1).status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.1)
+    pytest.fail("the server did not start")
+
+
+def serve(*command: str) -> Iterator[str]:
+    port = free_port()
+    process = subprocess.Popen([part.replace("PORT", str(port)) for part in command])
+    try:
+        wait_for(f"http://127.0.0.1:{port}", process)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    yield from serve(
+        sys.executable, "-m", "rollgym", "serve-env", "rollgym/FrozenLake-v0", "--openenv", "--port", "PORT"
+    )
+
+
+@pytest.fixture
+def theirs() -> Iterator[str]:
+    yield from serve(python("openenv"), str(HERE / "openenv_server.py"), "PORT")
+
+
+def run_json(*command: str) -> Any:
+    settings = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_openenv_validates_a_served_environment(served: str) -> None:
+    command = [python("openenv"), "-m", "openenv.cli", "validate", "--url", served, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["passed"] is True
+
+
+def test_openenvs_own_client_plays_a_served_environment(served: str) -> None:
+    seen = run_json(python("openenv"), str(HERE / "openenv_client.py"), served)
+    env = rollgym.make("rollgym/FrozenLake-v0")
+    first, _ = env.reset(seed=7, options={"split": "train"})
+    assert seen["same"]
+    assert seen["first"] == first
+    rewards, over, steps = 0.0, False, 0
+    while not over:
+        last, rewards, terminated, truncated, _ = env.step(("Right", "Down")[steps % 2])
+        over, steps = terminated or truncated, steps + 1
+    assert (seen["last"], seen["reward"], seen["steps"]) == (last, rewards, steps)
+
+
+def test_environments_of_openenvs_own_server_play_the_same_twice(theirs: str, tmp_path: Path) -> None:
+    def guess(observation: str, info: Any) -> str:
+        guess.count += 1
+        digit = observation.removeprefix("It ends in ").rstrip(".")
+        if digit.isdigit():
+            guess.digit, guess.count = int(digit), 0
+        return str(10 * guess.count + guess.digit)
+
+    runs = []
+    for folder in ("a", "b"):
+        guess.count, guess.digit = 0, 0
+        runs.append(
+            rollgym.evaluate(
+                f"openenv:{theirs}",
+                guess,
+                episodes=100,
+                concurrency=1,
+                env_kwargs={"success_reward": 1, "max_turns": 20, "splits": {"test": 100}},
+                out=tmp_path / folder,
+            )
+        )
+    first, second = ([[t.observation for t in e.turns] for e in run.episodes] for run in runs)
+    assert first == second
+    assert runs[0].summary["success_rate"] == 1.0
+
+
+def test_trl_trains_a_step_on_sokoban(tmp_path: Path) -> None:
+    seen = run_json(python("trl"), str(HERE / "trl_step.py"), "rollgym/Sokoban-v0", str(tmp_path))
+    assert seen["steps"] == 1
+    assert seen["changed"] > 0
+    (tool,) = seen["tools"]
+    assert (tool["name"], tool["parameters"]["required"]) == ("act", ["action"])
+    assert len(seen["returns"]) == len(seen["resets"]) == 4
+    tasks = [tuple(reset) for reset in seen["resets"]]
+    assert tasks[0] == tasks[1], "the members of a group start alike"
+    assert tasks[0] != tasks[2]
+    assert all(value < 0 for value in seen["returns"]), "every move of Sokoban costs"
+
+
+def test_gem_plays_in_rollgym_and_rollgym_in_gem(tmp_path: Path) -> None:
+    seen = run_json(python("gem"), str(HERE / "gem_both.py"), str(tmp_path))
+    for name, (same, episodes, outcomes) in seen["same"].items():
+        assert (same, episodes) == (True, 100), name
+        assert set(outcomes) <= {"terminated", "truncated"}, name
+    assert seen["shared"] == 0
+    assert seen["untouched"]
+    assert "Did you mean game:GuessTheNumber-v0-easy" in seen["unknown"]
+    assert seen["option"] == "UsageError: success_reward must be a number, not 'x'."
+    assert seen["gem_id"] == "rollgym:FrozenLake-v0"
+    assert seen["repeats"]
+    assert seen["ends_with_ours"]
+    assert seen["types"] == ["str", "float", "bool", "bool", "dict"]
+    assert seen["vector"] == 2
