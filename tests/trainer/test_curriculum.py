@@ -104,7 +104,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def test_a_run_plays_mastered_environments_less_and_keeps_the_share_of_domains(train_here: Run) -> None:
+def test_a_run_plays_mastered_environments_less_and_keeps_the_share_of_domains(
+    train_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = [1.0, 0.5, 0.0]
+    monkeypatch.setattr("rollgym.trainer.train_run.updated_pass_rates", lambda *args: rates)
     folder = train_here("run", **SETTINGS)
     sources: Counter[tuple[int, str]] = Counter()
     for line in lines(folder / "episodes.jsonl"):
@@ -125,7 +129,7 @@ def test_a_resumed_run_plays_the_same_groups(train_here: Run) -> None:
     settings = {**SETTINGS, "checkpoints": {"every": 1}, "evaluation": {"every": 0, "episodes": 1}}
     expected = lines(train_here("whole", **settings) / "episodes.jsonl")
     train_here("parts", **{**settings, "stop": {"steps": 2}})
-    folder = train_here("parts", "--trust-code", resume=True, **settings)
+    folder = train_here("parts", resume=True, **settings)
     story = lines(folder / "episodes.jsonl")
     for ours, theirs in zip(story, expected, strict=True):
         assert ours["spec"] == theirs["spec"]
