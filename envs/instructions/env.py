@@ -137,7 +137,7 @@ class InstructionsEnv(TextEnv):
         return self.tasks.draw(task, lambda rng: random_instruction(rng, self._level), lambda made: made.key)
 
     def _fault(self, text: str) -> str:
-        """What disqualifies a reply, or an empty string; files are judged by their constraints alone."""
+        """Return the reason why a reply earns nothing, or an empty string; not for tasks of files."""
         if not words(text):
             return "There is no text."
         return "" if self._file is not None else fault_of(text, self._task.prompt)

@@ -110,7 +110,7 @@ def _sides(rows: list[str], cell: tuple[int, int]) -> str:
 
 
 def _distance(start: tuple[int, int], end: tuple[int, int]) -> str:
-    """How far ``end`` is from ``start``: "2 up, 1 left", or "here"."""
+    """The distance of ``end`` from ``start``: "2 up, 1 left", or "here"."""
     down, right = end[0] - start[0], end[1] - start[1]
     steps = [f"{abs(down)} {'up' if down < 0 else 'down'}"] if down else []
     steps += [f"{abs(right)} {'left' if right < 0 else 'right'}"] if right else []
