@@ -1,13 +1,13 @@
 """Records of data files: conversations as messages, and episodes; a record that is unusable has a reason.
 
-A JSONL file has one JSON object per line, of either kind; a Parquet file has a column ``messages``. A run
-folder stands for its episodes.
+A JSONL file has one JSON object per line, of either kind; a Parquet file has the columns of a `RecordFormat`.
+A run folder stands for its episodes.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,14 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatPair:
+    """Two continuations of the same conversation, of which one is preferred."""
+
+    chosen: Chat
+    rejected: Chat
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The reason why a record cannot be used."""
 
@@ -50,9 +58,35 @@ class Record:
 
     place: str
     """``FILE:LINE``, counted from 1."""
-    content: Chat | Episode | Broken
+    content: Chat | ChatPair | Episode | Broken
     erred: tuple[bool, ...] = ()
     """For a demonstration: a flag per turn, True for turns that are not learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """The keys of a record that is not an episode."""
+
+    keys: tuple[str, ...]
+    """Keys of a JSON object, or columns of a Parquet file, that a record must have."""
+    optional: tuple[str, ...]
+    parse: Callable[[dict[str, Any]], Chat | ChatPair]
+    """Read a record with these keys; raises `UsageError` if it is unusable."""
+
+    def read(self, value: Any) -> Chat | ChatPair | Broken:
+        """Read a record, or return the reason why it is unusable."""
+        if not isinstance(value, dict):
+            return Broken(f"expected a JSON object with {' and '.join(self.keys)}, or an episode of rollgym")
+        missing = [key for key in self.keys if key not in value]
+        if missing:
+            return Broken(
+                f"{' and '.join(missing)} missing: expected a JSON object with {' and '.join(self.keys)}, or "
+                "an episode of rollgym"
+            )
+        try:
+            return self.parse(value)
+        except UsageError as error:
+            return Broken(str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +132,16 @@ def _episode_files(folder: Path) -> list[DataFile]:
     return files
 
 
-def read_records(file: DataFile) -> Iterator[Record]:
-    """Read all records of a file, one at a time.
+def read_records(file: DataFile, form: RecordFormat | None = None) -> Iterator[Record]:
+    """Read all records of a file, one at a time: episodes, and records of a format (default: conversations).
 
     Raises:
         UsageError: The file cannot be read at all.
     """
+    form = form or CHATS
     if file.path.suffix == ".parquet":
-        for number, value in enumerate(_parquet_rows(file.path), 1):
-            yield Record(f"{file.path}:{number}", _checked_chat(value))
+        for number, value in enumerate(_parquet_rows(file.path, form), 1):
+            yield Record(f"{file.path}:{number}", form.read(value))
         return
     try:
         with open_inside(file.path, file.folder) as lines:
@@ -114,7 +149,7 @@ def read_records(file: DataFile) -> Iterator[Record]:
             while line := lines.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if line.strip():
-                    yield _record(f"{file.path}:{number}", line)
+                    yield _record(f"{file.path}:{number}", line, form)
                 if len(line) > MAX_LINE_BYTES:
                     while line and not line.endswith(b"\n"):
                         line = lines.readline(MAX_LINE_BYTES)
@@ -122,26 +157,24 @@ def read_records(file: DataFile) -> Iterator[Record]:
         raise UsageError(f"Cannot read {file.path}: {os_reason(error)}.") from None
 
 
-def _record(place: str, line: bytes) -> Record:
+def _record(place: str, line: bytes, form: RecordFormat) -> Record:
     if len(line) > MAX_LINE_BYTES:
         return Record(place, Broken(f"longer than {MAX_LINE_BYTES:,} bytes"))
     try:
         value = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return Record(place, Broken(f"not valid JSON ({error})"))
-    if isinstance(value, dict) and "spec" in value and "messages" not in value:
+    if isinstance(value, dict) and "spec" in value and not any(key in value for key in form.keys):
         try:
             episode = decode_episode(line)
         except ResultsError as error:
             return Record(place, Broken(str(error)))
         erred = value.get("erred")
         return Record(place, episode, tuple(map(bool, erred)) if isinstance(erred, list) else ())
-    if not isinstance(value, dict) or "messages" not in value:
-        return Record(place, Broken("expected a JSON object with messages, or an episode of rollgym"))
-    return Record(place, _checked_chat(value["messages"]))
+    return Record(place, form.read(value))
 
 
-def _parquet_rows(path: Path) -> Iterator[Any]:
+def _parquet_rows(path: Path, form: RecordFormat) -> Iterator[Any]:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
@@ -151,17 +184,12 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
     with boundary(UsageError, f"Cannot read {path}"):
         table = parquet.ParquetFile(path)
         names = list(table.schema_arrow.names)
-        if "messages" not in names:
-            raise UsageError(f"{path} has no column messages; its columns are {', '.join(names)}.")
-        for rows in table.iter_batches(batch_size=_PARQUET_ROWS, columns=["messages"]):
-            yield from rows.column("messages").to_pylist()
-
-
-def _checked_chat(value: Any) -> Chat | Broken:
-    try:
-        return parse_messages(value)
-    except UsageError as error:
-        return Broken(str(error))
+        missing = [name for name in form.keys if name not in names]
+        if missing:
+            raise UsageError(f"{path} has no column {missing[0]}; its columns are {', '.join(names)}.")
+        columns = [name for name in (*form.keys, *form.optional) if name in names]
+        for rows in table.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
+            yield from rows.to_pylist()
 
 
 def parse_messages(value: Any) -> Chat:
@@ -241,3 +269,7 @@ def _learned(number: int, message: dict[str, Any]) -> bool:
     if weight is not None and weight not in (0, 1):
         raise UsageError(f"messages[{number}]: weight must be 0 or 1, not {weight!r}")
     return weight is None or bool(weight)
+
+
+CHATS = RecordFormat(("messages",), (), lambda record: parse_messages(record["messages"]))
+"""Conversations in OpenAI's format."""
