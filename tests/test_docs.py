@@ -23,6 +23,7 @@ RUN = [
             "training",
             "roles",
             "sft",
+            "dpo",
             "ray",
             "troubleshooting",
         )
