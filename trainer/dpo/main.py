@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rollgym.trainer.dpo.config import DPOConfig
 from rollgym.trainer.dpo.config_files import find_config
@@ -32,20 +32,16 @@ class DPOResult(DataRunResult):
         (60, 0.42, 0.88)
     """
 
-    kind: ClassVar[str] = "dpo"
-    metrics: ClassVar[tuple[str, ...]] = (
-        *DataRunResult.metrics,
-        "preference_accuracy",
-        "reward_margin",
-        "validation_preference_accuracy",
-    )
-
     preference_accuracy: float | None
     """Share of the last step's pairs whose chosen reply has the higher reward, before that step's update."""
     reward_margin: float | None
     """Mean difference of their rewards."""
     validation_preference_accuracy: float | None
     """The accuracy of the last validation."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values, as `rollgym dpo --json` prints them."""
+        return {**DataRunResult.to_json(self), "kind": DPO.command}
 
 
 def _parts() -> tuple[type[RecordReader], Callable[..., DataLoop]]:
@@ -55,7 +51,15 @@ def _parts() -> tuple[type[RecordReader], Callable[..., DataLoop]]:
     return PairReader, DPOLoop
 
 
-DPO = Objective(DPOConfig, DPOResult, find_config, _parts)
+MEASURED = (
+    "loss",
+    "validation_loss",
+    "preference_accuracy",
+    "reward_margin",
+    "validation_preference_accuracy",
+)
+"""Fields of the result that are the last value of a metric."""
+DPO = Objective("dpo", DPOConfig, DPOResult, find_config, _parts, MEASURED)
 """Direct preference optimization."""
 
 

@@ -40,6 +40,7 @@ class SourceConfig(Settings):
     """Files and played episodes to train on, in any objective."""
 
     files: list[str] = Field(default_factory=list)
+    """Data files, files of episodes, or run folders, whose episodes are taken."""
     agent: str | None = None
     """Agent that plays demonstrations on the training split of ``envs``; ``policy`` is the policy itself
     before training. Default: none are played."""
@@ -48,6 +49,7 @@ class SourceConfig(Settings):
     episodes: int = Field(default=200, ge=1)
     """Number of demonstrations to play, over all environments."""
     per_task: int = Field(default=1, ge=1)
+    """Demonstrations of each task."""
     max_tokens: int | None = Field(default=None, ge=2)
     """Maximum tokens of a training sequence. Default: the model's context."""
     strict: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rollgym.trainer.main import in_thread, override_words
 from rollgym.trainer.sft.config import SFTConfig
@@ -32,7 +32,9 @@ class SFTResult(DataRunResult):
         (14, 0.31, 0.27)
     """
 
-    kind: ClassVar[str] = "sft"
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values, as `rollgym sft --json` prints them."""
+        return {**DataRunResult.to_json(self), "kind": SFT.command}
 
 
 def _parts() -> tuple[type[RecordReader], Callable[..., DataLoop]]:
@@ -42,7 +44,7 @@ def _parts() -> tuple[type[RecordReader], Callable[..., DataLoop]]:
     return DataReader, SFTLoop
 
 
-SFT = Objective(SFTConfig, SFTResult, find_config, _parts)
+SFT = Objective("sft", SFTConfig, SFTResult, find_config, _parts)
 """Supervised fine-tuning."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rollgym.config.loader import load, parse, values_of
 from rollgym.core.errors import UsageError
@@ -54,11 +54,6 @@ MAY_CHANGE_TOO = (*MAY_CHANGE, "evaluation.workers", "evaluation.max_in_flight")
 class DataRunResult(TrainResult):
     """The result of a finished run on data."""
 
-    kind: ClassVar[str]
-    """The command."""
-    metrics: ClassVar[tuple[str, ...]] = ("loss", "validation_loss")
-    """Fields that are the last value of a metric."""
-
     loss: float | None
     """Training loss of the last step, in nats."""
     validation_loss: float | None
@@ -67,10 +62,6 @@ class DataRunResult(TrainResult):
     """Examples that were trained on."""
     data: dict[str, Any]
     """The content of ``data.json``: files, counts, and records that were not used."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values, as the command prints them with ``--json``."""
-        return {**TrainResult.to_json(self), "kind": self.kind}
 
 
 C = TypeVar("C", bound=DataRunConfig)
@@ -81,16 +72,15 @@ R = TypeVar("R", bound=DataRunResult)
 class Objective(Generic[C, R]):
     """A command that trains on data."""
 
+    command: str
+    """The command, which is the kind of its runs."""
     config: type[C]
     result: type[R]
     find_config: Callable[[str], Path]
-    load: Callable[[], tuple[type[RecordReader], Callable[..., DataLoop]]]
-    """Import the reader of the data and the loop, which import torch."""
-
-    @property
-    def command(self) -> str:
-        """The command, which is the kind of its runs."""
-        return self.result.kind
+    parts: Callable[[], tuple[type[RecordReader], Callable[..., DataLoop]]]
+    """Imports the reader of the data and the loop, which import torch."""
+    metrics: tuple[str, ...] = ("loss", "validation_loss")
+    """Fields of the result that are the last value of a metric."""
 
 
 def option_words(data: str | Path | Sequence[str | Path] = (), model: str | Path | None = None) -> list[str]:
@@ -142,17 +132,19 @@ def run_on_data(
 def _result(objective: Objective[C, R], config: C, run_config: RunConfig, folder: Path) -> R:
     summary, lines, data = read_json(folder / SUMMARY), read_metrics(folder), read_json(folder / DATA)
     envs = [env for env in config.envs if not is_local(env.id)]
-    fields = {name: summary[name] for name in TrainResult.__dataclass_fields__ if name in summary}
+    fields: dict[str, Any] = {
+        name: summary[name] for name in TrainResult.__dataclass_fields__ if name in summary
+    }
 
     def last(name: str) -> float | None:
         return next((line[name] for line in reversed(lines) if name in line), None)
 
+    fields |= {name: last(name) for name in objective.metrics}
     return objective.result(
         folder=folder,
         eval_commands=[command_for(run_config, env, folder) for env in envs],
         examples=data["train"],
         data=data,
-        **{name: last(name) for name in objective.result.metrics},
         **fields,
     )
 
@@ -172,7 +164,7 @@ async def _train(objective: Objective[C, R], config: C, run: TrainRun, files: li
     """Prepare the data, then train; a stopped run saves its last finished step and raises `Interrupted`."""
     from rollgym.trainer.sft.prepare import prepare_data
 
-    make_reader, make_loop = objective.load()
+    make_reader, make_loop = objective.parts()
     with interruptible(run, objective.command, trust=bool(code_in(config))):
         data = await prepare_data(config, run, files, make_reader)
         run_config = config.run_config(data.num_steps(config))

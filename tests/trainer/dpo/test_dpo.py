@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from preferences import SMALL_DPO, write_config, write_pairs
 from training import digest, lines
+from tuning import write_config as write_sft
 
 import rollgym
 from rollgym.chat import ChatTemplate, load_tokenizer
@@ -27,8 +29,8 @@ Prefer = Callable[..., Path]
 Command = Callable[..., Any]
 LEARN: dict[str, Any] = {
     "epochs": 8,
-    "data": {"episodes": 96},
-    "evaluation": {"every": 0, "episodes": 20},
+    "data": {"agent": "policy", "episodes": 96},
+    "evaluation": {"every": 0, "episodes": 40},
     "loss": {"beta": 0.5},
 }
 
@@ -37,10 +39,15 @@ def from_file(path: Path) -> dict[str, Any]:
     return {"data": {"agent": None, "files": [str(path)]}}
 
 
-def test_a_policy_learns_to_prefer_the_successful_episodes(prefer: Prefer) -> None:
-    folder = prefer(**LEARN, validation={"fraction": 0.2})
+def test_a_policy_learns_from_its_own_attempts(prefer: Prefer, tmp_path: Path) -> None:
+    """It starts as a copy of the random agent, which says `yes` half of the time."""
+    copy = write_sft(
+        tmp_path, data={"agent": "random", "episodes": 64}, epochs=6, evaluation={"every": 0, "episodes": 2}
+    )
+    made = rollgym.sft(copy, out=tmp_path / "copy", plain=True)
+    folder = prefer(**LEARN, model={"path": str(made.policy)}, validation={"fraction": 0.2})
     before, after = (line["success_rate"] for line in lines(folder / "evaluations.jsonl"))
-    assert before < 0.2
+    assert 0.2 < before < 0.8
     assert after > 0.9
     metrics = lines(folder / "metrics.jsonl")
     assert metrics[0]["validation_loss"] == pytest.approx(np.log(2), abs=1e-3)
@@ -158,8 +165,6 @@ def test_data_without_a_pair_are_refused_in_one_sentence(
     ran = rollgym_command("dpo", config, "--out", tmp_path / "run")
     assert ran.code == 2
     assert "Traceback" not in ran.err
-    import re
-
     assert re.search(sentence, " ".join(ran.err.split())), ran.err
     assert not (tmp_path / "run").exists()
 
