@@ -63,6 +63,8 @@ class DPOLoop(DataLoop):
                 logprobs = await components.compute(components.learner.logprobs, batch)
             with replacing(path) as file:
                 np.save(file, logprobs)
+            # With `devices.offload`, the engine may have given up its weights meanwhile.
+            await components.sync_weights(run.state.version)
         cuts = np.cumsum([example.tokens.num_tokens for example in examples])[:-1]
         pairs: list[Example] = [
             replace(_pair(example), reference=part)
