@@ -75,14 +75,11 @@ class RecordFormat:
 
     def read(self, value: Any) -> Chat | ChatPair | Broken:
         """Read a record, or return the reason why it is unusable."""
-        if not isinstance(value, dict):
-            return Broken(f"expected a JSON object with {' and '.join(self.keys)}, or an episode of rollgym")
-        missing = [key for key in self.keys if key not in value]
+        missing = [key for key in self.keys if not isinstance(value, dict) or key not in value]
         if missing:
-            return Broken(
-                f"{' and '.join(missing)} missing: expected a JSON object with {' and '.join(self.keys)}, or "
-                "an episode of rollgym"
-            )
+            expected = f"expected a JSON object with {' and '.join(self.keys)}, or an episode of rollgym"
+            some = len(missing) < len(self.keys)
+            return Broken(f"{' and '.join(missing)} missing: {expected}" if some else expected)
         try:
             return self.parse(value)
         except UsageError as error:

@@ -93,7 +93,10 @@ def test_replies_in_the_prompt_are_context_and_later_ones_are_learned(tmp_path: 
 
 UNUSABLE: list[tuple[Any, str]] = [
     ({"prompt": "hi", "chosen": "yes"}, "rejected missing: expected a JSON object with chosen and rejected"),
-    ({"messages": [user("hi"), said("yes")]}, "chosen and rejected missing"),
+    (
+        {"messages": [user("hi"), said("yes")]},
+        "expected a JSON object with chosen and rejected, or an episode",
+    ),
     ({"chosen": "yes", "rejected": "no"}, "prompt missing: only lists of messages can contain the prompt"),
     ({"prompt": "hi", "chosen": "yes", "rejected": "yes"}, "chosen and rejected are equal"),
     ({"prompt": "hi", "chosen": "yes", "rejected": " "}, "prompt and rejected: .* message is empty"),
