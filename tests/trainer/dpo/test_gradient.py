@@ -75,7 +75,7 @@ def plain(given: list[Pair]) -> tuple[float, Gradient]:
     total = torch.stack(losses).mean()
     total.backward()
     grads = {f"model.{name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return float(total), grads
+    return float(total.detach()), grads
 
 
 def batch() -> Batch:
