@@ -125,16 +125,14 @@ class PairReader(RecordReader):
     def _add(self, record: Record, examples: list[Example]) -> None:
         pair = record.content
         assert isinstance(pair, ChatPair)
-        sides = []
-        for chat in (pair.chosen, pair.rejected):
-            found = self._tokens(replace(record, content=chat))
-            if found is None:
-                return
-            sides.append(found[0])
-        if _same(*sides):
+        chosen = self._tokens(replace(record, content=pair.chosen))
+        rejected = self._tokens(replace(record, content=pair.rejected)) if chosen is not None else None
+        if chosen is None or rejected is None:
+            return
+        if _same(chosen[0], rejected[0]):
             self._broken(record.place, "chosen and rejected have the same tokens")
         else:
-            examples.append(make_pair(record.place, record.place, *sides))
+            examples.append(make_pair(record.place, record.place, chosen[0], rejected[0]))
 
     def _tokens(self, record: Record) -> tuple[TokenEpisode, bool | None] | None:
         """The tokens of a conversation or an episode; ``None`` if it is unusable, which is reported."""
