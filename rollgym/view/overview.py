@@ -37,6 +37,7 @@ CURVES = (
     ("length", "Episode length", "turns"),
     ("entropy", "Entropy", "nats per token"),
     ("approx_kl", "KL of the update", "nats per token, to the previous policy"),
+    ("teacher_kl", "KL to the teachers", "nats per token, at sampled tokens"),
     ("clip", "Clip fraction", "share of tokens"),
     ("train_rollout_logprob_diff_max", "Log-prob difference", "learner vs. engine, maximum"),
     ("staleness", "Staleness", "updates behind, mean over tokens"),
