@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from rollgym.core.types import Episode, EpisodeSpec, Group, Limits, Outcome, RoleSpec, Turn
     from rollgym.evaluation.api import evaluate
     from rollgym.evaluation.run_results import RunResults, load_run
+    from rollgym.trainer.dpo.main import adpo, dpo
     from rollgym.trainer.main import atrain, train
     from rollgym.trainer.sft.main import asft, sft
 
@@ -74,6 +75,7 @@ _HOMES = {
     "core.types": "Episode EpisodeSpec Group Limits Outcome RoleSpec Turn",
     "evaluation.api": "evaluate",
     "evaluation.run_results": "RunResults load_run",
+    "trainer.dpo.main": "adpo dpo",
     "trainer.main": "atrain train",
     "trainer.sft.main": "asft sft",
 }
@@ -111,9 +113,11 @@ __all__ = [
     "Turn",
     "UsageError",
     "adapt",
+    "adpo",
     "asft",
     "atrain",
     "check",
+    "dpo",
     "evaluate",
     "list_agents",
     "list_envs",

@@ -24,6 +24,7 @@ RUN = [
             "roles",
             "trajectories",
             "sft",
+            "dpo",
             "ray",
             "troubleshooting",
         )

@@ -27,6 +27,7 @@ from rollgym.serve.program import Program, program_settings
 from rollgym.trainer.advantages import ESTIMATORS, AdvantageConfig, find_estimator
 from rollgym.trainer.config_files import PACKAGE
 from rollgym.trainer.deferred_names import allow_deferred_names, deferred_names_allowed
+from rollgym.trainer.distill_config import DistillConfig
 from rollgym.trainer.learner.config import LearnerConfig
 from rollgym.trainer.learner.strategies import find_strategy
 from rollgym.trainer.losses.settings import LossConfig
@@ -335,6 +336,7 @@ class TrainConfig(Settings):
     """Settings of the advantage estimator."""
     loss: Closed[LossConfig] = LossConfig("grpo")
     learner: Closed[LearnerConfig] = LearnerConfig()
+    distill: DistillConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     stop: StopConfig = StopConfig()
@@ -429,6 +431,13 @@ class TrainConfig(Settings):
                 "in flight during a weight update."
             )
         _check_roles(self)
+        if self.distill is not None and self.runtime == "ray":
+            raise UsageError("distill requires runtime=local: teachers on Ray are not supported.")
+        if self.distill is not None and self.rollout.filter_zero_variance:
+            raise UsageError(
+                "distill and rollout.filter_zero_variance cannot be combined: groups with equal returns "
+                "still teach the policy."
+            )
         if self.curriculum is not None and len(self.envs) < 2:
             raise UsageError("curriculum requires at least two environments in envs, the easiest first.")
         by_rate = self.curriculum is not None and self.curriculum.kind == "pass_rate"

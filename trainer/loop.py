@@ -123,6 +123,8 @@ class TrainLoop:
                 rollout = await components.compute(
                     make_rollout_batch, groups, self.config, learner, state.kl_coef, state.version
                 )
+                if components.teachers is not None:
+                    rollout = await components.compute(components.teachers.add, rollout)
                 metrics = await components.compute(learner.update, rollout.batch)
                 tokens: Sequence[dict[str, list[float]]] = ()
                 if run.tokens_due:

@@ -272,6 +272,8 @@ def _check(config: TrainConfig) -> None:
         held_out(config, env)
     if config.model.path is not None:
         check_model(config.model.path)
+    for teacher in config.distill.teachers if config.distill is not None else ():
+        check_model(teacher.path, "distill.teachers path")
 
 
 async def _train(config: TrainConfig, run: TrainRun) -> None:

@@ -46,6 +46,7 @@ from rollgym.rollout.task_sampler import TaskSampler
 from rollgym.trainer.builtin_policy.model import make_policy
 from rollgym.trainer.colocation import Colocation
 from rollgym.trainer.config import PAST, TrainConfig, belongs_to
+from rollgym.trainer.distillation import Teachers, open_teachers
 from rollgym.trainer.learner.config import LearnerOptions
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.objective import GAP_LIMIT
@@ -106,6 +107,8 @@ class Components:
     """Plays training episodes in environments with roles: the policy and its opponents."""
     past: PastPolicy | None = None
     """Set if a role has a past version of the policy."""
+    teachers: Teachers | None = None
+    """Set if the policy is distilled from other models."""
 
     async def compute(self, work: Callable[..., T], *args: object) -> T:
         """Call ``work(*args)`` in the learner's thread."""
@@ -220,6 +223,7 @@ class LocalRuntime:
         components = make_components(
             config, self._folder, engine, pool, learner, self._thread, runtime=self, past=past
         )
+        components.teachers = await components.compute(open_teachers, config, self._folder, self._model)
         if components.scorer is not None:
             self._stack.push_async_callback(components.scorer.close)
         if components.team is not None:

@@ -20,7 +20,7 @@ from rollgym.core.env_prefixes import find_prefix
 from rollgym.core.errors import UsageError
 from rollgym.core.files import read_bounded
 
-_KINDS = ("train", "sft", "eval", "bench", "serve")
+_KINDS = ("train", "sft", "dpo", "eval", "bench", "serve")
 _MOST_MANIFEST = 4_000_000
 WEAK_SANDBOX = "--allow-weak-sandbox"
 """The command line option that accepts sandbox settings of files even where they weaken the sandbox."""

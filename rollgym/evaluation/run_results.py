@@ -61,7 +61,7 @@ class RunResults:
 
     @property
     def kind(self) -> str:
-        """The command that wrote the folder: ``eval``, ``train``, ``sft``, ``bench`` or ``serve``."""
+        """The command that wrote the folder: eval, train, sft, dpo, bench or serve."""
         return str(self.manifest.get("kind", "eval"))
 
     @cached_property
@@ -130,7 +130,7 @@ class RunResults:
     @cached_property
     def evaluations(self) -> list[Record]:
         """One record per evaluation: during training, of the run, or of each entry of a suite."""
-        if self.kind in ("train", "sft"):
+        if self.kind in ("train", "sft", "dpo"):
             return list(_records(self.path, EVALUATIONS))
         if self.kind == "bench":
             return [

@@ -244,8 +244,13 @@ def read_lines(file: IO[bytes]) -> Iterator[bytes]:
                 line = file.readline(MAX_LINE_BYTES)
 
 
-def parquet_batches(path: Path, names: Sequence[str] | None = None, rows: int = _BATCH_ROWS) -> Iterator[Any]:
-    """Record batches of a Parquet file, with these columns or all.
+def parquet_batches(
+    path: Path,
+    names: Sequence[str] | None = None,
+    optional: Sequence[str] = (),
+    rows: int = _BATCH_ROWS,
+) -> Iterator[Any]:
+    """Record batches of a Parquet file, with these columns (and optional ones that it has) or all.
 
     Raises:
         UsageError: The file cannot be read, has no such column, or pyarrow is not installed.
@@ -257,7 +262,8 @@ def parquet_batches(path: Path, names: Sequence[str] | None = None, rows: int = 
         for name in names or ():
             if name not in known:
                 raise UsageError(f"{path} has no column {name}; its columns are {', '.join(known)}.")
-        yield from table.iter_batches(batch_size=rows, columns=None if names is None else list(names))
+        chosen = None if names is None else [*names, *(name for name in optional if name in known)]
+        yield from table.iter_batches(batch_size=rows, columns=chosen)
 
 
 def cached_array(

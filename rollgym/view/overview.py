@@ -22,16 +22,22 @@ MOST_PARTS = 40
 MOST_ENVIRONMENTS = 200
 POINTS = 500
 """Points of a curve; longer runs are averaged over neighboring steps."""
-TRAINING = ("train", "sft")
+TRAINING = ("train", "sft", "dpo")
 """Kinds of runs that train a policy."""
 CURVES = (
-    ("loss", "Training loss", "nats per learned token"),
-    ("validation_loss", "Validation loss", "nats per learned token"),
+    ("loss", "Training loss", "nats per learned token; of DPO, per pair"),
+    ("validation_loss", "Validation loss", "nats per learned token; of DPO, per pair"),
+    ("preference_accuracy", "Preference accuracy", "share of pairs"),
+    ("validation_preference_accuracy", "Validation preference accuracy", "share of pairs"),
+    ("reward_margin", "Reward margin", "chosen minus rejected"),
+    ("reward_chosen", "Reward of chosen", "beta times the log-ratio to the reference"),
+    ("reward_rejected", "Reward of rejected", "beta times the log-ratio to the reference"),
     ("success", "Success in training", "share of the step's episodes"),
     ("return", "Return", "mean of the step's episodes"),
     ("length", "Episode length", "turns"),
     ("entropy", "Entropy", "nats per token"),
     ("approx_kl", "KL of the update", "nats per token, to the previous policy"),
+    ("teacher_kl", "KL to the teachers", "nats per token, at sampled tokens"),
     ("clip", "Clip fraction", "share of tokens"),
     ("train_rollout_logprob_diff_max", "Log-prob difference", "learner vs. engine, maximum"),
     ("staleness", "Staleness", "updates behind, mean over tokens"),

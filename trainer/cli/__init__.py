@@ -1,10 +1,10 @@
-"""Commands of the trainer: train, imitate, sft, plan, config, model."""
+"""Commands of the trainer: train, imitate, sft, dpo, plan, config, model."""
 
 from __future__ import annotations
 
 import typer
 
-from rollgym.trainer.cli import config, model, plan, sft, train
+from rollgym.trainer.cli import config, dpo, model, plan, sft, train
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -12,6 +12,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("train", epilog=train.EPILOG)(train.train)
     app.command("imitate", epilog=train.IMITATE_EPILOG)(train.imitate)
     app.command("sft", epilog=sft.EPILOG)(sft.sft)
+    app.command("dpo", epilog=dpo.EPILOG)(dpo.dpo)
     app.command("plan", epilog=plan.EPILOG)(plan.plan)
     app.add_typer(model.app, name="model", epilog=model.GET_EPILOG)
     app.add_typer(config.app, name="config", epilog=config.LIST_EPILOG)

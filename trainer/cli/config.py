@@ -1,12 +1,13 @@
-"""``rollgym config``: list, show and explain the settings of `rollgym train` and `rollgym sft`."""
+"""``rollgym config``: list, show and explain the settings of `rollgym train`, `sft` and `dpo`."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from rollgym.core.errors import UsageError
 from rollgym.trainer.cli.options import Words, complete_any_config, config_argument
 from rollgym.utils.cli_options import AsJson, EnvModules, console, import_modules, needs_extra
 from rollgym.utils.cli_output import print_json
@@ -21,8 +22,12 @@ EXPLAIN_EPILOG = "Example: rollgym config explain loss"
 SCHEMA_EPILOG = "Example: rollgym config schema > train.schema.json"
 
 
+Command = Literal["train", "sft", "dpo"]
 OfSFT = Annotated[
     bool, typer.Option("--sft", help="The settings of `rollgym sft` instead of `rollgym train`.")
+]
+OfDPO = Annotated[
+    bool, typer.Option("--dpo", help="The settings of `rollgym dpo` instead of `rollgym train`.")
 ]
 
 
@@ -33,11 +38,17 @@ def _config() -> None:
 
 @app.command("list", epilog=LIST_EPILOG)
 def names(as_json: AsJson = False) -> None:
-    """List the shipped configs by name: those of `rollgym train` and, named *-sft, of `rollgym sft`."""
+    """List the shipped configs by name.
+
+    Those named *-sft are configs of `rollgym sft`, those named *-dpo of `rollgym dpo`, all others of
+    `rollgym train`.
+    """
     from rollgym.trainer import config_files
+    from rollgym.trainer.dpo import config_files as dpo_files
     from rollgym.trainer.sft import config_files as sft_files
 
-    configs = sorted([*config_files.known_configs(), *sft_files.known_configs()])
+    modules = (config_files, sft_files, dpo_files)
+    configs = sorted(name for module in modules for name in module.known_configs())
     print_json(configs) if as_json else print("\n".join(configs))
 
 
@@ -54,12 +65,14 @@ def show(
     """
     from rollgym.config.loader import dump, load, values_of
     from rollgym.trainer.config_files import find_config
-    from rollgym.trainer.sft.config_files import is_sft, known_configs
+    from rollgym.trainer.dpo import config_files as dpo_files
+    from rollgym.trainer.sft import config_files as sft_files
 
     import_modules(env_module)
-    of_sft = is_sft(config)
-    path = known_configs().get(config) if of_sft else None
-    settings = load(root_model(of_sft), path or find_config(config), overrides or ())
+    command: Command = "sft" if sft_files.is_sft(config) else "train"
+    command = "dpo" if dpo_files.is_dpo(config) else command
+    path = (sft_files.known_configs() | dpo_files.known_configs()).get(config)
+    settings = load(root_model(command), path or find_config(config), overrides or ())
     print_json(values_of(settings)) if as_json else print(dump(settings).rstrip())
 
 
@@ -69,6 +82,7 @@ def explain(
         str | None, typer.Argument(metavar="KEY", help="Only this key and the keys below it.")
     ] = None,
     of_sft: OfSFT = False,
+    of_dpo: OfDPO = False,
     as_json: AsJson = False,
 ) -> None:
     """List all settings with type, default and description."""
@@ -77,7 +91,7 @@ def explain(
 
     from rollgym.config.loader import explain as rows_of
 
-    rows = rows_of(root_model(of_sft), key)
+    rows = rows_of(root_model(_command(of_sft, of_dpo)), key)
     if as_json:
         print_json([asdict(row) for row in rows])
         return
@@ -91,17 +105,27 @@ def explain(
 
 
 @app.command("schema", epilog=SCHEMA_EPILOG)
-def schema(of_sft: OfSFT = False) -> None:
+def schema(of_sft: OfSFT = False, of_dpo: OfDPO = False) -> None:
     """Print the JSON schema of a config file, for editors that complete and check YAML."""
     from rollgym.config.loader import schema as schema_of
 
-    print_json(schema_of(root_model(of_sft)), indent=2)
+    print_json(schema_of(root_model(_command(of_sft, of_dpo))), indent=2)
 
 
-def root_model(of_sft: bool = False) -> Any:
+def _command(of_sft: bool, of_dpo: bool) -> Command:
+    if of_sft and of_dpo:
+        raise UsageError("--sft and --dpo cannot be combined.")
+    return "sft" if of_sft else "dpo" if of_dpo else "train"
+
+
+def root_model(command: Command = "train") -> Any:
     """The type of a training config."""
     with needs_extra("Training", "train"):
-        if of_sft:
+        if command == "dpo":
+            from rollgym.trainer.dpo.config import DPOConfig
+
+            return DPOConfig
+        if command == "sft":
             from rollgym.trainer.sft.config import SFTConfig
 
             return SFTConfig

@@ -23,9 +23,17 @@ def complete_sft_config(incomplete: str) -> list[str]:
     return [name for name in known_configs() if name.startswith(incomplete)]
 
 
+def complete_dpo_config(incomplete: str) -> list[str]:
+    """Shell completion: names of shipped configs of `rollgym dpo` that start with ``incomplete``."""
+    from rollgym.trainer.dpo.config_files import known_configs
+
+    return [name for name in known_configs() if name.startswith(incomplete)]
+
+
 def complete_any_config(incomplete: str) -> list[str]:
     """Shell completion: names of all shipped configs that start with ``incomplete``."""
-    return [*complete_config(incomplete), *complete_sft_config(incomplete)]
+    parts = (complete_config, complete_sft_config, complete_dpo_config)
+    return [name for complete in parts for name in complete(incomplete)]
 
 
 def config_argument(complete: Callable[[str], list[str]]) -> Any:

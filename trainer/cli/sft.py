@@ -72,7 +72,8 @@ def sft(
     """
     config, words = name_and_words(config, settings)
     with needs_extra("Training", "train"):
-        from rollgym.trainer.sft.main import option_words, run_sft
+        from rollgym.trainer.sft.main import run_sft
+        from rollgym.trainer.sft.run import option_words
     words = [*option_words(data or (), model), *words]
     words += [] if keep is None else [f"data.keep={keep}"]
     words += ["data.strict=true"] if strict else []

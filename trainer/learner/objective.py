@@ -15,6 +15,8 @@ from rollgym.trainer.learner.protocol import Metrics
 from rollgym.trainer.losses.aggregation import token_weights
 from rollgym.trainer.losses.metrics import Metric, max_of, mean_of
 from rollgym.trainer.losses.policy import Tokens, policy_loss
+from rollgym.trainer.losses.preference import preference_loss
+from rollgym.trainer.losses.preference_settings import PreferenceLoss
 from rollgym.trainer.losses.settings import LossConfig
 from rollgym.trainer.losses.value import value_loss
 
@@ -74,19 +76,20 @@ def micro_batch_loss(
         shared = np.unique(batch.episode_of[list(part)], return_inverse=True)[1]
     numbers = np.repeat(shared, [len(batch.sequences[row].action_positions) for row in part])
     weight = _tensor(weights[at], device)
-    result = policy_loss(
-        Tokens(
-            logprobs=logprobs,
-            old=arrays["old"],
-            behavior=arrays["behavior"],
-            advantages=arrays["advantages"],
-            weights=weight,
-            sequence_ids=torch.from_numpy(numbers).to(device),
-            entropy=entropy,
-            reference=arrays.get("reference"),
-        ),
-        loss,
+    tokens = Tokens(
+        logprobs=logprobs,
+        old=arrays["old"],
+        behavior=arrays["behavior"],
+        advantages=arrays["advantages"],
+        weights=weight,
+        sequence_ids=torch.from_numpy(numbers).to(device),
+        entropy=entropy,
+        reference=arrays.get("reference"),
     )
+    if isinstance(loss, PreferenceLoss):
+        result = preference_loss(tokens, loss.settings)
+        return [result.loss], result.metrics
+    result = policy_loss(tokens, loss)
     losses, metrics = [result.loss], dict(result.metrics)
     for name in GAPS:  # `policy_loss` compares with "old"; the engine is compared with this policy
         metrics.pop(name, None)

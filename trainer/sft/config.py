@@ -36,12 +36,11 @@ POLICY = "policy"
 """``data.agent``: the policy itself, before training."""
 
 
-class DataConfig(Settings):
-    """Conversations and episodes to train on."""
+class SourceConfig(Settings):
+    """Files and played episodes to train on, in any objective."""
 
     files: list[str] = Field(default_factory=list)
-    """JSONL or Parquet files of conversations (``{"messages": [{"role": ..., "content": ...}, ...]}``),
-    files of episodes (``episodes.jsonl``), or run folders, whose episodes are taken."""
+    """Data files, files of episodes, or run folders, whose episodes are taken."""
     agent: str | None = None
     """Agent that plays demonstrations on the training split of ``envs``; ``policy`` is the policy itself
     before training. Default: none are played."""
@@ -49,6 +48,22 @@ class DataConfig(Settings):
     """Options of that agent, such as ``{model: FOLDER}`` of ``lm``."""
     episodes: int = Field(default=200, ge=1)
     """Number of demonstrations to play, over all environments."""
+    per_task: int = Field(default=1, ge=1)
+    """Demonstrations of each task."""
+    max_tokens: int | None = Field(default=None, ge=2)
+    """Maximum tokens of a training sequence. Default: the model's context."""
+    strict: bool = False
+    """Stop at the first line that cannot be used, instead of skipping it."""
+    max_broken: int = Field(default=100, ge=0)
+    """Number of unusable lines to skip; with more the run stops."""
+
+
+class DataConfig(SourceConfig):
+    """Conversations and episodes to train on."""
+
+    files: list[str] = Field(default_factory=list)
+    """JSONL or Parquet files of conversations (``{"messages": [{"role": ..., "content": ...}, ...]}``),
+    files of episodes (``episodes.jsonl``), or run folders, whose episodes are taken."""
     per_task: int = Field(default=1, ge=1)
     """Demonstrations of each task, from which ``keep`` selects."""
     mistakes: float = Field(default=0.0, ge=0, lt=1)
@@ -61,15 +76,9 @@ class DataConfig(Settings):
     """Episodes to train on (rejection sampling): all that ended without an error, the successful ones, or the
     best one of each task, which is the one with the highest return (then the shortest) among the successful
     ones. Where an environment defines no success, ``best`` selects among all. Conversations are all kept."""
-    max_tokens: int | None = Field(default=None, ge=2)
-    """Maximum tokens of a training sequence. Default: the model's context."""
     too_long: Literal["drop", "truncate"] = "drop"
     """Conversations with longer sequences: drop them, or train on the turns before the first that does not
     fit. A conversation whose first turn does not fit is dropped."""
-    strict: bool = False
-    """Stop at the first line that cannot be used, instead of skipping it."""
-    max_broken: int = Field(default=100, ge=0)
-    """Number of unusable lines to skip; with more the run stops."""
 
 
 class ValidationConfig(Settings):
@@ -109,17 +118,18 @@ class SFTStopConfig(Settings):
     """Validations in a row without a lower validation loss. Default: no early stop."""
 
 
-class SFTConfig(Settings):
-    """A supervised fine-tuning run."""
+class DataRunConfig(Settings):
+    """A run that trains on files or played episodes, in any objective."""
 
-    shipped_in: ClassVar[str] = PACKAGE
+    objective: ClassVar[str]
+    """The objective as the subject of a sentence."""
 
-    data: DataConfig = DataConfig()
+    data: SourceConfig = SourceConfig()
     validation: ValidationConfig = ValidationConfig()
     epochs: int = Field(default=3, ge=1)
-    """Epochs over the conversations, each in a new random order."""
+    """Epochs over the data, each in a new random order."""
     batch_size: int = Field(default=16, ge=1)
-    """Conversations per optimizer step."""
+    """Examples per optimizer step: conversations, episodes or pairs."""
     envs: list[EnvConfig] = Field(default_factory=list)
     """Environments to evaluate in, and to play demonstrations in (on their ``split``). Default: none."""
     name: str = ""
@@ -132,7 +142,7 @@ class SFTConfig(Settings):
     devices: Closed[DeviceConfig] = DeviceConfig()
     """Devices of each role; unset ones are planned."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the order of conversations, the validation split, demonstrations and a built-in policy."""
+    """Seed of the order of examples, the validation split, demonstrations and a built-in policy."""
     model: ModelConfig = ModelConfig()
     agent: Closed[PolicyOptions] = PolicyOptions(max_tokens=32)
     """Prompts of episodes, and sampling and parsing of replies in evaluations."""
@@ -162,14 +172,11 @@ class SFTConfig(Settings):
             raise UsageError("data.agent requires envs: the agent plays demonstrations in them.")
         if any(env.roles for env in self.envs):
             raise UsageError(
-                "envs.roles is a setting of reinforcement learning: supervised fine-tuning plays the form of "
-                "an environment with one agent."
+                f"envs.roles is a setting of reinforcement learning: {self.objective} plays the form of an "
+                "environment with one agent."
             )
-        if self.data.agent is None and (self.data.agent_options or self.data.mistakes):
-            raise UsageError("data.agent_options and data.mistakes require data.agent.")
-        self.demonstrations().check_mistakes("data")
-        if self.data.imitate_mistakes and not self.data.mistakes:
-            raise UsageError("data.imitate_mistakes requires data.mistakes > 0.")
+        if self.data.agent is None and self.data.agent_options:
+            raise UsageError("data.agent_options requires data.agent.")
         if self.model.path is None and not self.envs:
             raise UsageError(
                 "No model given: pass --model (model.path), or envs for which a built-in policy is made."
@@ -191,7 +198,7 @@ class SFTConfig(Settings):
                 "and batch_size instead."
             )
         if self.learner.critic != "none":
-            raise UsageError("Supervised fine-tuning has no critic: set learner.critic=none.")
+            raise UsageError(f"learner.critic must be none: {self.objective} has no critic.")
         if self.learner.strategy != "auto" and not deferred_names_allowed():
             find_strategy(self.learner.strategy)
         ray = (self.ray.address, self.ray.num_gpus, self.learner.strategy)
@@ -224,13 +231,43 @@ class SFTConfig(Settings):
             rollout=RolloutConfig(
                 groups=1, group_size=1, workers=evaluation.workers, max_in_flight=evaluation.max_in_flight
             ),
-            loss=LossConfig("reinforce", tis_cap=None),
+            loss=self.learner_loss(),
             learner=self.learner,
             evaluation=evaluation,
             checkpoints=self.checkpoints,
             stop=StopConfig(steps=steps, minutes=stop.minutes, success=stop.success),
             tracking=self.tracking,
         )
+
+    def learner_loss(self) -> LossConfig:
+        """The loss of the learner."""
+        return LossConfig("reinforce", tis_cap=None)
+
+    def demonstrations(self) -> WarmStartConfig:
+        """The episodes to play, in the settings of a warm start."""
+        return WarmStartConfig(agent=self.data.agent or "", episodes=self.data.episodes)
+
+    def agents(self) -> dict[str, str]:
+        """The agents that play, by the key of their setting."""
+        return {"data.agent": self.data.agent or ""}
+
+
+class SFTConfig(DataRunConfig):
+    """A supervised fine-tuning run."""
+
+    shipped_in: ClassVar[str] = PACKAGE
+    objective: ClassVar[str] = "supervised fine-tuning"
+
+    data: DataConfig = DataConfig()
+
+    def check(self) -> None:
+        """Check settings against each other."""
+        DataRunConfig.check(self)
+        if self.data.agent is None and self.data.mistakes:
+            raise UsageError("data.mistakes requires data.agent.")
+        self.demonstrations().check_mistakes("data")
+        if self.data.imitate_mistakes and not self.data.mistakes:
+            raise UsageError("data.imitate_mistakes requires data.mistakes > 0.")
 
     def demonstrations(self) -> WarmStartConfig:
         """The demonstrations to play, in the settings of a warm start."""
@@ -243,9 +280,13 @@ class SFTConfig(Settings):
             imitate_mistakes=data.imitate_mistakes,
         )
 
+    def agents(self) -> dict[str, str]:
+        """The agents that play, by the key of their setting."""
+        return {**DataRunConfig.agents(self), "data.mistakes_agent": self.data.mistakes_agent}
+
 
 class RunConfig(TrainConfig):
-    """The settings of a fine-tuning run that its components read; `SFTConfig.run_config` makes it.
+    """The settings of a run on data that its components read; `DataRunConfig.run_config` makes it.
 
     Unlike a `TrainConfig`, it may have no environments, and any sampling in evaluations.
     """
@@ -256,8 +297,7 @@ class RunConfig(TrainConfig):
         return 1.0
 
 
-def code_in(config: SFTConfig) -> list[str]:
+def code_in(config: DataRunConfig) -> list[str]:
     """All settings that run external code or send data to other hosts, as ``key value``."""
-    agents = {"agent": config.data.agent or "", "mistakes_agent": config.data.mistakes_agent}
-    named = [f"data.{name} {agent}" for name, agent in agents.items() if ":" in agent]
+    named = [f"{key} {agent}" for key, agent in config.agents().items() if ":" in agent]
     return code_of(config.run_config(0)) + named

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rollgym.config import loader
 from rollgym.core.errors import UnknownName, UsageError
@@ -28,12 +29,22 @@ def find_config(name: str) -> Path:
 
 def is_sft(name: str) -> bool:
     """Whether a config is one of `rollgym sft`: shipped as such, or a file with ``data`` or such a base."""
-    path = Path(name)
-    if not path.is_file():
+    values = top_values(name)
+    if values is None:
         return name in known_configs()
-    try:
-        values = loader.parse(read_bounded(path, loader.MAX_BYTES).decode("utf-8", "replace"), name)
-    except (OSError, UsageError):
-        return False  # reported where the file is loaded
     base = values.get(loader.EXTENDS)
     return "data" in values or (isinstance(base, str) and base in known_configs())
+
+
+def top_values(name: str) -> dict[str, Any] | None:
+    """The values of a YAML file, without those of its base; ``None`` if there is no such file.
+
+    Those of a broken file are empty: it is reported where it is loaded.
+    """
+    path = Path(name)
+    if not path.is_file():
+        return None
+    try:
+        return loader.parse(read_bounded(path, loader.MAX_BYTES).decode("utf-8", "replace"), name)
+    except (OSError, UsageError):
+        return {}

@@ -6,11 +6,12 @@ Every record that was read is counted once: as an example, or under the reason w
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -32,8 +33,8 @@ from rollgym.trainer.imitation.examples import (
     token_example,
 )
 from rollgym.trainer.imitation.retokenize import Phrase, recorded_replies, reply_format, retokenize
-from rollgym.trainer.sft.config import DataConfig, SFTConfig
-from rollgym.trainer.sft.records import Broken, Chat, DataFile, Record, read_records
+from rollgym.trainer.sft.config import DataConfig, DataRunConfig, SourceConfig
+from rollgym.trainer.sft.records import CHATS, Broken, Chat, DataFile, Record, RecordFormat, read_records
 
 SHOWN = 3
 """Number of unusable records that messages list."""
@@ -50,6 +51,7 @@ DROPPED = {
     "unsuccessful": "not successful",
     "not_best": "not the best of their task",
     "too_long": "too long",
+    "unpaired": "without a counterpart of the same task",
 }
 """Reasons why a record is not an example, in words."""
 
@@ -67,6 +69,10 @@ class Example:
     """Tokens of each learned reply of an episode."""
 
 
+EpisodeRecord = tuple[Record, Episode]
+"""A record, and the episode that is its content."""
+
+
 @dataclass(slots=True)
 class DataReport:
     """Counts and places of everything that was read."""
@@ -74,7 +80,8 @@ class DataReport:
     files: list[dict[str, Any]] = field(default_factory=list)
     """Path, size and SHA-256 of each file."""
     counts: Counter[str] = field(default_factory=Counter)
-    """``read``, ``examples``, and the reasons of `DROPPED`; and, of the examples, ``truncated``."""
+    """``read``, ``examples``, and the reasons of `DROPPED`; of the examples, ``truncated``; and, of the
+    episodes, ``paired``: those that are in preference pairs."""
     dropped: list[dict[str, str]] = field(default_factory=list)
     """Place and reason of records that are not examples, at most `MOST_LISTED` for each reason."""
     shortest_too_long: int | None = None
@@ -106,7 +113,7 @@ class Dataset:
     report: dict[str, Any]
     """The content of ``data.json``."""
 
-    def num_steps(self, config: SFTConfig) -> int:
+    def num_steps(self, config: DataRunConfig) -> int:
         """Optimizer steps of all epochs, or fewer if ``stop.steps`` says so."""
         steps = config.epochs * -(-len(self.train) // config.batch_size)
         return steps if config.stop.steps is None else min(steps, config.stop.steps)
@@ -133,8 +140,8 @@ def model_context(model: Path) -> int:
     return int(min((bound for bound in bounds if bound), default=4096))
 
 
-class DataReader:
-    """Reads files and turns their records into examples.
+class RecordReader(ABC):
+    """Reads files and turns their records into examples of an objective.
 
     Args:
         settings: Selection, lengths and the treatment of unusable records.
@@ -145,9 +152,12 @@ class DataReader:
         check: Called for each record; may raise to stop.
     """
 
+    form: ClassVar[RecordFormat] = CHATS
+    """The format of records that are not episodes."""
+
     def __init__(
         self,
-        settings: DataConfig,
+        settings: SourceConfig,
         agent: PolicyAgent,
         max_tokens: int,
         held_out: Iterable[tuple[str, str]] = (),
@@ -155,14 +165,14 @@ class DataReader:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.report = DataReport()
-        self._settings, self._agent, self._max_tokens = settings, agent, max_tokens
+        self._settings, self._agent, self.max_tokens = settings, agent, max_tokens
         self._held_out = frozenset(held_out)
         self._note, self._check = note, check
         self._noted = time.monotonic()
         self._phrase: Phrase | None = None
 
     def read(self, files: Sequence[DataFile], extra: Sequence[Record] = ()) -> list[Example]:
-        """Return the examples in ``files``, and of ``extra`` records: conversations first, then episodes.
+        """Return the examples in ``files``, and of ``extra`` records: episodes come last.
 
         Raises:
             UsageError: A file cannot be read, or too many records are unusable.
@@ -172,15 +182,36 @@ class DataReader:
         for file in files:
             size = file.path.stat().st_size
             self.report.files.append({"path": str(file.path), "bytes": size, "sha256": file_hash(file.path)})
-            for record in read_records(file):
+            for record in read_records(file, self.form):
                 self._read(record, examples, episodes)
         for record in extra:
             self._read(record, examples, episodes)
-        for record in self._selected(episodes):
-            self._progress("tokenized", len(examples))
-            self._add(record, examples)
+        self._add_episodes(self._usable(episodes), examples)
         self.report.counts["examples"] = len(examples)
         return examples
+
+    @abstractmethod
+    def _add(self, record: Record, examples: list[Example]) -> None:
+        """Add the example of a record that is not an episode."""
+
+    @abstractmethod
+    def _add_episodes(self, records: Sequence[EpisodeRecord], examples: list[Example]) -> None:
+        """Add the examples of all episodes."""
+
+    def hints(self) -> list[str]:
+        """Sentences that help a user whose data have no example."""
+        report = self.report
+        hints = []
+        if report.counts["too_long"]:
+            hints.append(
+                f"The shortest of those that are too long has {report.shortest_too_long} tokens, and at most "
+                f"{self.max_tokens} fit: use a model with a longer context{self._if_too_long}."
+            )
+        if report.counts["held_out"]:
+            hints.append("Record episodes of another split: `rollgym eval --split train`.")
+        return hints
+
+    _if_too_long: ClassVar[str] = ", or raise data.max_tokens"
 
     def _read(self, record: Record, examples: list[Example], episodes: list[Record]) -> None:
         self.report.counts["read"] += 1
@@ -190,7 +221,7 @@ class DataReader:
                 self._broken(record.place, reason)
             case Episode() as episode:
                 episodes.append(replace(record, content=own_trajectory(episode)))
-            case Chat():
+            case _:
                 self._add(record, examples)
 
     def _progress(self, verb: str, count: int) -> None:
@@ -198,7 +229,7 @@ class DataReader:
         now = time.monotonic()
         if now - self._noted >= NOTE_SECONDS:
             self._noted = now
-            self._note(f"{verb} {count:,} conversations")
+            self._note(f"{verb} {count:,} records")
 
     def _broken(self, place: str, reason: str) -> None:
         settings = self._settings
@@ -212,10 +243,10 @@ class DataReader:
                 f"them:\n{first}"
             )
 
-    def _selected(self, records: Sequence[Record]) -> list[Record]:
-        """The episodes that ``data.keep`` selects."""
-        report, keep = self.report, self._settings.keep
-        usable: list[tuple[Record, Episode]] = []
+    def _usable(self, records: Sequence[Record]) -> list[EpisodeRecord]:
+        """The episodes that may be trained on."""
+        report = self.report
+        usable: list[EpisodeRecord] = []
         for record in records:
             episode = record.content
             assert isinstance(episode, Episode)
@@ -226,52 +257,14 @@ class DataReader:
                 report.drop("no_turns", record.place)
             elif (episode.spec.env_id, episode.spec.split) in self._held_out:
                 report.drop("held_out", record.place)
-            elif keep != "all" and not (episode.success or (keep == "best" and episode.success is None)):
-                report.drop("unsuccessful", record.place)
             else:
                 usable.append((record, episode))
-        if keep != "best":
-            return [record for record, _ in usable]
-        best: dict[Hashable, tuple[float, int]] = {}
-        for _, episode in usable:
-            task = task_of(episode)
-            best[task] = max(best.get(task, _rank(episode)), _rank(episode))
-        chosen: list[Record] = []
-        for record, episode in usable:
-            if best.get(task_of(episode)) == _rank(episode):
-                del best[task_of(episode)]  # the first of several that are equally good
-                chosen.append(record)
-            else:
-                report.drop("not_best", record.place)
-        return chosen
+        return usable
 
-    def _add(self, record: Record, examples: list[Example]) -> None:
-        try:
-            turns, recorded = self._turns(record)
-        except (UsageError, AgentError) as error:
-            self._broken(record.place, str(error).rstrip("."))
-            return
-        longest = longest_sequence(turns)
-        if longest > self._max_tokens:
-            fitting = fitting_turns(turns, self._max_tokens) if self._settings.too_long == "truncate" else []
-            if not any(turn.learned for turn in fitting):
-                report = self.report
-                report.drop("too_long", record.place, f"{longest} tokens, at most {self._max_tokens} fit")
-                report.shortest_too_long = min(report.shortest_too_long or longest, longest)
-                return
-            self.report.counts["truncated"] += 1
-            turns = fitting
-        episode = record.content if isinstance(record.content, Episode) else None
-        examples.append(
-            Example(
-                tokens=token_example(record.place, turns),
-                task=record.place if episode is None else task_of(episode),
-                recorded=recorded,
-                reply_lengths=()
-                if episode is None
-                else tuple(len(turn.action_ids) for turn in turns if turn.learned),
-            )
-        )
+    def _too_long(self, record: Record, longest: int) -> None:
+        report = self.report
+        report.drop("too_long", record.place, f"{longest} tokens, at most {self.max_tokens} fit")
+        report.shortest_too_long = min(report.shortest_too_long or longest, longest)
 
     def _turns(self, record: Record) -> tuple[list[TokenTurn], bool | None]:
         agent, content = self._agent, record.content
@@ -291,6 +284,75 @@ class DataReader:
         return turns, recorded
 
 
+class DataReader(RecordReader):
+    """Reads conversations and episodes for supervised fine-tuning; arguments as of `RecordReader`."""
+
+    _settings: DataConfig
+    _if_too_long = ", raise data.max_tokens, or set data.too_long=truncate"
+
+    def hints(self) -> list[str]:
+        """Sentences that help a user whose data have no example."""
+        hints = RecordReader.hints(self)
+        if self.report.counts["unsuccessful"]:
+            hints.append(f"data.keep={self._settings.keep} drops episodes without success.")
+        return hints
+
+    def _add_episodes(self, records: Sequence[EpisodeRecord], examples: list[Example]) -> None:
+        for record in self._selected(records):
+            self._progress("tokenized", len(examples))
+            self._add(record, examples)
+
+    def _selected(self, records: Sequence[EpisodeRecord]) -> list[Record]:
+        """The episodes that ``data.keep`` selects."""
+        report, keep = self.report, self._settings.keep
+        usable: list[EpisodeRecord] = []
+        for record, episode in records:
+            if keep != "all" and not (episode.success or (keep == "best" and episode.success is None)):
+                report.drop("unsuccessful", record.place)
+            else:
+                usable.append((record, episode))
+        if keep != "best":
+            return [record for record, _ in usable]
+        best: dict[Hashable, tuple[float, int]] = {}
+        for _, episode in usable:
+            task = task_of(episode)
+            best[task] = max(best.get(task, rank_of(episode)), rank_of(episode))
+        chosen: list[Record] = []
+        for record, episode in usable:
+            if best.get(task_of(episode)) == rank_of(episode):
+                del best[task_of(episode)]  # the first of several that are equally good
+                chosen.append(record)
+            else:
+                report.drop("not_best", record.place)
+        return chosen
+
+    def _add(self, record: Record, examples: list[Example]) -> None:
+        try:
+            turns, recorded = self._turns(record)
+        except (UsageError, AgentError) as error:
+            self._broken(record.place, str(error).rstrip("."))
+            return
+        longest = longest_sequence(turns)
+        if longest > self.max_tokens:
+            fitting = fitting_turns(turns, self.max_tokens) if self._settings.too_long == "truncate" else []
+            if not any(turn.learned for turn in fitting):
+                self._too_long(record, longest)
+                return
+            self.report.counts["truncated"] += 1
+            turns = fitting
+        episode = record.content if isinstance(record.content, Episode) else None
+        examples.append(
+            Example(
+                tokens=token_example(record.place, turns),
+                task=record.place if episode is None else task_of(episode),
+                recorded=recorded,
+                reply_lengths=()
+                if episode is None
+                else tuple(len(turn.action_ids) for turn in turns if turn.learned),
+            )
+        )
+
+
 def task_of(episode: Episode) -> Hashable:
     """The task of an episode: its index, or its seed where the environment has no task set."""
     spec = episode.spec
@@ -298,7 +360,8 @@ def task_of(episode: Episode) -> Hashable:
     return spec.env_id, kwargs, spec.split, spec.task, spec.env_seed if spec.task is None else None
 
 
-def _rank(episode: Episode) -> tuple[float, int]:
+def rank_of(episode: Episode) -> tuple[float, int]:
+    """The order of episodes of a task: the higher return, then fewer turns."""
     return episode.total_reward, -len(episode.turns)
 
 
@@ -331,23 +394,12 @@ def unusable(dropped: Sequence[dict[str, str]]) -> list[str]:
     ]
 
 
-def no_examples(reader: DataReader, settings: DataConfig, max_tokens: int, what: str) -> UsageError:
+def no_examples(reader: RecordReader, what: str) -> UsageError:
     """The error for data without a single example: says where each record went, and what may help."""
     report = reader.report
     if not report.counts["read"]:
         paths = ", ".join(file["path"] for file in report.files)
         return UsageError(f"There is nothing to {what} on: {paths or 'the data'} has no records.")
-    hints = []
-    if report.counts["too_long"]:
-        hints.append(
-            f"The shortest of those that are too long has {report.shortest_too_long} tokens, and at most "
-            f"{max_tokens} fit: use a model with a longer context, raise data.max_tokens, or set "
-            "data.too_long=truncate."
-        )
-    if report.counts["unsuccessful"]:
-        hints.append(f"data.keep={settings.keep} drops episodes without success.")
-    if report.counts["held_out"]:
-        hints.append("Record episodes of another split: `rollgym eval --split train`.")
-    hints += [f"{one}." for one in unusable(report.dropped)[:SHOWN]]
+    hints = [*reader.hints(), *(f"{one}." for one in unusable(report.dropped)[:SHOWN])]
     where = f"of {report.counts['read']} records {report.in_words()}"
     return UsageError(" ".join([f"There is nothing to {what} on: {where}.", *hints]))

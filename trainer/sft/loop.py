@@ -1,6 +1,6 @@
-"""The loop of supervised fine-tuning: batches in a fixed random order, validation, evaluation, checkpoints.
+"""The loop of training on data: batches in a fixed random order, validation, evaluation, checkpoints.
 
-    batch   = supervised_batch(examples of the step)     tokens, and which of them are learned
+    batch   = make_batch(examples of the step)           tokens, and which of them are learned
     metrics = learner.update(batch)                      one optimizer step
     metrics |= validation loss, if it is due
     run.record(metrics)                                  metrics.jsonl, console
@@ -14,28 +14,27 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from rollgym.cluster.errors import ActorLost
 from rollgym.rollout.scheduler import Scheduler
+from rollgym.trainer.data.batch import Batch
 from rollgym.trainer.data.sequences import TokenEpisode
 from rollgym.trainer.imitation.examples import epoch_batches, supervised_batch
 from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
 from rollgym.trainer.runtime import Components
-from rollgym.trainer.sft.config import SFTConfig
-from rollgym.trainer.sft.dataset import Dataset
+from rollgym.trainer.sft.config import DataRunConfig
+from rollgym.trainer.sft.dataset import Dataset, Example
 from rollgym.trainer.tracking.jsonl import read_metrics
 from rollgym.trainer.train_run import TrainRun
 from rollgym.trainer.train_state import Clock, reason_to_stop
 
-KEPT = ("entropy", "grad_norm", "learning_rate")
-"""Metrics of an update that have a meaning for data that no policy sampled; the loss is added to them."""
 
-
-class SFTLoop:
-    """The order of a run: evaluate and validate, then steps.
+class DataLoop(ABC):
+    """The order of a run: evaluate and validate, then steps. A subclass adds an objective.
 
     Args:
         components: The learner, and the engine and environments for evaluations.
@@ -44,10 +43,12 @@ class SFTLoop:
         data: The examples.
     """
 
-    def __init__(self, components: Components, run: TrainRun, config: SFTConfig, data: Dataset) -> None:
+    kept: ClassVar[tuple[str, ...]] = ("entropy", "grad_norm", "learning_rate")
+    """Metrics of an update that have a meaning for data that no policy sampled, besides the loss."""
+
+    def __init__(self, components: Components, run: TrainRun, config: DataRunConfig, data: Dataset) -> None:
         self.components, self.run, self.config = components, run, config
-        self.train_set = [example.tokens for example in data.train]
-        self.validation_set = [example.tokens for example in data.validation]
+        self.train_set, self.validation_set = data.train, data.validation
         self.total = components.config.stop.steps
         """Optimizer steps of the run."""
         self.losses: list[tuple[int, float]] = []
@@ -56,6 +57,18 @@ class SFTLoop:
         self._synced = 0
         """The step whose weights the engine has."""
         run.components = components
+
+    @abstractmethod
+    def make_batch(self, examples: Sequence[Example]) -> Batch:
+        """The batch of a step."""
+
+    @abstractmethod
+    def measure(self, learner: LearnerProtocol, examples: Sequence[Example]) -> Metrics:
+        """Metrics of the current weights on a validation set, ``validation_loss`` among them."""
+
+    async def prepare(self) -> None:
+        """Read what the run has recorded; the weights are those of the last checkpoint, or of the start."""
+        self.losses = recorded_losses(self.run)
 
     async def train(self) -> str:
         """Train until a stop condition holds; returns that condition."""
@@ -67,7 +80,7 @@ class SFTLoop:
         while True:
             try:
                 self._synced = run.state.step
-                self.losses = recorded_losses(run)
+                await self.prepare()
                 async with self._stage():
                     return await self._train(clock)
             except ActorLost as lost:
@@ -117,7 +130,7 @@ class SFTLoop:
             run.console.note(f"validation loss {metrics['validation_loss']:.4f} before training")
         await run.save()
 
-    async def _step(self, examples: Sequence[TokenEpisode]) -> None:
+    async def _step(self, examples: Sequence[Example]) -> None:
         """Train on one batch."""
         components, run = self.components, self.run
         started = time.perf_counter()
@@ -125,12 +138,13 @@ class SFTLoop:
         with run.stop.deferred():
             run.console.phase("learn")
             async with components.training():
-                batch = supervised_batch(examples)
+                batch = self.make_batch(examples)
                 found = await components.compute(components.learner.update, batch)
             seconds = time.perf_counter() - started
             num_tokens = sum(len(sequence.ids) for sequence in batch.sequences)
             run.state.step += 1
-            metrics = {"loss": found["policy_loss"], **{name: found[name] for name in KEPT if name in found}}
+            kept = {name: found[name] for name in self.kept if name in found}
+            metrics = {"loss": found["policy_loss"], **kept}
             metrics |= {
                 "epoch": run.state.step * self.config.epochs / self._steps_of_all_epochs,
                 "sequences": float(len(batch.sequences)),
@@ -166,12 +180,13 @@ class SFTLoop:
             self._synced = run.state.step
 
     async def _validate(self) -> Metrics:
-        """Measure the loss on the validation set; without envs, keep the policy with the lowest one."""
+        """Measure the policy on the validation set; without envs, keep the one with the lowest loss."""
         components, run = self.components, self.run
         run.console.phase("validate")
         started = time.perf_counter()
         async with components.training():
-            loss = await components.compute(mean_loss, components.learner, self.validation_set)
+            measured = await components.compute(self.measure, components.learner, self.validation_set)
+        loss = measured["validation_loss"]
         self.losses.append((run.state.step, loss if math.isfinite(loss) else math.inf))
         if not self.config.envs and validations_since_best(self.losses) == 0:
             with run.stop.deferred():
@@ -181,7 +196,7 @@ class SFTLoop:
                     run.state.to_json(),
                     lambda folder: components.export(folder / "model"),
                 )
-        return {"validation_loss": loss, "seconds_validate": time.perf_counter() - started}
+        return {**measured, "seconds_validate": time.perf_counter() - started}
 
     def _reason_to_stop(self, clock: Clock) -> str | None:
         patience = self.config.stop.patience
@@ -194,6 +209,18 @@ class SFTLoop:
     @property
     def _steps_of_all_epochs(self) -> int:
         return self.config.epochs * -(-len(self.train_set) // self.config.batch_size)
+
+
+class SFTLoop(DataLoop):
+    """Supervised fine-tuning: the loss is the negative log-likelihood of the learned tokens."""
+
+    def make_batch(self, examples: Sequence[Example]) -> Batch:
+        """The batch of a step."""
+        return supervised_batch([example.tokens for example in examples])
+
+    def measure(self, learner: LearnerProtocol, examples: Sequence[Example]) -> Metrics:
+        """The validation loss of the current weights."""
+        return {"validation_loss": mean_loss(learner, [example.tokens for example in examples])}
 
 
 def mean_loss(learner: LearnerProtocol, examples: Sequence[TokenEpisode]) -> float:

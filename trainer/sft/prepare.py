@@ -26,11 +26,11 @@ from rollgym.trainer.config import EnvConfig
 from rollgym.trainer.imitation.warm_start import Demonstration, play
 from rollgym.trainer.learner.thread import LearnerThread
 from rollgym.trainer.runtime import engine_options, prepare_model
-from rollgym.trainer.sft.config import POLICY, SFTConfig
+from rollgym.trainer.sft.config import POLICY, DataRunConfig
 from rollgym.trainer.sft.dataset import (
     SHOWN,
-    DataReader,
     Dataset,
+    RecordReader,
     model_context,
     no_examples,
     prompt_agent,
@@ -43,7 +43,9 @@ from rollgym.trainer.train_run import TrainRun
 T = TypeVar("T")
 
 
-async def prepare_data(config: SFTConfig, run: TrainRun, files: Sequence[DataFile]) -> Dataset:
+async def prepare_data(
+    config: DataRunConfig, run: TrainRun, files: Sequence[DataFile], make_reader: type[RecordReader]
+) -> Dataset:
     """Make or copy the model, play demonstrations, and turn all data into examples."""
     with LearnerThread() as thread:
 
@@ -55,11 +57,16 @@ async def prepare_data(config: SFTConfig, run: TrainRun, files: Sequence[DataFil
         if config.data.agent is not None:
             demonstrations = await _demonstrations(config, run, model)
         run.console.phase("read the data")
-        return await call(_read_data, config, run, model, files, demonstrations)
+        return await call(_read_data, config, run, model, files, demonstrations, make_reader)
 
 
 def _read_data(
-    config: SFTConfig, run: TrainRun, model: Path, files: Sequence[DataFile], demonstrations: Sequence[Record]
+    config: DataRunConfig,
+    run: TrainRun,
+    model: Path,
+    files: Sequence[DataFile],
+    demonstrations: Sequence[Record],
+    make_reader: type[RecordReader],
 ) -> Dataset:
     settings, context = config.data, model_context(model)
     max_tokens = settings.max_tokens or context
@@ -67,17 +74,17 @@ def _read_data(
         raise UsageError(f"data.max_tokens={max_tokens} exceeds the model's context of {context} tokens.")
     agent = prompt_agent(model, config.agent)
 
-    def reader(*held_out: tuple[str, str]) -> DataReader:
-        return DataReader(settings, agent, max_tokens, held_out, run.console.note, run.stop.check)
+    def reader(*held_out: tuple[str, str]) -> RecordReader:
+        return make_reader(settings, agent, max_tokens, held_out, run.console.note, run.stop.check)
 
     first, second = reader(*((env.id, config.evaluation.split) for env in config.envs)), reader()
     examples = first.read(files, demonstrations)
     if not examples:
-        raise no_examples(first, settings, max_tokens, "train")
+        raise no_examples(first, "train")
     if config.validation.files:
         train, validation = examples, second.read(data_files(config.validation.files))
         if not validation:
-            raise no_examples(second, settings, max_tokens, "validate")
+            raise no_examples(second, "validate")
     else:
         train, validation = split_off(examples, config.validation.fraction, config.seed)
         if config.validation.fraction and not validation:
@@ -129,7 +136,7 @@ def _refuse_other_data(folder: Path, before: dict[str, Any], now: dict[str, Any]
         raise UsageError(f"The data differ from those that the run in {folder} was started with ({DATA}).")
 
 
-async def _demonstrations(config: SFTConfig, run: TrainRun, model: Path) -> list[Record]:
+async def _demonstrations(config: DataRunConfig, run: TrainRun, model: Path) -> list[Record]:
     """Play demonstrations once and keep them in the run folder; a resumed run reads them."""
     path = run.folder / DEMONSTRATIONS
     if not path.is_file():
@@ -143,7 +150,7 @@ async def _demonstrations(config: SFTConfig, run: TrainRun, model: Path) -> list
     return [replace(record, place=Path(record.place).name) for record in records]
 
 
-async def _play(config: SFTConfig, run: TrainRun, model: Path) -> list[Demonstration]:
+async def _play(config: DataRunConfig, run: TrainRun, model: Path) -> list[Demonstration]:
     settings, workers, played = config.data, config.evaluation.workers, 0
 
     def make(env: EnvConfig) -> Agent:
@@ -171,7 +178,7 @@ async def _play(config: SFTConfig, run: TrainRun, model: Path) -> list[Demonstra
         await pool.close()
 
 
-def _policy(config: SFTConfig, model: Path) -> Agent:
+def _policy(config: DataRunConfig, model: Path) -> Agent:
     """The policy before training, with an engine that is closed with the agent."""
     options = engine_options(config.run_config(0))
     return PolicyAgent(lambda: EmbeddedEngine(model, **options), load_tokenizer(model), config.agent)

@@ -1,12 +1,12 @@
 """Records of data files: conversations as messages, and episodes; a record that is unusable has a reason.
 
-A JSONL file has one JSON object per line, of either kind; a Parquet file has a column ``messages``. A run
-folder stands for its episodes.
+A JSONL file has one JSON object per line, of either kind; a Parquet file has the columns of a `RecordFormat`.
+A run folder stands for its episodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,14 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatPair:
+    """Two continuations of the same conversation, of which one is preferred."""
+
+    chosen: Chat
+    rejected: Chat
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The reason why a record cannot be used."""
 
@@ -47,9 +55,32 @@ class Record:
 
     place: str
     """``FILE:LINE``, counted from 1."""
-    content: Chat | Episode | Broken
+    content: Chat | ChatPair | Episode | Broken
     erred: tuple[bool, ...] = ()
     """For a demonstration: a flag per turn, True for turns that are not learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """The keys of a record that is not an episode."""
+
+    keys: tuple[str, ...]
+    """Keys of a JSON object, or columns of a Parquet file, that a record must have."""
+    optional: tuple[str, ...]
+    parse: Callable[[dict[str, Any]], Chat | ChatPair]
+    """Read a record with these keys; raises `UsageError` if it is unusable."""
+
+    def read(self, value: Any) -> Chat | ChatPair | Broken:
+        """Read a record, or return the reason why it is unusable."""
+        missing = [key for key in self.keys if not isinstance(value, dict) or key not in value]
+        if missing:
+            expected = f"expected a JSON object with {' and '.join(self.keys)}, or an episode of rollgym"
+            some = len(missing) < len(self.keys)
+            return Broken(f"{' and '.join(missing)} missing: {expected}" if some else expected)
+        try:
+            return self.parse(value)
+        except UsageError as error:
+            return Broken(str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,54 +126,46 @@ def _episode_files(folder: Path) -> list[DataFile]:
     return files
 
 
-def read_records(file: DataFile) -> Iterator[Record]:
-    """Read all records of a file, one at a time.
+def read_records(file: DataFile, form: RecordFormat | None = None) -> Iterator[Record]:
+    """Read all records of a file, one at a time: episodes, and records of a format (default: conversations).
 
     Raises:
         UsageError: The file cannot be read at all.
     """
+    form = form or CHATS
     if file.path.suffix == ".parquet":
-        for number, value in enumerate(_parquet_rows(file.path), 1):
-            yield Record(f"{file.path}:{number}", _checked_chat(value))
+        for number, value in enumerate(_parquet_rows(file.path, form), 1):
+            yield Record(f"{file.path}:{number}", form.read(value))
         return
     try:
         with open_inside(file.path, file.folder) as lines:
             for number, line in enumerate(read_lines(lines), 1):
                 if line.strip():
-                    yield _record(f"{file.path}:{number}", line)
+                    yield _record(f"{file.path}:{number}", line, form)
     except OSError as error:
         raise UsageError(f"Cannot read {file.path}: {os_reason(error)}.") from None
 
 
-def _record(place: str, line: bytes) -> Record:
+def _record(place: str, line: bytes, form: RecordFormat) -> Record:
     if len(line) > MAX_LINE_BYTES:
         return Record(place, Broken(f"longer than {MAX_LINE_BYTES:,} bytes"))
     try:
         value = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return Record(place, Broken(f"not valid JSON ({error})"))
-    if isinstance(value, dict) and "spec" in value and "messages" not in value:
+    if isinstance(value, dict) and "spec" in value and not any(key in value for key in form.keys):
         try:
             episode = decode_episode(line)
         except ResultsError as error:
             return Record(place, Broken(str(error)))
         erred = value.get("erred")
         return Record(place, episode, tuple(map(bool, erred)) if isinstance(erred, list) else ())
-    if not isinstance(value, dict) or "messages" not in value:
-        return Record(place, Broken("expected a JSON object with messages, or an episode of rollgym"))
-    return Record(place, _checked_chat(value["messages"]))
+    return Record(place, form.read(value))
 
 
-def _parquet_rows(path: Path) -> Iterator[Any]:
-    for batch in parquet_batches(path, ["messages"]):
-        yield from batch.column("messages").to_pylist()
-
-
-def _checked_chat(value: Any) -> Chat | Broken:
-    try:
-        return parse_messages(value)
-    except UsageError as error:
-        return Broken(str(error))
+def _parquet_rows(path: Path, form: RecordFormat) -> Iterator[Any]:
+    for batch in parquet_batches(path, form.keys, form.optional):
+        yield from batch.to_pylist()
 
 
 def parse_messages(value: Any) -> Chat:
@@ -222,3 +245,7 @@ def _learned(number: int, message: dict[str, Any]) -> bool:
     if weight is not None and weight not in (0, 1):
         raise UsageError(f"messages[{number}]: weight must be 0 or 1, not {weight!r}")
     return weight is None or bool(weight)
+
+
+CHATS = RecordFormat(("messages",), (), lambda record: parse_messages(record["messages"]))
+"""Conversations in OpenAI's format."""

@@ -212,17 +212,16 @@ def test_more_broken_lines_than_allowed_stop_the_run(tmp_path: Path) -> None:
 
 
 def test_data_without_an_example_say_why(tmp_path: Path) -> None:
-    settings = DataConfig(files=["x"], keep="successful")
     examples, reader = read(write(tmp_path / "a.jsonl", ["hi", "yes"], b"{"), max_tokens=4)
     assert not examples
-    sentence = str(no_examples(reader, settings, 4, "train"))
+    sentence = str(no_examples(reader, "train"))
     assert "of 2 records 1 unusable, 1 too long" in sentence
     assert "at most 4 fit: use a model with a longer context" in sentence
     assert "a.jsonl:2: not valid JSON" in sentence
     _, reader = read(write(tmp_path / "b.jsonl"))
-    assert "b.jsonl has no records" in str(no_examples(reader, settings, 4, "train"))
+    assert "b.jsonl has no records" in str(no_examples(reader, "train"))
     _, reader = read(write(tmp_path / "c.jsonl", episode(success=False)), keep="successful")
-    assert "data.keep=successful drops" in str(no_examples(reader, settings, 4, "train"))
+    assert "data.keep=successful drops" in str(no_examples(reader, "train"))
 
 
 def example(task: int) -> Example:

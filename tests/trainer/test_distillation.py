@@ -1,0 +1,151 @@
+"""On-policy distillation: the advantages of teachers, what a policy learns from them, and what is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learner_cases import make_learner, mixed_batch, tiny
+from training import Forge, Story, lines, write
+from tuning import write_config as write_sft
+
+import rollgym
+from rollgym.core.errors import UsageError
+from rollgym.trainer.distill_config import DistillConfig
+from rollgym.trainer.distillation import Teachers
+from rollgym.trainer.rollout_batch import RolloutBatch
+
+Run = Callable[..., Path]
+
+
+def plain_logprobs(model: Any, batch: Any) -> list[float]:
+    """Log-probs of the action tokens from plain forward passes of transformers, row by row."""
+    found: list[float] = []
+    for row in batch.sequences:
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(torch.from_numpy(row.ids)[None]).logits[0].double(), -1)
+        found += [float(logprobs[at - 1, row.ids[at]]) for at in row.action_positions]
+    return found
+
+
+def test_advantages_are_the_reverse_kl_of_sampled_tokens() -> None:
+    batch = mixed_batch()
+    models = [tiny(1), tiny(2)]
+    settings = DistillConfig.model_validate(
+        {
+            "teachers": [{"path": "a", "weight": 3.0}, {"path": "b", "weight": 1.0}],
+            "weight": 0.5,
+            "reward_weight": 0.25,
+        }
+    )
+    made = Teachers(settings, [make_learner(model) for model in models]).add(RolloutBatch(batch, {"x": 1.0}))
+    first, second = (np.array(plain_logprobs(model, batch)) for model in models)
+    kl = batch.arrays["behavior"] - (0.75 * first + 0.25 * second)
+    expected = 0.25 * batch.arrays["advantages"] - 0.5 * kl
+    assert made.batch.arrays["advantages"] == pytest.approx(expected, abs=1e-5)
+    assert made.metrics["teacher_kl"] == pytest.approx(kl.mean(), abs=1e-5)
+    assert made.metrics["teacher_kl/1"] == pytest.approx((batch.arrays["behavior"] - second).mean(), abs=1e-5)
+    assert made.metrics["x"] == 1.0
+
+
+def test_a_policy_that_is_its_teacher_learns_nothing_from_it() -> None:
+    batch = mixed_batch()
+    learner = make_learner()
+    batch = batch.with_arrays(behavior=learner.logprobs(batch))
+    settings = DistillConfig.model_validate({"teachers": [{"path": "a"}], "reward_weight": 0.0})
+    made = Teachers(settings, [make_learner()]).add(RolloutBatch(batch, {}))
+    assert np.abs(made.batch.arrays["advantages"]).max() < 1e-6
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that says `yes`."""
+    folder = tmp_path_factory.mktemp("teacher")
+    config = write_sft(folder, data={"episodes": 24}, epochs=12, evaluation={"every": 0, "episodes": 8})
+    result = rollgym.sft(config, out=folder / "run", plain=True)
+    assert result.last_success is not None
+    assert result.last_success > 0.9
+    return result.policy
+
+
+def distill(path: Path, **more: Any) -> dict[str, Any]:
+    return {"teachers": [{"path": str(path)}], "reward_weight": 0.0, **more}
+
+
+def test_a_policy_learns_from_its_teacher_without_rewards(train_here: Run, teacher: Path) -> None:
+    folder = train_here(
+        distill=distill(teacher),
+        seed=5,
+        rollout={"groups": 4, "group_size": 4},
+        learner={"learning_rate": 0.01, "mini_batches": 1},
+        evaluation={"every": 0, "episodes": 20},
+        checkpoints={"every": 60},
+        stop={"steps": 120},
+    )
+    before, after = (line["success_rate"] for line in lines(folder / "evaluations.jsonl"))
+    assert before < 0.3
+    assert after > 0.9
+    kl = [line["teacher_kl"] for line in lines(folder / "metrics.jsonl")]
+    assert np.mean(kl[-5:]) < 0.3 * np.mean(kl[:5])
+
+
+def test_a_run_killed_and_resumed_ends_the_same(forge: Forge, tmp_path: Path, teacher: Path) -> None:
+    """Rule 35."""
+    write(tmp_path, distill=distill(teacher, reward_weight=1.0))
+    assert forge.run(tmp_path, "train", "small.yaml", "--out", "whole") == 0, (
+        tmp_path / "err.txt"
+    ).read_text()
+    update = ("rollgym.trainer.learner.learner:Learner.update", 3)
+    assert forge.run(tmp_path, "train", "small.yaml", "--out", "run", at=update) < 0
+    words = ("train", "small.yaml", "--resume", "--out", "run")
+    moved = teacher.with_name("moved")
+    shutil.copytree(teacher, moved)
+    weights = teacher / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert forge.run(tmp_path, *words) == 2
+    assert "A teacher has changed since the run in run was started" in (tmp_path / "err.txt").read_text()
+    shutil.copy(moved / "model.safetensors", weights)
+    assert forge.run(tmp_path, *words) == 0, (tmp_path / "err.txt").read_text()
+    assert Story.of(tmp_path / "run") == Story.of(tmp_path / "whole")
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(train_here: Run, teacher: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(teacher, other)
+    path = other / "tokenizer.json"
+    path.write_text(json.dumps(_renamed(json.loads(path.read_text()))))
+    with pytest.raises(UsageError, match=r"the tokenizer in .*other differs from the policy's"):
+        train_here(distill=distill(other))
+
+
+def _renamed(tokenizer: Any) -> Any:
+    """The same tokenizer with another word for one id."""
+    vocabulary = tokenizer["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        word = next(word for word in vocabulary if word.isalpha())
+        vocabulary[f"{word}x"] = vocabulary.pop(word)
+    return tokenizer
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"distill": {"teachers": []}}, "distill.teachers"),
+    ({"distill": {"teachers": [{"path": "nowhere"}]}}, "distill.teachers path nowhere: folder not found"),
+    ({"distill": {"teachers": [{"path": "a"}]}, "runtime": "ray"}, "distill requires runtime=local"),
+    (
+        {"distill": {"teachers": [{"path": "a"}]}, "rollout": {"filter_zero_variance": True}},
+        "cannot be combined",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), REFUSED, ids=[sentence for _, sentence in REFUSED])
+def test_wrong_settings_are_refused(
+    train_here: Run, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        train_here(**changes)
+    assert not (tmp_path / "run").exists()
