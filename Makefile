@@ -29,7 +29,7 @@ $(VENV)/.lm: $(VENV)/.train
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) torch==2.13.0 -e '.[dev,docs,adapters,webshop,browser,sandbox,docker,distributed,mcp,openenv,parquet,serve,smollm]'
+	$(PIP) torch==2.13.0 -e '.[dev,docs,adapters,webshop,browser,sandbox,docker,distributed,math,mcp,openenv,parquet,serve,smollm]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed
