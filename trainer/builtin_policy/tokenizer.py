@@ -137,13 +137,14 @@ def count_tokens(tokenizer: PreTrainedTokenizerFast, corpus: Corpus) -> EnvToken
     """Count the tokens of an environment's text."""
 
     def mean(texts: Sequence[str]) -> float:
-        return sum(map(len, tokenizer(list(texts))["input_ids"])) / len(texts)
+        # Not verbose: transformers would warn that a text exceeds the context, and none is run here.
+        return sum(map(len, tokenizer(list(texts), verbose=False)["input_ids"])) / len(texts)
 
     observation, action = (mean(texts) for texts in zip(*corpus.turns, strict=True))
     return EnvTokens(
         id=corpus.env_id,
         kwargs=dict(corpus.env_kwargs),
-        instruction_tokens=len(tokenizer(corpus.instructions)["input_ids"]),
+        instruction_tokens=round(mean([corpus.instructions])),
         observation_tokens=round(observation, 1),
         action_tokens=round(action, 1),
         turn_tokens=round(observation + action + 3, 1),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import random
 import re
@@ -496,3 +497,21 @@ def test_the_command_prints_a_table_for_several_environments(tmp_path: Path) -> 
     refused = command(LAKE, SOKOBAN, "--out", tmp_path / "q", "--env-arg", "size=3")
     assert isinstance(refused.exception, UsageError)
     assert "--env-arg needs exactly one environment" in str(refused.exception)
+
+
+def test_instructions_longer_than_the_context_are_counted_without_a_warning(tmp_path: Path) -> None:
+    """Instructions may be left out of prompts, and transformers warns only once in a process."""
+    records: list[logging.LogRecord] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Keep()
+    logging.getLogger("transformers").addHandler(handler)
+    try:
+        made = make_policy([SOKOBAN], tmp_path / "short", size="tiny", context=64)
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
+    assert json.loads((made.path / ABOUT).read_text())["envs"][0]["instruction_tokens"] > 64
+    assert records == []
