@@ -440,16 +440,20 @@ def refuse_changes(out: Path, before: Settings, now: Settings, may_change: Calla
         )
 
 
+REWARD_MAY_CHANGE = ("timeout", "retries", "concurrency", "workers", "url", "header_env")
+"""Settings of a reward that a resumed run may change."""
+
+
 def _may_change(key: str) -> bool:
     """Whether a resumed run may change this setting: it does not affect the result of a step."""
     section, _, rest = key.partition(".")
     last = rest.rpartition(".")[2]
     if section == "rewards":
-        return last in ("timeout", "retries", "concurrency", "workers", "url", "header_env")
+        return last in REWARD_MAY_CHANGE
     if section == "envs":
         setting = rest.partition(".")[2]
         if setting.startswith("rewards."):
-            return last in ("timeout", "retries", "concurrency", "workers", "url", "header_env")
+            return last in REWARD_MAY_CHANGE
         return setting == "limits.seconds" or (
             setting.startswith("role_options.") and last in OPPONENT_MAY_CHANGE
         )
