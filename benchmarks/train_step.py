@@ -1,7 +1,7 @@
 """Time and memory of one GRPO update: rollgym's `Learner.update` against TRL's `GRPOTrainer`.
 
     python benchmarks/train_step.py [--quick] [--threads 1] [--rounds 5] [--no-peer] [--peer-venv FOLDER]
-    python benchmarks/train_step.py --model smollm2 [--lora] [--quick]
+    python benchmarks/train_step.py --model smollm2 [--dtype bfloat16] [--lora] [--quick]
 
 Both train the same built-in model (a Llama of 0.5 million parameters, 400 words) in float32 with the same
 number of threads on the same 64 episodes (``--quick``: 32), in groups of 8 with the same prompt of 64 tokens:
@@ -13,15 +13,16 @@ rollgym computes once for a group.
 In an update: forward and backward passes in micro-batches, clipping the gradient, AdamW, and the metrics that
 either reports. Not in it: generation, rewards, a reference model, old log-probs (both are given the same).
 TRL's inputs are padded beforehand, its loss is the one that weighs all tokens alike (``dapo``, its default),
-and observations are masked as a tool's answers are. It runs its own training loop. Unlike its defaults it
-computes in float32, as rollgym does, and without gradient checkpointing (see ``--checkpointing``);
-``--trl-batch`` is its ``per_device_train_batch_size``. ``gradient_gap`` says how far the gradients of the
-first update are apart, relative to their size.
+and observations are masked as a tool's answers are. It runs its own training loop. Both compute in
+``--dtype``: float32, or bfloat16, which is autocast over float32 weights in both. Unlike TRL's default
+there is no gradient checkpointing (see ``--checkpointing``). ``--trl-batch`` is TRL's
+``per_device_train_batch_size``. ``gradient_gap`` says how far the gradients of the first update are apart,
+relative to their size.
 
-Each contender is a separate process. They take turns, and a ratio is the median of the rounds' ratios:
-above 1, rollgym is faster. Memory is the peak of the resident set, and how much of it the updates added to
-what was there before the first (model, data and libraries). Then rollgym's update alone with 1, 2 and 4 times
-the episodes: time should grow with the tokens, memory should not.
+Each contender is a separate process. They take turns. Seconds are the CPU time of the process, and a ratio
+is the median of the rounds' ratios: above 1, rollgym is faster. Memory is the peak of the resident set, and
+how much of it the updates added to what was there before the first (model, data and libraries). Then
+rollgym's update alone with 1, 2 and 4 times the episodes: time should grow with the tokens, memory not.
 
 ``--model smollm2`` is one workload: SmolLM2-135M-Instruct, full training (or LoRA, of rollgym alone), 16
 episodes of 1 to 15 turns in two groups with prompts of 350 tokens.
@@ -45,7 +46,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -68,6 +69,7 @@ PEER = Path(__file__).parent / "peers" / "trl_step.py"
 PEER_VENV = Path.home() / ".cache" / "rollgym" / "bench-trl"
 TRL = "trl==1.16.0"
 Workload = dict[str, Any]
+Dtype = Literal["float32", "bfloat16"]
 
 
 def make_episodes(count: int, prompt: int, even: bool, vocabulary: int = VOCABULARY) -> Workload:
@@ -105,7 +107,9 @@ def read_batch(data: Any) -> Batch:
     return batch.with_arrays(old=batch.arrays["behavior"])
 
 
-def make_learner(model: Path, max_tokens_per_microbatch: int, threads: int, lora: bool = False) -> Any:
+def make_learner(
+    model: Path, max_tokens_per_microbatch: int, threads: int, dtype: Dtype, lora: bool = False
+) -> Any:
     """The learner with the settings that TRL gets, too."""
     from rollgym.trainer.learner.learner import Learner
 
@@ -114,6 +118,7 @@ def make_learner(model: Path, max_tokens_per_microbatch: int, threads: int, lora
         max_tokens_per_microbatch=max_tokens_per_microbatch,
         threads=threads,
         device="cpu",
+        dtype=dtype,
         lora=LoraSettings() if lora else None,
     )
     return Learner(model, chosen, LossConfig("grpo"))
@@ -160,25 +165,24 @@ def write_workload(
     data = make_episodes(count, prompt, even, vocabulary)
     own = np.flatnonzero(data["own"])
     old = np.zeros(len(data["ids"]))
-    old[own] = make_learner(folder / "model", 8192 if model == "builtin" else 2048, 1).logprobs(
-        read_batch(data)
-    )
+    room = 8192 if model == "builtin" else 2048
+    old[own] = make_learner(folder / "model", room, 1, "float32").logprobs(read_batch(data))
     old[own] += derive_rng("train step benchmark noise").normal(0, 0.15, len(own))
     data["old"] = old
     np.savez(folder / "episodes.npz", **data)
     return data
 
 
-def serve(folder: Path, max_tokens_per_microbatch: int, threads: int, lora: bool) -> None:
+def serve(folder: Path, max_tokens_per_microbatch: int, threads: int, dtype: Dtype, lora: bool) -> None:
     """One update for each line that is read: what a contender's process does."""
     with np.load(folder / "episodes.npz") as data:
         batch = read_batch(data)
-    learner = make_learner(folder / "model", max_tokens_per_microbatch, threads, lora)
+    learner = make_learner(folder / "model", max_tokens_per_microbatch, threads, dtype, lora)
     print("ready", flush=True)
     for _ in sys.stdin:
-        started = time.perf_counter()
+        started = time.process_time()
         learner.update(batch)
-        print(time.perf_counter() - started, flush=True)
+        print(time.process_time() - started, flush=True)
         if learner.steps == 1:
             gradients = {
                 name: p.grad.numpy() for name, p in learner.model.named_parameters() if p.requires_grad
@@ -291,6 +295,8 @@ def ours(folder: Path, args: argparse.Namespace) -> list[str]:
         str(args.threads),
         "--max-tokens-per-microbatch",
         str(args.max_tokens_per_microbatch),
+        "--dtype",
+        args.dtype,
     ]
     return [sys.executable, __file__, "--serve", str(folder), *options, *["--lora"] * args.lora]
 
@@ -298,6 +304,7 @@ def ours(folder: Path, args: argparse.Namespace) -> list[str]:
 def trl(python: Path, folder: Path, args: argparse.Namespace) -> list[str]:
     """TRL as a contender."""
     options = ["--threads", str(args.threads), "--batch", str(args.trl_batch), "--rate", str(RATE)]
+    options += ["--dtype", args.dtype]
     return [str(python), str(PEER), str(folder), *options, *["--checkpointing"] * args.checkpointing]
 
 
@@ -358,6 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="of each contender")
     parser.add_argument("--model", choices=sorted(WORKLOADS), default="builtin")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both")
     parser.add_argument("--lora", action="store_true", help="train adapters of rank 16, without the peer")
     parser.add_argument(
         "--max-tokens-per-microbatch",
@@ -380,7 +388,7 @@ def main() -> None:
     small = args.model == "builtin"
     args.max_tokens_per_microbatch = args.max_tokens_per_microbatch or (8192 if small else 1024)
     if args.serve:
-        serve(args.serve, args.max_tokens_per_microbatch, args.threads, args.lora)
+        serve(args.serve, args.max_tokens_per_microbatch, args.threads, args.dtype, args.lora)
         return
     args.rounds = args.rounds or (2 if args.quick else 5)
     args.episodes = args.episodes or (16 if not small else 32 if args.quick else 64)
@@ -393,6 +401,7 @@ def main() -> None:
             report["scaling"] = scaling(Path(root), args)
     keys = (
         "model",
+        "dtype",
         "lora",
         "threads",
         "rounds",

@@ -22,6 +22,9 @@ from rollgym.utils.terminal import printable
 TRUST_CODE = "--trust-code"
 """The option that lets a resumed run use the code that the config in its folder names."""
 
+OWN_AGENTS = ("rollgym.envs.", "rollgym.agents.")
+"""Packages whose agents are part of rollgym: shipped configs name them, and a resumed run may use them."""
+
 
 def code_of(config: TrainConfig) -> list[str]:
     """All settings that run external code or send data to other hosts, as ``key value``."""
@@ -42,7 +45,11 @@ def code_of(config: TrainConfig) -> list[str]:
     named += _code_of_rewards(config.rewards, "rewards")
     if config.warm_start is not None:
         agents = {name: getattr(config.warm_start, name) for name in ("agent", "mistakes_agent")}
-        named += [f"warm_start.{name} {agent}" for name, agent in agents.items() if ":" in agent]
+        named += [
+            f"warm_start.{name} {agent}"
+            for name, agent in agents.items()
+            if ":" in agent and not agent.startswith(OWN_AGENTS)
+        ]
     if config.program is not None:
         keys = ("command", "function", "python", "reward_function")
         named += [f"program.{key} {value}" for key in keys if (value := getattr(config.program, key))]

@@ -63,7 +63,7 @@ class GivenTokens(GRPOTrainer):
 
 
 class OnRequest(TrainerCallback):
-    """Waits before each optimizer step until told to go on; the clock runs from then on."""
+    """Waits before each optimizer step until a line arrives; CPU time counts from then on."""
 
     def __init__(self, folder: Path, answers: Any) -> None:
         self._folder, self._answers = folder, answers
@@ -74,7 +74,7 @@ class OnRequest(TrainerCallback):
         print("ready", file=self._answers, flush=True)
         if not sys.stdin.readline():
             os._exit(0)
-        self._started = time.perf_counter()
+        self._started = time.process_time()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
         """Keep the gradient of the first update (to warm up, not measured)."""
@@ -84,7 +84,7 @@ class OnRequest(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say how long it took."""
-        print(time.perf_counter() - self._started, file=self._answers, flush=True)
+        print(time.process_time() - self._started, file=self._answers, flush=True)
 
 
 def settings(folder: Path, episodes: int, args: argparse.Namespace) -> GRPOConfig:
@@ -104,7 +104,7 @@ def settings(folder: Path, episodes: int, args: argparse.Namespace) -> GRPOConfi
         weight_decay=0.0,
         max_grad_norm=1.0,
         gradient_checkpointing=args.checkpointing,
-        bf16=False,
+        bf16=args.dtype == "bfloat16",
         use_cpu=True,
         report_to="none",
         logging_strategy="no",
@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--checkpointing", action="store_true")
     args = parser.parse_args()
     answers, sys.stdout = sys.stdout, sys.stderr

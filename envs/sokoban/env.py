@@ -237,8 +237,8 @@ def _instructions(vocabulary: str, view: str, per_turn: int, max_steps: int, too
         "wall.\n",
         "relative": "You are told what is above, below, left and right of you; how far off each box is, with "
         "what is above, below, left and right of it; and how far from that box each target is.\n",
-        "words": "You see what is next to you, how far off each box is, what is next to that box, and how "
-        "far from it each target is.\n",
+        "words": "You see what is next to you, how far off each box is, what is next to that box, which of "
+        "its corners are blocked, and how far from it each target is.\n",
         "around": "You are told what is in the eight cells around you, row by row; how far off each box is, "
         "with what is in the eight cells around it; and how far from that box each target is.\n",
     }.get(

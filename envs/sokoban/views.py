@@ -12,6 +12,8 @@ VIEWS = ("grid", "coords", "grid_coords", "cells", "relative", "around", "words"
 _NEXT = {"#": "wall", " ": "free", ".": "free", "@": "free", "+": "free", "$": "blocked", "*": "blocked"}
 _SIDES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 _SIDE_NAMES = ("up", "down", "left", "right")
+_CORNERS = ((-1, -1), (-1, 1), (1, -1), (1, 1))
+_CORNER_NAMES = ("up left", "up right", "down left", "down right")
 _RING = tuple((dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx)
 _MEANINGS = ("wall", "floor", "target", "box", "box on target", "player", "player on target")
 _STYLES = ("grey50", "grey30", "red", "yellow", "bold green", "bold cyan", "bold magenta")
@@ -92,7 +94,11 @@ def relative(board: str, near: Sequence[tuple[int, int]]) -> str:
 
 
 def in_words(board: str) -> str:
-    """What `relative` contains, as sentences for a language model."""
+    """What `relative` contains, as sentences for a language model, and the corners of each box.
+
+    Without the corners some positions look alike although they need different moves: the way around a box
+    leads over them.
+    """
     rows = board.split("\n")
     (player,) = _cells(rows, "@+")
     boxes, targets = _cells(rows, "$*"), _cells(rows, ".*+")
@@ -100,6 +106,7 @@ def in_words(board: str) -> str:
     for number, box in enumerate(boxes, 1):
         name = f"Box {number}" if len(boxes) > 1 else "Box"
         sentences.append(f"{name}: {_distance(player, box)}. Next to it: {_sides(rows, box)}.")
+        sentences.append(f"Blocked corners of it: {_blocked_corners(rows, box)}.")
         sentences += [f"Target from it: {_distance(box, target)}." for target in targets]
     return " ".join(sentences)
 
@@ -107,6 +114,11 @@ def in_words(board: str) -> str:
 def _sides(rows: list[str], cell: tuple[int, int]) -> str:
     found = _around(rows, cell, _SIDES)
     return ", ".join(f"{side} {kind}" for side, kind in zip(_SIDE_NAMES, found, strict=True))
+
+
+def _blocked_corners(rows: list[str], cell: tuple[int, int]) -> str:
+    found = zip(_CORNER_NAMES, _around(rows, cell, _CORNERS), strict=True)
+    return ", ".join(name for name, kind in found if kind != "free") or "none"
 
 
 def _distance(start: tuple[int, int], end: tuple[int, int]) -> str:

@@ -146,13 +146,14 @@ def test_the_view_around_tells_the_corners_too(level_file: Callable[[str], Path]
 
 
 def test_the_view_in_words_has_sentences(level_file: Callable[[str], Path]) -> None:
-    """The content of the relative view; distances of zero are left out."""
+    """The content of the relative view and the corners of the box; distances of zero are left out."""
     path = level_file("#####\n#.  #\n#  $#\n#@  #\n#####\n")
     env = SokobanEnv(levels=path, view="words")
     observation, _ = env.reset(seed=0, options={"split": "all", "task": 0})
     assert observation == (
         "Next to you: up free, down wall, left wall, right free. Box: 1 up, 2 right. "
-        "Next to it: up free, down free, left free, right wall. Target from it: 1 up, 2 left."
+        "Next to it: up free, down free, left free, right wall. Blocked corners of it: up right, down right. "
+        "Target from it: 1 up, 2 left."
     )
     for move in ("Right", "Right"):
         observation = env.step(move)[0]
@@ -166,8 +167,10 @@ def test_the_view_in_words_numbers_several_boxes(level_file: Callable[[str], Pat
     assert observation == (
         "Next to you: up free, down free, left wall, right blocked. "
         "Box 1: 1 right. Next to it: up free, down free, left free, right blocked. "
+        "Blocked corners of it: none. "
         "Target from it: 1 up, 1 left. Target from it: 1 right. "
         "Box 2: 2 right. Next to it: up free, down free, left blocked, right free. "
+        "Blocked corners of it: none. "
         "Target from it: 1 up, 2 left. Target from it: here."
     )
 

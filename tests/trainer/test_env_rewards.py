@@ -7,6 +7,7 @@ from training import SMALL, lines
 
 from rollgym.config.loader import load
 from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.config_files import find_config
 from rollgym.trainer.trusted import code_of
 
 
@@ -31,3 +32,16 @@ def test_the_endpoint_of_a_judge_is_listed() -> None:
     judge = {"base_url": "http://127.0.0.1:1/v1", "model": "m"}
     config = load(TrainConfig, {**SMALL, "envs": [{"id": "rollgym/Judge-v0", "kwargs": {"judge": judge}}]})
     assert "envs.0.kwargs.judge.base_url http://127.0.0.1:1/v1" in code_of(config)
+
+
+def test_demonstrating_agents_are_listed_unless_they_are_rollgyms() -> None:
+    agents = {"agent": "mine:Expert", "mistakes": 0.5, "mistakes_agent": "rollgymx.envs.mine:Other"}
+    listed = code_of(load(TrainConfig, {**SMALL, "warm_start": agents}))
+    assert set(listed) >= {
+        "warm_start.agent mine:Expert",
+        "warm_start.mistakes_agent rollgymx.envs.mine:Other",
+    }
+    shipped = load(TrainConfig, find_config("smollm-frozen-lake"))
+    assert shipped.warm_start is not None
+    assert ":" in shipped.warm_start.mistakes_agent
+    assert code_of(shipped) == []
