@@ -1,8 +1,9 @@
-"""Temporarily freeing the memory of the weights, without recreating the tensors that view it."""
+"""Memory that is not needed: that of the weights for a time, free heap, and kernels of past sizes."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterable
 
@@ -10,6 +11,11 @@ import torch
 from torch import Tensor
 
 __all__ = ["WeightStorage", "trim_memory"]
+
+# oneDNN keeps a kernel with its scratch memory for each size of a matrix product, 1,024 of them by default:
+# hundreds of megabytes where rows have many lengths. It reads this at the first product.
+for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_name, "128")
 
 
 class WeightStorage:
