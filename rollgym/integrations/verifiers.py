@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -241,10 +242,14 @@ def _describe(env_id: str, kwargs: Mapping[str, Any]) -> tuple[str, dict[str, in
     env = make(env_id, **kwargs)
     try:
         interface = text_interface(env)
-        if len(roles_of(interface)) > 1:
-            raise UsageError(f"{env_id} has several roles; verifiers' single player cannot play them all.")
+        if roles_of(interface) and getattr(interface, "others", None) is None:
+            raise UsageError(
+                f"{env_id} expects agents in all roles, and verifiers' player is one: leave out others=None."
+            )
         lines = [str(interface.instructions)]
-        lines += [str(spec.to_openai()["function"]) for spec in tools_of(interface)]
+        if tools := tools_of(interface):
+            lines.append('Reply with a tool call as JSON: {"name": TOOL, "arguments": {...}}. The tools are:')
+            lines += [json.dumps(spec.to_openai()["function"], ensure_ascii=False) for spec in tools]
         return "\n".join(lines).strip(), dict(interface.tasks.splits) if interface.tasks else {}
     finally:
         env.close()
