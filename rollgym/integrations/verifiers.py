@@ -44,8 +44,8 @@ PLUGIN = "rollgym-verifiers"
 class RollgymConfig(vf.TasksetConfig):  # type: ignore[misc]  # verifiers is not installed where mypy runs
     """Settings of the task set, under ``--env.taskset.*``."""
 
-    env: str
-    """Environment: an id, ``PREFIX:NAME`` or ``module:Class``."""
+    env: str = ""
+    """Environment: an id, ``PREFIX:NAME`` or ``module:Class``. It must be given."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment."""
     split: str | None = None
@@ -76,6 +76,8 @@ class RollgymTaskset(vf.Taskset[RollgymTask, RollgymConfig]):  # type: ignore[mi
     def load(self) -> Iterator[RollgymTask]:
         """Yield every task of the split; the system prompt is the environment's instructions."""
         config = self.config
+        if not config.env:
+            raise UsageError("No environment given: pass --env.taskset.env, such as rollgym/Sokoban-v0.")
         instructions, sizes = _describe(config.env, config.kwargs)
         split = config.split or next(iter(sizes), None)
         if sizes and split not in sizes:
