@@ -144,16 +144,16 @@ class VerifiersEnv(TextEnv):
             self._session = None
 
     def _make_config(self, options: dict[str, Any], env_options: dict[str, Any]) -> Any:
-        """verifiers' config: the task set's settings, and one agent whose replies are our actions."""
+        """The config: the task set's settings, and one agent whose replies are our actions."""
         vf, name = self._vf, self._name
         module = self._import()
         if not _exports(module, vf.Taskset):
             classic = hasattr(module, "load_environment")
             raise UsageError(
-                f"verifiers:{name} has load_environment, as packages for verifiers before 0.4 have; verifiers "
-                "0.4 runs packages that export a v1 Taskset."
+                f"verifiers:{name} has load_environment, as packages for verifiers before 0.4 have; "
+                "verifiers 0.4 runs packages that export a v1 Taskset."
                 if classic
-                else f"verifiers:{name} is not a task set: {module.__name__} exports no v1 Taskset in __all__."
+                else f"verifiers:{name} is not a task set: it exports no v1 Taskset in __all__."
             )
         try:
             taskset = {**options, "id": name}
@@ -176,8 +176,7 @@ class VerifiersEnv(TextEnv):
             raise
         except Exception as error:  # pydantic's errors, and what the package raises
             raise UsageError(
-                f"verifiers:{name} does not accept the options {options or env_options}: "
-                f"{_explain(error)}."
+                f"verifiers:{name} does not accept the options {options or env_options}: {_explain(error)}."
             ) from error
 
     def _import(self) -> Any:
@@ -244,8 +243,8 @@ def split_rows(rows: Sequence[Any], shares: Mapping[str, float], name: str) -> d
         )
     if len(rows) < len(shares):
         raise UsageError(
-            f"{name} has {len(rows)} tasks, too few for the splits {', '.join(shares)}: pass the option splits "
-            "with fewer, such as {'test': 1}."
+            f"{name} has {len(rows)} tasks, too few for the splits {', '.join(shares)}: pass the option "
+            "splits with fewer, such as {'test': 1}."
         )
     order = sorted(range(len(rows)), key=lambda number: content_key(row_key(rows[number])))
     bounds = np.cumsum(list(shares.values())) / sum(shares.values()) * len(rows)

@@ -175,7 +175,9 @@ class VerifiersSession:
             return web.json_response({"error": {"message": problem}}, status=400)
         messages = list(body["messages"])
         if self._trace_id:
-            last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+            last = max(
+                (i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1
+            )
             messages = messages[last + 1 :]
         self._trace_id = trace_id
         self._reply = self._loop.create_future()

@@ -148,6 +148,22 @@ def test_judges(judge: str, gold: Any, right: list[str], wrong: list[str]) -> No
             assert env.step(answer)[1] == expected, answer
 
 
+def test_a_pattern_that_would_take_forever_does_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_match, "CPU_SECONDS", 0.2)
+    env = DataEnv(data=[{"prompt": "?", "answer": "(a+)+b"}], splits={"train": 1.0}, judge="regex")
+    for answer, reward in (("a" * 60, 0.0), ("aab", 1.0)):
+        env.reset(seed=0)
+        assert env.step(answer)[1] == reward
+
+
+def test_the_matching_process_is_replaced_when_it_ended() -> None:
+    assert bounded_match.matches("a|b", "b")
+    helper = bounded_match._helpers[os.getpid()]
+    helper.kill()
+    helper.wait()
+    assert bounded_match.matches("a|b", "b")
+
+
 @pytest.mark.parametrize("gold", ["B", "b", 1, "1", "two"])
 def test_the_choice_judge(gold: Any) -> None:
     row = {"prompt": "Which is even?", "answer": gold, "choices": ["one", "two", "three"]}
