@@ -1,4 +1,4 @@
-"""Episodes of a verifiers environment, turned inside out: it asks for replies, and rollgym's agent gives them.
+"""Episodes of a verifiers environment: it asks for replies, and rollgym's agent gives them.
 
 verifiers drives its model, while rollgym's agents drive their environment. So the environment runs on the
 event loop of a thread, and its model is an endpoint on loopback whose answer is the next action.

@@ -1,8 +1,8 @@
-"""rollgym's environments for verifiers 0.4: a task set, the environment that plays it, and a chat harness.
+r"""rollgym's environments for verifiers 0.4: a task set, the environment that plays it, and a chat harness.
 
 The module ``rollgym_verifiers`` exports the three as a plugin, so verifiers' own commands run them:
 
-    vf-eval rollgym-verifiers --env.taskset.env rollgym/Sokoban-v0 --env.taskset.split test -n 20 \\
+    vf-eval rollgym-verifiers --env.taskset.env rollgym/Sokoban-v0 --env.taskset.split test -n 20 \
         -m MODEL --client.base-url http://127.0.0.1:8000/v1 --no-push
 
 In Python, `env_config` returns what ``verifiers.v1.load_environment`` takes.

@@ -1,6 +1,7 @@
 """Data-v0: rows as tasks, splits that share no prompt, judges, several attempts, and bad data."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import rollgym
 from rollgym.core.errors import EnvError, UsageError
 from rollgym.core.trust import check_recorded_env
+from rollgym.envs.data import bounded_match
 from rollgym.envs.data.env import DataEnv
 from rollgym.envs.data.judges import JUDGES, Question, chosen_letter, last_number
 

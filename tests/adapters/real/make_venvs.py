@@ -2,8 +2,8 @@
 
     python tests/adapters/real/make_venvs.py FOLDER
 
-Makes FOLDER/gem, FOLDER/openenv, FOLDER/trl and FOLDER/verifiers: their dependencies conflict with each other's or with those
-of the main environment. About 2 GB. A folder that is complete is left as it is.
+Makes FOLDER/gem, FOLDER/openenv, FOLDER/trl and FOLDER/verifiers: their dependencies conflict with each
+other's or with those of the main environment. About 3 GB. A folder that is complete is left as it is.
 """
 
 from __future__ import annotations
