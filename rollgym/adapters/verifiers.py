@@ -33,6 +33,8 @@ MAX_TASKS = 1000
 SHARES: Mapping[str, float] = {"train": 0.8, "dev": 0.1, "test": 0.1}
 """Default shares of the splits."""
 _TRUNCATED = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
+_ROUNDING = 1e-9
+"""Weighted rewards are sums of floats: 0.7 + 0.2 + 0.1 is a little below 1."""
 _INSTRUCTIONS = "Reply to the last message. The reward comes at the end of the episode."
 _PLUGIN = HARNESS.replace("-", "_")
 
@@ -125,7 +127,7 @@ class VerifiersEnv(TextEnv):
             reward,
             terminated=not truncated,
             truncated=truncated,
-            success=reward >= self._success_reward,
+            success=reward >= self._success_reward - _ROUNDING,
             info={
                 "rewards": {name: part.value for name, part in trace.rewards.items() if part is not None},
                 "metrics": {name: value for name, value in trace.metrics.items() if value is not None},

@@ -198,6 +198,7 @@ def test_episodes_of_verifiers_have_its_rewards_and_ends(in_verifiers: Any) -> N
     assert (reward, info["success"]) == (pytest.approx(1.0), True)
     hidden = in_verifiers["hidden"]
     assert hidden[0].startswith("It ends in ")
+    assert len(hidden) > 3, "the first guesses are wrong"
     assert all(step[0].startswith("No. Try ") and step[1:4] == [0.0, False, False] for step in hidden[1:-1])
     assert hidden[-1][1:4] == [1.0, True, False]
     assert in_verifiers["stop"][-1][1:4] == [0.0, True, False]

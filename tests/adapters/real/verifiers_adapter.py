@@ -40,11 +40,11 @@ def run(name, options, folder):
     }
 
 
-def play(name, actions, **options):
+def play(name, actions, task=0, **options):
     """The observations, rewards and flags of one episode."""
     env = rollgym.make(f"verifiers:{name}", **options)
     try:
-        steps = [env.reset(seed=3, options={"split": "train", "task": 0})[0]]
+        steps = [env.reset(seed=3, options={"split": "train", "task": task})[0]]
         for action in actions:
             steps.append(env.step(action))
             if steps[-1][2] or steps[-1][3]:
@@ -82,7 +82,7 @@ def main():
     }
     names = [env.unwrapped.tasks.name]
     names += [rollgym.make("verifiers:vf-sums", largest=largest).unwrapped.tasks.name for largest in (30, 31)]
-    number = int(play("vf_hidden", [])[0].split()[3].rstrip("."))
+    last_digit = int(play("vf_hidden", [], task=60)[0].split()[3].rstrip("."))
     print(
         json.dumps(
             {
@@ -94,7 +94,7 @@ def main():
                 "sum": play("vf-sums", ["x"], largest=0, splits={"train": 1}),
                 "right": play("vf-sums", ["0"], largest=0, splits={"train": 1}),
                 "broken": play("vf-sums", ["boom"], largest=0, splits={"train": 1}),
-                "hidden": play("vf_hidden", [str(tens * 10 + number) for tens in range(50)]),
+                "hidden": play("vf_hidden", [str(tens * 10 + last_digit) for tens in range(50)], task=60),
                 "stop": play("vf_hidden", ["stop"]),
                 "limit": play("vf_hidden", ["x", "x", "x"], max_turns=2),
                 "refusals": [
