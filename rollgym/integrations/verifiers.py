@@ -131,7 +131,7 @@ class RollgymEnv(vf.Env[RollgymEnvConfig]):  # type: ignore[misc]
 
 
 class _Episode:
-    """An episode under way, and its sums."""
+    """A running episode and its sums."""
 
     def __init__(self, data: Any) -> None:
         self.env: gym.Env[str, str] = make(data.env, **data.kwargs)
