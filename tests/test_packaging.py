@@ -62,7 +62,8 @@ def test_the_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {name.split("/")[0] for name in names} == {"rollgym", f"rollgym-{rollgym.__version__}.dist-info"}
+    tops = {"rollgym", "rollgym_verifiers.py", f"rollgym-{rollgym.__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == tops
     wanted = {"rollgym/py.typed", "rollgym/templates/new_env/env.py.txt", "rollgym/envs/wordle/words.txt"}
     for folder, package in [("rollgym", "rollgym"), *((f, p) for p, f in MAPPED.items())]:
         wanted |= {

@@ -16,6 +16,7 @@ from rollgym.core.errors import EnvError, UsageError, one_line
 from rollgym.core.registry import load_object
 from rollgym.core.text import normalize_answer
 from rollgym.envs.arguments import check_choice
+from rollgym.envs.data.bounded_match import matches
 
 LETTERS = string.ascii_uppercase
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -101,7 +102,7 @@ def _contains(question: Question, answer: str) -> float:
 
 
 def _regex(question: Question, answer: str) -> float:
-    return float(any(re.fullmatch(pattern, answer.strip()) for pattern in question.answers))
+    return float(any(matches(pattern, answer.strip()) for pattern in question.answers))
 
 
 def _choice(question: Question, answer: str) -> float:

@@ -48,4 +48,15 @@ TEXTARENA = EnvPrefix(
     summary="Games for one or more players",
 )
 
-PREFIXES = (GEM, OPENENV, REASONING_GYM, TEXTARENA)
+VERIFIERS = EnvPrefix(
+    name="verifiers",
+    entry_point="rollgym.adapters.verifiers:VerifiersEnv",
+    package="verifiers",
+    module="verifiers.v1",
+    versions=(0, 4),
+    example="verifiers:my-taskset",
+    summary="Task sets of verifiers, installed as packages",
+    from_files=False,
+)
+
+PREFIXES = (GEM, OPENENV, REASONING_GYM, TEXTARENA, VERIFIERS)

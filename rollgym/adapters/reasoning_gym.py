@@ -16,6 +16,7 @@ import numpy as np
 
 from rollgym.adapters.global_random import PrivateRandom
 from rollgym.adapters.prefixes import REASONING_GYM
+from rollgym.adapters.random_text import random_word
 from rollgym.adapters.task_sets import draw, make_task_set
 from rollgym.core.env import StepResult, TextEnv
 from rollgym.core.errors import EnvError, UnknownName, UsageError, one_line
@@ -94,9 +95,7 @@ class ReasoningGymEnv(TextEnv):
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         """A word of the question, or a number from 0 to 9."""
-        words = [word.strip(".,:;?!()[]'\"") for word in observation.split()]
-        choices = [*map(str, range(10)), *(word for word in words if word)]
-        return str(choices[int(rng.integers(len(choices)))])
+        return random_word(observation, rng)
 
     def _check_config(self) -> None:
         known = importlib.import_module("reasoning_gym.factory").DATASETS

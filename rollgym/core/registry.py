@@ -35,8 +35,8 @@ from gymnasium.envs.registration import (
 from gymnasium.envs.registration import registry as gym_registry
 
 from rollgym.core.env import find_text_interface
-from rollgym.core.env_prefixes import find_prefix
-from rollgym.core.errors import EnvError, RollgymError, UnknownName, UsageError, one_line
+from rollgym.core.env_prefixes import find_prefix, list_prefixes
+from rollgym.core.errors import EnvError, RollgymError, UnknownName, UsageError, nearest, one_line
 from rollgym.core.extras import require
 from rollgym.core.local_objects import importable_name, is_local, register_local, unknown_sentence
 from rollgym.core.renamed import MODULES
@@ -261,7 +261,7 @@ def find_spec(name: str) -> EnvSpec:
         return prefix.spec(name)
     module, colon, rest = name.partition(":")
     if colon and "/" not in module and rest not in gym_registry:
-        import_module(module, "environment")
+        _import_named(module, name)
         if rest not in gym_registry:
             if "/" in rest:
                 unknown_environment(rest)
@@ -272,6 +272,23 @@ def find_spec(name: str) -> EnvSpec:
     if colon and rest in gym_registry:
         return gym_registry[rest]
     return _newer_version(name) or unknown_environment(name)
+
+
+def _import_named(module: str, name: str) -> None:
+    """Import the module of ``module:Class``; the error for an absent one also names the known prefixes."""
+    try:
+        import_module(module, "environment")
+    except UsageError as error:
+        absent = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == module
+        if not absent:
+            raise
+        known = [prefix.name for prefix in list_prefixes()]
+        near = nearest(module, known)
+        ask = f" Did you mean {near[0]}:{name.partition(':')[2]}?" if near else ""
+        raise UsageError(
+            f"There is no environment called {name!r}: {module} is neither a module nor a prefix. The "
+            f"prefixes are {', '.join(known)}.{ask}"
+        ) from error
 
 
 def is_registered(name: str) -> bool:

@@ -105,6 +105,14 @@ def test_a_file_cannot_name_code_or_an_address_by_a_prefix():
     check_recorded_env("reasoning_gym:leg_counting", {})
 
 
+def test_an_unknown_prefix_names_the_known_ones():
+    with pytest.raises(UsageError) as caught:
+        rollgym.make("textareno:TicTacToe-v0")
+    assert "neither a module nor a prefix. The prefixes are " in str(caught.value)
+    assert "reasoning_gym, textarena" in str(caught.value)
+    assert str(caught.value).endswith("Did you mean textarena:TicTacToe-v0?")
+
+
 def test_the_table_of_prefixes_is_consistent():
     for prefix in PREFIXES:
         assert find_prefix(prefix.example) is prefix

@@ -1,6 +1,7 @@
 """Data-v0: rows as tasks, splits that share no prompt, judges, several attempts, and bad data."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import rollgym
 from rollgym.core.errors import EnvError, UsageError
 from rollgym.core.trust import check_recorded_env
+from rollgym.envs.data import bounded_match
 from rollgym.envs.data.env import DataEnv
 from rollgym.envs.data.judges import JUDGES, Question, chosen_letter, last_number
 
@@ -146,6 +148,22 @@ def test_judges(judge: str, gold: Any, right: list[str], wrong: list[str]) -> No
         for answer in answers:
             env.reset(seed=0)
             assert env.step(answer)[1] == expected, answer
+
+
+def test_a_pattern_that_would_take_forever_does_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_match, "CPU_SECONDS", 0.2)
+    env = DataEnv(data=[{"prompt": "?", "answer": "(a+)+b"}], splits={"train": 1.0}, judge="regex")
+    for answer, reward in (("a" * 60, 0.0), ("aab", 1.0)):
+        env.reset(seed=0)
+        assert env.step(answer)[1] == reward
+
+
+def test_the_matching_process_is_replaced_when_it_ended() -> None:
+    assert bounded_match.matches("a|b", "b")
+    helper = bounded_match._helpers[os.getpid()]
+    helper.kill()
+    helper.wait()
+    assert bounded_match.matches("a|b", "b")
 
 
 @pytest.mark.parametrize("gold", ["B", "b", 1, "1", "two"])

@@ -1,4 +1,4 @@
-"""OpenEnv, GEM and TRL with rollgym's environments and rollgym with theirs, each in a virtual environment.
+"""OpenEnv, GEM, TRL and verifiers with rollgym's environments and rollgym with theirs, in separate venvs.
 
 ``make test-adapters`` makes the environments and sets ROLLGYM_TEST_ADAPTERS to their folder.
 """
@@ -70,8 +70,8 @@ def theirs() -> Iterator[str]:
     yield from serve(python("openenv"), str(HERE / "openenv_server.py"), "PORT")
 
 
-def run_json(*command: str) -> Any:
-    settings = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1"}
+def run_json(*command: str, **variables: str) -> Any:
+    settings = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", **variables}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -150,3 +150,97 @@ def test_gem_plays_in_rollgym_and_rollgym_in_gem(tmp_path: Path) -> None:
     assert seen["ends_with_ours"]
     assert seen["types"] == ["str", "float", "bool", "bool", "dict"]
     assert seen["vector"] == 2
+
+
+@pytest.fixture(scope="module")
+def in_verifiers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What verifiers' task sets did in rollgym."""
+    return run_json(
+        python("verifiers"),
+        str(HERE / "verifiers_adapter.py"),
+        str(tmp_path_factory.mktemp("verifiers")),
+        PYTHONPATH=str(HERE / "verifiers_packages"),
+    )
+
+
+def test_task_sets_of_verifiers_play_the_same_twice(in_verifiers: Any) -> None:
+    outcomes = {
+        "vf-sums": {"terminated"},
+        "vf_hidden": {"terminated", "truncated"},
+        "textarena": {"terminated", "truncated"},
+    }
+    assert set(in_verifiers["same"]) == set(outcomes)
+    for name, (same, episodes, seen, turns) in in_verifiers["same"].items():
+        assert (same, episodes) == (True, 100), name
+        assert set(seen) <= outcomes[name], name
+        assert turns == 100 if name == "vf-sums" else turns > 200, name
+
+
+def test_splits_of_verifiers_tasks_are_shares_that_share_no_task(in_verifiers: Any) -> None:
+    starts = {split: set(texts) for split, texts in in_verifiers["starts"].items()}
+    sizes = in_verifiers["sizes"]
+    assert {split: len(texts) for split, texts in starts.items()} == sizes, "tasks of a split differ"
+    assert not starts["train"] & starts["test"]
+    assert not starts["train"] & starts["dev"]
+    assert sizes["test"] == pytest.approx(sum(sizes.values()) / 10, abs=1)
+    first, again, other = in_verifiers["names"]
+    assert first == again != other
+
+
+def test_episodes_of_verifiers_have_its_rewards_and_ends(in_verifiers: Any) -> None:
+    assert in_verifiers["instructions"].startswith("Add the numbers.\n")
+    question, (_, reward, terminated, truncated, info) = in_verifiers["sum"]
+    assert question == "0 + 0 ="
+    assert (reward, terminated, truncated, info["success"]) == (pytest.approx(0.1), True, False, False)
+    assert info["rewards"] == {"right": 0.0, "short": pytest.approx(0.1)}
+    assert info["metrics"]["length"] == 1.0
+    _, (_, reward, _, _, info) = in_verifiers["right"]
+    assert (reward, info["success"]) == (pytest.approx(1.0), True)
+    hidden = in_verifiers["hidden"]
+    assert hidden[0].startswith("It ends in ")
+    assert len(hidden) > 3, "the first guesses are wrong"
+    assert all(step[0].startswith("No. Try ") and step[1:4] == [0.0, False, False] for step in hidden[1:-1])
+    assert hidden[-1][1:4] == [1.0, True, False]
+    assert in_verifiers["stop"][-1][1:4] == [0.0, True, False]
+    assert in_verifiers["stop"][-1][4]["stop_condition"] == "gave_up"
+    assert in_verifiers["limit"][-1][1:4] == [0.0, False, True]
+    assert len(in_verifiers["limit"]) == 3, "two replies were allowed"
+
+
+def test_errors_of_verifiers_are_one_sentence(in_verifiers: Any) -> None:
+    assert in_verifiers["broken"].startswith("EnvError: verifiers:vf-sums failed: TaskError: ")
+    assert "the score function broke" in in_verifiers["broken"]
+    expected = (
+        "There is no task set 'vf_nothing' for verifiers",
+        "has load_environment, as packages for verifiers before 0.4",
+        "verifiers:json is not a task set",
+        "has tool servers, which the adapter does not support",
+        "needs a container, which the adapter does not support",
+        "taskset.larges: Extra inputs are not permitted",
+        "taskset.largest: Input should be a valid integer",
+        "has 2 tasks, too few for the splits train, dev, test",
+        "splits must map names to shares",
+        "success_reward must be a number, not 'x'",
+        "has 2 agents (assistant, user)",
+        "is rollgym's own plugin",
+    )
+    for refusal, part in zip(in_verifiers["refusals"], expected, strict=True):
+        assert refusal.startswith("UsageError: "), refusal
+        assert part in refusal
+        assert "\n" not in refusal
+
+
+def test_verifiers_own_evaluation_plays_a_rollgym_environment(tmp_path: Path) -> None:
+    seen = run_json(python("verifiers"), str(HERE / "verifiers_eval.py"), str(tmp_path))
+    assert len(seen["episodes"]) == 12, "six tasks, two rollouts each"
+    for episode in seen["episodes"]:
+        (trace,) = episode["traces"]
+        first, total = seen["expected"][episode["task"]["data"]["options"]["task"]]
+        assert episode["ok"]
+        assert [node["message"]["content"] for node in trace["nodes"]][1] == first
+        assert trace["rewards"]["episode_return"]["score"] == total == 1.0
+        assert trace["metrics"]["success"] == 1.0
+        assert trace["metrics"]["truncated"] == 0.0
+    for path, model, roles in seen["requests"]:
+        assert (path, model) == ("/v1/chat/completions", "scripted")
+        assert roles[:2] == ["system", "user"]
