@@ -14,7 +14,7 @@ MOST_BLOCKED = 20
 
 
 class Tab:
-    """A page in a context of its own, without downloads, service workers and further windows.
+    """A page in a separate context, without downloads, service workers and further windows.
 
     A subclass decides which requests are answered, and adds the actions. Methods run in the browser's loop.
     """
