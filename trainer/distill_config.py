@@ -1,4 +1,4 @@
-"""Settings of on-policy distillation. Imports no torch."""
+"""Settings of on-policy and offline distillation. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ class DistillConfig(Settings):
     """Weight of the distillation advantage: the negative reverse KL estimate of each sampled token."""
     reward_weight: float = Field(default=1.0, ge=0)
     """Weight of the advantages from rewards; 0 trains on the teachers alone."""
+
+
+class OfflineDistillConfig(Settings):
+    """Offline distillation: every learned token of the data is trained towards the teachers' distribution."""
+
+    teachers: list[TeacherConfig] = Field(min_length=1)
+    """The teachers; with several, the weighted mean of their probabilities is learned."""
+    top_k: int = Field(default=32, ge=1)
+    """Tokens of each teacher that count, the most likely ones; their probabilities are divided by their
+    sum. From the size of the vocabulary on, the forward KL is exact."""

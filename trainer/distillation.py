@@ -23,7 +23,7 @@ from rollgym.core.types import SCHEMA_VERSION
 from rollgym.io.run_dir import read_json, write_json
 from rollgym.models.zoo import check_model
 from rollgym.trainer.config import TrainConfig
-from rollgym.trainer.distill_config import DistillConfig
+from rollgym.trainer.distill_config import DistillConfig, TeacherConfig
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.weight_export import holds_weights
@@ -67,10 +67,20 @@ def open_teachers(config: TrainConfig, folder: Path, model: Path) -> Teachers | 
     Raises:
         UsageError: A teacher has another tokenizer than the policy, or has changed since the run was started.
     """
-    settings = config.distill
-    if settings is None:
+    if config.distill is None:
         return None
-    paths = [check_model(teacher.path, "distill.teachers path") for teacher in settings.teachers]
+    return Teachers(config.distill, teacher_learners(config.distill.teachers, config, folder, model))
+
+
+def teacher_learners(
+    teachers: Sequence[TeacherConfig], config: TrainConfig, folder: Path, model: Path
+) -> list[Learner]:
+    """A frozen learner for each teacher; ``model`` is the policy that the run in ``folder`` starts from.
+
+    Raises:
+        UsageError: A teacher has another tokenizer than the policy, or has changed since the run was started.
+    """
+    paths = [check_model(teacher.path, "distill.teachers path") for teacher in teachers]
     vocabulary = _vocabulary(model)
     for path in paths:
         if _vocabulary(path) != vocabulary:
@@ -88,7 +98,7 @@ def open_teachers(config: TrainConfig, folder: Path, model: Path) -> Teachers | 
     )
     options = LearnerOptions(temperature=config.learner_temperature)
     loss = LossConfig("reinforce", tis_cap=None)
-    return Teachers(settings, [Learner(path, replace(frozen), loss, options) for path in paths])
+    return [Learner(path, replace(frozen), loss, options) for path in paths]
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:

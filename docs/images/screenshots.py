@@ -15,8 +15,8 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
+from rollgym.browser.find import find_chromium
 from rollgym.core.registry import make
-from rollgym.envs.webshop.browser.find import find_chromium
 from rollgym.evaluation.runner import Request, evaluate
 from rollgym.view import export
 

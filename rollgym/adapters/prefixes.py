@@ -17,6 +17,16 @@ GEM = EnvPrefix(
     summary="Games and tasks of GEM",
 )
 
+MINIWOB = EnvPrefix(
+    name="miniwob",
+    entry_point="rollgym.adapters.miniwob:MiniwobEnv",
+    package="miniwob",
+    module="miniwob",
+    versions=(1, 1),
+    example="miniwob:click-button",
+    summary="Small web pages of MiniWoB++, in a browser",
+)
+
 OPENENV = EnvPrefix(
     name="openenv",
     entry_point="rollgym.adapters.openenv:OpenEnvEnv",
@@ -59,4 +69,4 @@ VERIFIERS = EnvPrefix(
     from_files=False,
 )
 
-PREFIXES = (GEM, OPENENV, REASONING_GYM, TEXTARENA, VERIFIERS)
+PREFIXES = (GEM, MINIWOB, OPENENV, REASONING_GYM, TEXTARENA, VERIFIERS)

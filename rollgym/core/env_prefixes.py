@@ -56,8 +56,8 @@ class EnvPrefix:
         gym_id = re.sub(r"[^\w:.-]+", "-", f"{self.name}:{inner_id}").strip("-")
         return EnvSpec(id=gym_id, entry_point=self.entry_point, kwargs={"inner_id": inner_id})
 
-    def load(self) -> ModuleType:
-        """Import the library; raises `UsageError` where it is absent, broken or of another series."""
+    def require(self) -> str:
+        """Return the installed version; raises `UsageError` where it is absent or of another series."""
         try:
             installed = version(self.package)
         except PackageNotFoundError:
@@ -70,6 +70,11 @@ class EnvPrefix:
                 f"Environments of {self.name}: are tested with {self.requirement}, but {self.package} "
                 f"{installed} is installed: pip install '{self.requirement}'"
             )
+        return installed
+
+    def load(self) -> ModuleType:
+        """Import the library; raises `UsageError` where it is absent, broken or of another series."""
+        installed = self.require()
         try:
             return importlib.import_module(self.module)
         except Exception as error:  # a library may raise anything while it is imported

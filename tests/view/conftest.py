@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rollgym.browser.find import find_chromium
 from rollgym.core.errors import UsageError
-from rollgym.envs.webshop.browser.find import find_chromium
 
 sys.path.insert(0, str(Path(__file__).parent))
 

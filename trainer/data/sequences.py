@@ -23,11 +23,19 @@ class TokenSequence:
     """Every token, as the engine read or sampled it."""
     action_positions: IntArray
     """Indices into ``ids`` of the tokens the policy sampled."""
+    targets: IntArray | None = None
+    """Tokens whose log-probs are computed at these positions, where they are not those in ``ids``. Positions
+    then repeat, one entry for each target, in ascending order."""
 
     @property
     def inputs(self) -> IntArray:
         """The tokens the model must read to predict all actions: everything before the last action token."""
         return self.ids[: int(self.action_positions[-1])]
+
+    @property
+    def predicted(self) -> IntArray:
+        """The tokens whose log-probs are computed, one for each action position."""
+        return self.ids[self.action_positions] if self.targets is None else self.targets
 
     @property
     def key(self) -> tuple[bytes, bytes]:

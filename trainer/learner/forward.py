@@ -115,7 +115,7 @@ def score(
     body, head = parts(model)
     device = head.weight.device
     once, again = distinct(rows)
-    targets = torch.from_numpy(np.concatenate([row.ids[row.action_positions] for row in rows])).to(device)
+    targets = torch.from_numpy(np.concatenate([row.predicted for row in rows])).to(device)
     num_logits = sum(len(row.action_positions) for row in once) * len(head.weight)
     # With casts, gradients of few logits are also computed without keeping them.
     most = chunked.MAX_LOGITS if casts is None else 0
@@ -132,10 +132,24 @@ def score(
         logits = logits / temperature
     everything = F.log_softmax(logits, -1)
     entropy = -(everything.exp() * everything).sum(-1)
-    if len(once) == len(rows):
+    if len(everything) == len(targets):
         return TokenStats(everything.gather(-1, targets[:, None])[:, 0], entropy, hidden)
     at = torch.from_numpy(again).to(device)
     return TokenStats(everything[at, targets], entropy[at], hidden[at])
+
+
+def top_logprobs(
+    model: Any, rows: Sequence[TokenSequence], k: int, *, layout: Layout = "padded", temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return the ``k`` highest log-probs before each action token, and their token ids, both [N, k]."""
+    once, again = distinct(rows)
+    device = parts(model)[1].weight.device
+    _, logits = _states_and_logits(model, once, layout, device)
+    if temperature != 1.0:
+        logits = logits / temperature
+    top = F.log_softmax(logits, -1).topk(min(k, logits.shape[-1]))
+    at = torch.from_numpy(again).to(device)
+    return top.values[at], top.indices[at]
 
 
 def _is_whole(weight: Tensor) -> bool:
@@ -193,20 +207,26 @@ def _states_and_logits(
 
 
 def distinct(rows: Sequence[TokenSequence]) -> tuple[list[TokenSequence], IntArray]:
-    """Return the rows with distinct inputs, and the index of each action token among theirs."""
+    """Return the rows with distinct inputs and positions, and the index of each action token among theirs."""
     indices: dict[tuple[bytes, bytes], int] = {}
     once: list[TokenSequence] = []
     starts: list[int] = []
     spots = []
     total = 0
     for row in rows:
+        again = None
+        if row.targets is not None:  # several targets of one position need its state once
+            positions, again = np.unique(row.action_positions, return_inverse=True)
+            row = TokenSequence(row.ids, positions)
         key = row.key
         if key not in indices:
             indices[key] = len(once)
             once.append(row)
             starts.append(total)
             total += len(row.action_positions)
-        spots.append(np.arange(len(row.action_positions)) + starts[indices[key]])
+        spots.append(
+            (np.arange(len(row.action_positions)) if again is None else again) + starts[indices[key]]
+        )
     return once, np.concatenate(spots)
 
 

@@ -32,11 +32,11 @@ from rollgym.engines.embedded.precision import SMALLEST
 from rollgym.models.checkpoint_names import separable
 from rollgym.trainer.data.batch import Batch, balanced, micro_batches, mini_batches
 from rollgym.trainer.data.packing import bundles, whole_episodes
-from rollgym.trainer.data.sequences import FloatArray, TokenSequence
+from rollgym.trainer.data.sequences import FloatArray, IntArray, TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
 from rollgym.trainer.learner.imitation import FreshStart, imitation_config, imitation_loss
 from rollgym.trainer.learner.layout import LayoutChoice
-from rollgym.trainer.learner.modules import Critic, TrainedModules
+from rollgym.trainer.learner.modules import Critic, PolicyModule, TrainedModules
 from rollgym.trainer.learner.objective import (
     batch_weights,
     critic_loss,
@@ -149,6 +149,23 @@ class Learner:
         """Return log-probs of all action tokens under the current weights."""
         with self._rank_errors("compute log-probs"):
             return self._pass(batch, self._logprobs)
+
+    def top_logprobs(self, batch: Batch, k: int) -> tuple[IntArray, FloatArray]:
+        """Return the ``k`` most likely tokens at each action position: ids and log-probs, both [k, N].
+
+        With a smaller vocabulary than ``k``, all of it.
+        """
+        policy = self.modules.policy
+        if self._group is not None or not isinstance(policy, PolicyModule):
+            raise UsageError("top_logprobs needs a policy in one process (strategy=single).")
+
+        def compute(rows: Sequence[TokenSequence]) -> Tensor:
+            logprobs, ids = policy.top(rows, k)
+            return torch.cat([logprobs.T.double(), ids.T.double()])
+
+        both = self._pass(batch, compute)
+        logprobs, ids = np.split(both, 2)
+        return ids.astype(np.int64), logprobs
 
     def reference(self, batch: Batch) -> FloatArray:
         """Return log-probs of all action tokens under the reference policy."""

@@ -16,7 +16,15 @@ from rollgym.engines.embedded.offload import trim_memory
 from rollgym.engines.embedded.precision import choose_dtype
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
-from rollgym.trainer.learner.forward import Layout, distinct, has_plain_head, parts, score, states
+from rollgym.trainer.learner.forward import (
+    Layout,
+    distinct,
+    has_plain_head,
+    parts,
+    score,
+    states,
+    top_logprobs,
+)
 from rollgym.trainer.learner.layout import choose_layout, known_layout, use_layout
 from rollgym.trainer.learner.lean_modules import WeightCasts, make_lean, shrink_frozen
 from rollgym.trainer.learner.lora import add_lora
@@ -110,6 +118,11 @@ class PolicyModule(nn.Module):
             assert self.critic is not None
             values = self.critic.from_states(scores.hidden)
             return scores.logprobs.clone(), scores.entropy.clone(), values.clone()
+
+    def top(self, rows: Sequence[TokenSequence], k: int) -> tuple[Tensor, Tensor]:
+        """Return the ``k`` highest log-probs before each action token, and their token ids, both [N, k]."""
+        with mixed_precision(parts(self.model)[1].weight.device.type, self._bfloat16):
+            return top_logprobs(self.model, rows, k, layout=self._layout, temperature=self._temperature)
 
 
 class CriticModule(nn.Module):

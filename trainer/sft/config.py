@@ -26,6 +26,7 @@ from rollgym.trainer.config import (
     WarmStartConfig,
 )
 from rollgym.trainer.deferred_names import allow_deferred_names, deferred_names_allowed
+from rollgym.trainer.distill_config import OfflineDistillConfig, TeacherConfig
 from rollgym.trainer.learner.config import LearnerConfig
 from rollgym.trainer.learner.strategies import find_strategy
 from rollgym.trainer.losses.settings import LossConfig
@@ -251,6 +252,10 @@ class DataRunConfig(Settings):
         """The agents that play, by the key of their setting."""
         return {"data.agent": self.data.agent or ""}
 
+    def teachers(self) -> list[TeacherConfig]:
+        """The models that the policy is distilled from."""
+        return []
+
 
 class SFTConfig(DataRunConfig):
     """A supervised fine-tuning run."""
@@ -259,10 +264,14 @@ class SFTConfig(DataRunConfig):
     objective: ClassVar[str] = "supervised fine-tuning"
 
     data: DataConfig = DataConfig()
+    distill: OfflineDistillConfig | None = None
+    """Learn the distribution of teachers at every learned token, in place of the token itself."""
 
     def check(self) -> None:
         """Check settings against each other."""
         DataRunConfig.check(self)
+        if self.distill is not None and self.runtime == "ray":
+            raise UsageError("distill requires runtime=local: teachers on Ray are not supported.")
         if self.data.agent is None and self.data.mistakes:
             raise UsageError("data.mistakes requires data.agent.")
         self.demonstrations().check_mistakes("data")
@@ -283,6 +292,10 @@ class SFTConfig(DataRunConfig):
     def agents(self) -> dict[str, str]:
         """The agents that play, by the key of their setting."""
         return {**DataRunConfig.agents(self), "data.mistakes_agent": self.data.mistakes_agent}
+
+    def teachers(self) -> list[TeacherConfig]:
+        """The models that the policy is distilled from."""
+        return [] if self.distill is None else self.distill.teachers
 
 
 class RunConfig(TrainConfig):

@@ -19,6 +19,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
+import numpy as np
+
 from rollgym.cluster.errors import ActorLost
 from rollgym.rollout.scheduler import Scheduler
 from rollgym.trainer.data.batch import Batch
@@ -61,6 +63,10 @@ class DataLoop(ABC):
     @abstractmethod
     def make_batch(self, examples: Sequence[Example]) -> Batch:
         """The batch of a step."""
+
+    def step_metrics(self, examples: Sequence[Example], found: Metrics) -> Metrics:
+        """The metrics of a step, from those of the update on these examples."""
+        return {"loss": found["policy_loss"], **{name: found[name] for name in self.kept if name in found}}
 
     @abstractmethod
     def measure(self, learner: LearnerProtocol, examples: Sequence[Example]) -> Metrics:
@@ -143,12 +149,11 @@ class DataLoop(ABC):
             seconds = time.perf_counter() - started
             num_tokens = sum(len(sequence.ids) for sequence in batch.sequences)
             run.state.step += 1
-            kept = {name: found[name] for name in self.kept if name in found}
-            metrics = {"loss": found["policy_loss"], **kept}
+            metrics = self.step_metrics(examples, found)
             metrics |= {
                 "epoch": run.state.step * self.config.epochs / self._steps_of_all_epochs,
                 "sequences": float(len(batch.sequences)),
-                "learned_tokens": float(batch.num_tokens),
+                "learned_tokens": float(sum(len(np.unique(row.action_positions)) for row in batch.sequences)),
                 "tokens": float(num_tokens),
                 "seconds_train": seconds,
                 "tokens_per_second": num_tokens / seconds,

@@ -39,9 +39,9 @@ class SFTResult(DataRunResult):
 
 def _parts() -> tuple[type[RecordReader], Callable[..., DataLoop]]:
     from rollgym.trainer.sft.dataset import DataReader
-    from rollgym.trainer.sft.loop import SFTLoop
+    from rollgym.trainer.sft.distillation import make_loop
 
-    return DataReader, SFTLoop
+    return DataReader, make_loop
 
 
 SFT = Objective("sft", SFTConfig, SFTResult, find_config, _parts)

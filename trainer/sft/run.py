@@ -157,6 +157,8 @@ def _check(config: DataRunConfig, run_config: RunConfig) -> list[DataFile]:
     data_files(config.validation.files)
     if config.model.path is not None:
         check_model(config.model.path)
+    for teacher in config.teachers():
+        check_model(teacher.path, "distill.teachers path")
     return files
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from rollgym.browser.find import find_chromium
+from rollgym.browser.host import BrowserLost, Seat
+from rollgym.browser.tree import CLICKED, TYPED, Tree
 from rollgym.core.env import StepResult, bare
 from rollgym.core.errors import MissingExtra
 from rollgym.core.tasks import Task
-from rollgym.envs.webshop.browser.find import find_chromium
-from rollgym.envs.webshop.browser.host import BrowserLost, Seat, host
-from rollgym.envs.webshop.browser.tab import Tab
-from rollgym.envs.webshop.browser.tree import CLICKED, TYPED, Tree
+from rollgym.envs.webshop.browser.site import shop_site
+from rollgym.envs.webshop.browser.tab import ShopTab
 from rollgym.envs.webshop.env import WebShopEnv
 from rollgym.envs.webshop.html import template_called
 from rollgym.envs.webshop.server.sessions import ShopSession
@@ -61,7 +62,7 @@ class WebShopBrowserEnv(WebShopEnv):
         render_mode: str | None = None,
         chromium: str | None = None,
     ) -> None:
-        self._seat = Seat(find_chromium(chromium))
+        self._seat: Seat[ShopTab] = Seat(find_chromium(chromium))
         try:
             from rollgym.envs.webshop import server  # noqa: F401 - fails now if a package is missing
         except ModuleNotFoundError as error:
@@ -89,9 +90,11 @@ class WebShopBrowserEnv(WebShopEnv):
         super().begin(task)
         self._leave()
         number = int(self._numbers[task.split][task.index])
-        self._visit = host().visits.open(self.shop, number)
+        site = shop_site()
+        self._visit = site.visits.open(self.shop, number)
         self._history = []
-        tab = self._seat.open(self._visit.address(0))
+        path = self._visit.address(0)
+        tab = self._seat.open(lambda browser: ShopTab.open(browser, site.address, path))
         self._arrive(*self._seat.call(tab.look))
         return self._tree.text
 
@@ -134,7 +137,7 @@ class WebShopBrowserEnv(WebShopEnv):
 
     def screenshot(self) -> bytes:
         """The page as a PNG image."""
-        tab = self._open_tab()
+        tab = self._seat.require_tab()
         return self._seat.call(tab.page.screenshot)
 
     def close(self) -> None:
@@ -152,7 +155,7 @@ class WebShopBrowserEnv(WebShopEnv):
                 f"there is no [{ref}] on this page" if target is None else f"[{ref}] is a field to type into"
             )
             return self._refuse(reason)
-        tab = self._open_tab()
+        tab = self._seat.require_tab()
         self._arrive(*self._seat.call(lambda: tab.click(target.ref)))
         return self._reply()
 
@@ -163,14 +166,14 @@ class WebShopBrowserEnv(WebShopEnv):
         words = _UNTYPABLE.sub(" ", words)
         if not words.strip() or len(words) > MAX_TYPED:
             return self._refuse(f"a search has words, and {MAX_TYPED} characters at most")
-        tab = self._open_tab()
+        tab = self._seat.require_tab()
         self._arrive(*self._seat.call(lambda: tab.type(target.ref, words)))
         return self._reply()
 
     def _back(self) -> StepResult:
         if len(self._history) < 2:
             return self._refuse("there is no page to go back to")
-        tab = self._open_tab()
+        tab = self._seat.require_tab()
         self._history = self._history[:-2]
         self._arrive(*self._seat.call(tab.back))
         return self._result(self._tree.text, Outcome(self._session))
@@ -201,18 +204,13 @@ class WebShopBrowserEnv(WebShopEnv):
         clicks = [f"click[{ref}]" for ref in self._tree.refs(CLICKED)] if not typed else []
         return [*typed, *clicks, *([BACK] if len(self._history) > 1 else [])]
 
-    def _open_tab(self) -> Tab:
-        if self._seat.tab is None:
-            raise BrowserLost("the browser was lost: the environment is closed, or its browser crashed")
-        return self._seat.tab
-
     def _open_visit(self) -> ShopSession:
         assert self._visit is not None, "an episode has begun"
         return self._visit
 
     def _leave(self) -> None:
         if self._visit is not None:
-            host().visits.close(self._visit)
+            shop_site().visits.close(self._visit)
             self._visit = None
 
 

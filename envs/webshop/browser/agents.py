@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rollgym.browser.tree import TYPED
 from rollgym.envs.webshop.browser import MAX_TYPED
-from rollgym.envs.webshop.browser.tree import TYPED
 from rollgym.envs.webshop.oracle import Oracle
 from rollgym.envs.webshop.rule_agent import RuleAgent
 

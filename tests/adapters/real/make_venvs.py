@@ -2,8 +2,8 @@
 
     python tests/adapters/real/make_venvs.py FOLDER
 
-Makes FOLDER/gem, FOLDER/openenv, FOLDER/trl and FOLDER/verifiers: their dependencies conflict with each
-other's or with those of the main environment. About 3 GB. A folder that is complete is left as it is.
+Makes FOLDER/gem, FOLDER/miniwob, FOLDER/openenv, FOLDER/trl and FOLDER/verifiers: dependencies of most conflict
+with each other's or with those of the main environment. About 3 GB. A complete folder is left as it is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 VENVS = {
     "gem": ("gem-llm==0.1.0", "-e", str(ROOT)),
+    "miniwob": ("miniwob==1.1.0", "-e", f"{ROOT}[browser]"),
     "openenv": ("openenv==0.10.0",),
     # torch is pinned: a looser version may install several GB of CUDA libraries.
     "trl": ("trl==1.16.0", "torch==2.13.0", "-e", f"{ROOT}[train]"),

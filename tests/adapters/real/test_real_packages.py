@@ -1,4 +1,4 @@
-"""OpenEnv, GEM, TRL and verifiers with rollgym's environments and rollgym with theirs, in separate venvs.
+"""OpenEnv, GEM, MiniWoB, TRL and verifiers with rollgym, each in a separate virtual environment.
 
 ``make test-adapters`` makes the environments and sets ROLLGYM_TEST_ADAPTERS to their folder.
 """
@@ -18,6 +18,8 @@ import httpx
 import pytest
 
 import rollgym
+from rollgym.browser.find import find_chromium
+from rollgym.core.errors import UsageError
 from rollgym.utils.http_server import listening
 
 HERE = Path(__file__).parent
@@ -244,3 +246,31 @@ def test_verifiers_own_evaluation_plays_a_rollgym_environment(tmp_path: Path) ->
     for path, model, roles in seen["requests"]:
         assert (path, model) == ("/v1/chat/completions", "scripted")
         assert roles[:2] == ["system", "user"]
+
+
+@pytest.mark.timeout(1800)
+def test_miniwob_plays_in_rollgyms_browser(tmp_path: Path) -> None:
+    try:
+        find_chromium()
+    except UsageError as error:
+        pytest.skip(str(error))
+    seen = run_json(python("miniwob"), str(HERE / "miniwob_run.py"), str(tmp_path))
+    for name, (same, episodes, outcomes, least, most) in seen["same"].items():
+        assert (same, episodes) == (True, 100), name
+        assert set(outcomes) <= {"terminated", "truncated"}, name
+        assert (least, most) == (-1.0, 1.0), f"{name}: random actions fail and succeed"
+    for name, results in seen["solved"].items():
+        assert results == [[1.0, True, False, True]] * 3, name
+    assert all(reward == 0.0 for _, reward, _ in seen["refused"].values())
+    assert [valid for valid, *_ in seen["refused"].values()] == [False] * 6 + [True]
+    assert all(line.startswith("Not possible: ") for *_, line in seen["refused"].values())
+    assert seen["unlimited"] == [15_000, True, [False, True]], "the page's limit is ten seconds"
+    assert seen["network"] == [[], "error", "error", "undefined", "nothing arrived", True]
+    assert seen["killed"] == ["BrowserLost worker_lost", True]
+    assert (seen["shared"], seen["distinct"]) == (0, 12)
+    assert seen["few"] == 'Instruction: Click the button.\n[e1] button "Click Me!"'
+    assert seen["png"] == "89504e47"
+    assert seen["imported"] == []
+    assert "Did you mean click-button" in seen["unknown"]
+    assert seen["option"] == "UsageError: max_turns must be a whole number, 1 or more, not 0."
+    assert seen["fingerprint"].startswith("miniwob:enter-text 1.1.0 ")

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from rollgym.browser.find import find_chromium
 from rollgym.checks import check
 from rollgym.core.errors import EnvError, UsageError
 from rollgym.envs.webshop import html
 from rollgym.envs.webshop.browser import WebShopBrowserEnv
-from rollgym.envs.webshop.browser.find import find_chromium
 from rollgym.envs.webshop.env import WebShopEnv
 
 try:

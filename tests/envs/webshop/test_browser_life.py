@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.browser.find import find_chromium
+from rollgym.browser.host import BrowserLost
 from rollgym.core.errors import RunError, UsageError
 from rollgym.core.failures import outcome_of
 from rollgym.core.types import Outcome
 from rollgym.envs.webshop.browser import WebShopBrowserEnv
-from rollgym.envs.webshop.browser.find import find_chromium
-from rollgym.envs.webshop.browser.host import BrowserLost
 
 try:
     find_chromium()
@@ -118,7 +118,7 @@ def test_a_browser_that_does_not_answer_is_lost_and_ended(synthetic_folder: str)
         stopped = chromium_processes()
         for pid in browsers():
             os.kill(pid, signal.SIGSTOP)
-        env._open_tab().page.set_default_timeout(3000)
+        env._seat.require_tab().page.set_default_timeout(3000)
         with pytest.raises(BrowserLost, match="Timeout"):
             env.step("type[e1][shirt]")
         assert env.reset(seed=0)[1]["page"] == "search"
@@ -132,7 +132,7 @@ def test_a_browser_makes_way_for_a_new_one_after_many_episodes(
     synthetic_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The package also has a function of that name, which is what an import would give.
-    module = import_module("rollgym.envs.webshop.browser.host")
+    module = import_module("rollgym.browser.host")
     monkeypatch.setattr(module, "LINGER", 0.0)
     one, other = WebShopBrowserEnv(synthetic_folder), WebShopBrowserEnv(synthetic_folder)
     try:

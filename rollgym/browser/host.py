@@ -1,6 +1,6 @@
-"""The browser of this process and the shop's server: one of each, for all environments of the process.
+"""The browser of this process: one, for all environments of the process.
 
-Both run in one thread with a separate event loop, for environments of any thread. The browser is
+It is driven in one thread with a separate event loop, for environments of any thread. The browser is
 started by the first episode, and closed when no environment has used it for a moment, or when Python ends.
 """
 
@@ -14,17 +14,17 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
+from rollgym.browser.find import FIX
+from rollgym.browser.tab import SECONDS, Tab
 from rollgym.core.errors import RunError, WorkerLost, one_line
-from rollgym.envs.webshop.browser.find import FIX
-from rollgym.envs.webshop.browser.tab import SECONDS, Tab
-from rollgym.envs.webshop.server.sessions import ShopSessions
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright
 
 T = TypeVar("T")
+TabT = TypeVar("TabT", bound=Tab)
 
 LINGER = 1.0
 """Seconds that an unused browser stays open."""
@@ -102,20 +102,40 @@ class Engine:
                 await asyncio.wait_for(stop(), 5)
 
 
+class Service(Protocol):
+    """A part of an environment that runs in the host's loop, such as a web server with its pages."""
+
+    @classmethod
+    async def start(cls) -> Self:
+        """Make and start it."""
+
+    async def close(self) -> None:
+        """Stop it."""
+
+
+ServiceT = TypeVar("ServiceT", bound=Service)
+
+
 class Host:
-    """The thread, its loop, the server and the browsers (one per program)."""
+    """The thread, its loop, the browsers (one per program) and services (one per class)."""
 
     def __init__(self) -> None:
-        self.visits = ShopSessions(most=1_000_000, idle=float("inf"))  # environments close their own
         self._loop = asyncio.new_event_loop()
         self._engines: dict[str | None, Engine] = {}
         self._all: set[Engine] = set()
         self._starting = asyncio.Lock()
+        self._services: dict[type[Service], Service] = {}
+        self._opening = threading.Lock()
         self._closed = False
-        self.address = ""
         self._thread = threading.Thread(target=self._run, name="rollgym browser", daemon=True)
         self._thread.start()
-        self.call(self._open_server(), SECONDS)
+
+    def service(self, kind: type[ServiceT]) -> ServiceT:
+        """Return the service of a class, started if necessary; it is closed with the host."""
+        with self._opening:
+            if kind not in self._services:
+                self._services[kind] = self.call(kind.start(), SECONDS)
+            return cast(ServiceT, self._services[kind])
 
     def call(self, work: Coroutine[Any, Any, T], seconds: float = 4 * SECONDS) -> T:
         """Run a coroutine in the loop and wait for it, from any other thread."""
@@ -166,15 +186,6 @@ class Host:
         if engine.users == 0:
             self._closing = self._loop.create_task(self._retire(engine))
 
-    async def _open_server(self) -> None:
-        from rollgym.envs.webshop.server import shop_app
-        from rollgym.utils.http_server import listening, web_server
-
-        listener = listening("127.0.0.1", 0)
-        self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self._server = web_server(shop_app(self.visits))
-        self._serving = self._loop.create_task(self._server.serve(sockets=[listener]))
-
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
@@ -192,8 +203,8 @@ class Host:
         for engine in list(self._all):
             engine.users = 0
             await self._retire(engine)
-        self._server.should_exit = True
-        await self._serving
+        for service in self._services.values():
+            await service.close()
 
 
 _host: Host | None = None
@@ -221,34 +232,40 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-class Seat:
+class Seat(Generic[TabT]):
     """An environment's tab in the browser, reopened for each episode. Any thread may call it."""
 
     def __init__(self, program: str | None) -> None:
         self._program = program
         self._host: Host | None = None
         self._engine: Engine | None = None
-        self.tab: Tab | None = None
+        self.tab: TabT | None = None
 
-    def open(self, path: str) -> Tab:
-        """Open a tab at a path of the shop's server and close the previous one."""
+    def open(self, make: Callable[[Browser], Awaitable[TabT]]) -> TabT:
+        """Open a tab and close the previous one; ``make`` runs in the browser's loop."""
         current_host = host()
         if current_host is not self._host:  # the first episode, or the first in a forked process
             self._host, self._engine, self.tab = current_host, None, None
         if self._engine is not None and not self._engine.alive:
             self.close(broken=True)
 
-        async def work() -> Tab:
+        async def work() -> TabT:
             before, self.tab = self.tab, None
             if before is not None:
                 await before.close()
             if self._engine is None:
                 self._engine = await current_host.enter(self._program)
             self._engine.tabs += 1
-            self.tab = await Tab.open(self._engine.browser, current_host.address, path)
+            self.tab = await make(self._engine.browser)
             return self.tab
 
         return self.call(work)
+
+    def require_tab(self) -> TabT:
+        """Return the open tab; raise `BrowserLost` if there is none."""
+        if self.tab is None:
+            raise BrowserLost("the browser was lost: the environment is closed, or its browser crashed")
+        return self.tab
 
     def call(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine in the browser; raise `BrowserLost` if the browser fails."""

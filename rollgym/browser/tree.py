@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 CLICKED = frozenset({"button", "link", "radio", "checkbox", "option", "tab", "menuitem"})
 TYPED = frozenset({"searchbox", "textbox"})
+LISTS = frozenset({"combobox", "listbox"})
+"""Roles with options to select."""
 _SILENT = frozenset({"generic", "paragraph", "text", "main", "form", "document", "region", "none", "status"})
 """Roles that are not shown to an agent, only their text."""
 _STATES = ("checked", "disabled", "expanded", "pressed", "selected")
@@ -39,6 +41,8 @@ class Target(NamedTuple):
     """Playwright's reference, valid until the next snapshot."""
     role: str
     name: str
+    options: tuple[str, ...] = ()
+    """Names of the options, in a list."""
 
 
 class Tree(NamedTuple):
@@ -53,30 +57,43 @@ class Tree(NamedTuple):
         return [ref for ref, target in self.targets.items() if target.role in roles]
 
 
-def read_tree(snapshot: str) -> Tree:
-    """Convert Playwright's snapshot (``mode="ai"``)."""
+def read_tree(snapshot: str, roles: frozenset[str] = CLICKED | TYPED, *, pointers: bool = False) -> Tree:
+    """Convert Playwright's snapshot (``mode="ai"``).
+
+    Args:
+        snapshot: The snapshot.
+        roles: Roles of elements that get a reference.
+        pointers: Also give one to elements over which the mouse cursor is a hand, whatever their role.
+    """
     lines: list[str] = []
     targets: dict[str, Target] = {}
     above: list[Node] = []  # nodes with a separate line
+    inside = ""  # the reference of the list that the node is in
     for node in map(_node, snapshot.splitlines()):
         if node is None:
             continue
         while above and above[-1].depth >= node.depth:
             above.pop()
         ref = ""
-        if node.role in CLICKED | TYPED and "ref" in node.marks and "disabled" not in node.marks:
+        usable = node.role in roles or (pointers and node.marks.get("cursor") == "pointer")
+        if usable and "ref" in node.marks and "disabled" not in node.marks:
             ref = f"e{len(targets) + 1}"
             targets[ref] = Target(node.marks["ref"], node.role, node.name)
+            if node.role in LISTS:
+                inside = ref
+        if inside and node.role == "option" and any(parent.role in LISTS for parent in above):
+            options = targets[inside].options
+            targets[inside] = targets[inside]._replace(options=(*options, node.name or node.text))
         line = _line_of(node, ref)
         if line and not (above and line == above[-1].name):
             lines.append("  " * len(above) + line)
-            if node.role not in _SILENT:
+            if node.role not in _SILENT or ref:
                 above.append(node)
     return Tree("\n".join(lines), targets)
 
 
 def _line_of(node: Node, ref: str) -> str:
-    if node.role in _SILENT:
+    if node.role in _SILENT and not ref:
         return node.text
     states = "".join(f" ({state})" for state in _STATES if state in node.marks)
     name = f' "{node.name}"' if node.name else ""

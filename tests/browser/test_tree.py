@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from rollgym.browser.find import find_chromium
+from rollgym.browser.tree import CLICKED, LISTS, TYPED, read_tree
 from rollgym.core.errors import MissingExtra, UsageError
 from rollgym.core.extras import install_command
-from rollgym.envs.webshop.browser.find import find_chromium
-from rollgym.envs.webshop.browser.tree import CLICKED, TYPED, read_tree
 
 SNAPSHOT = """\
 - generic [active] [ref=f3e1]:
@@ -99,3 +99,35 @@ def test_without_playwright_the_extra_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(importlib.util, "find_spec", no_playwright)
     with pytest.raises(MissingExtra, match=re.escape(install_command("browser"))):
         find_chromium()
+
+
+WIDGETS = """\
+- generic [ref=e3]:
+  - combobox [ref=e4]:
+    - option "Niger" [selected]
+    - option "French Guiana"
+  - generic [ref=e5] [cursor=pointer]:
+    - generic [ref=e6]: inbox
+  - generic [ref=e7] [cursor=pointer]: F
+  - slider "Volume" [ref=e8]
+  - option "loose"
+"""
+
+
+def test_elements_under_a_hand_cursor_and_lists_get_references_where_asked_for() -> None:
+    tree = read_tree(WIDGETS, CLICKED | TYPED | LISTS, pointers=True)
+    assert tree.text.splitlines() == [
+        "[e1] combobox",
+        '  option "Niger" (selected)',
+        '  option "French Guiana"',
+        "[e2] generic",
+        "  inbox",
+        "[e3] generic: F",
+        'slider "Volume"',
+        'option "loose"',
+    ]
+    assert tree.targets["e1"].options == ("Niger", "French Guiana")
+    assert [target.ref for target in tree.targets.values()] == ["e4", "e5", "e7"]
+    plain = read_tree(WIDGETS)
+    assert plain.targets == {}
+    assert plain.text.splitlines()[3:5] == ["inbox", "F"]

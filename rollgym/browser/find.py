@@ -19,16 +19,24 @@ FIX = (
 )
 
 
-def find_chromium(program_path: str | None = None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the program: as given, from the variable or on the path; None for Playwright's own."""
+def find_chromium(
+    program_path: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    what: str = "WebShop in a browser",
+) -> str | None:
+    """Return the program: as given, from the variable or on the path; None for Playwright's own.
+
+    ``what`` needs it, for error messages.
+    """
     if importlib.util.find_spec("playwright") is None:
-        raise MissingExtra("WebShop in a browser", "browser")
+        raise MissingExtra(what, "browser")
     for path, source in ((program_path, "chromium="), (environ.get(VARIABLE), VARIABLE)):
         if path:
             return _usable(path, source)
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None and not _own(environ):
-        raise UsageError(f"WebShop in a browser needs Chromium, which was not found. {FIX}")
+        raise UsageError(f"{what} needs Chromium, which was not found. {FIX}")
     return program
 
 
