@@ -13,7 +13,8 @@ import pytest
 from training import fast_versions, lines
 
 from rollgym.config.loader import load
-from rollgym.engines.sglang import ServerOptions, process_reaper
+from rollgym.engines.servers import process_reaper
+from rollgym.engines.sglang import ServerOptions
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.config_files import find_config
 from rollgym.trainer.loop import train

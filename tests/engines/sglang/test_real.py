@@ -19,7 +19,7 @@ from rollgym.core.errors import EngineLost, UsageError
 from rollgym.engines.base import BadRequest, GenerateRequest, Generation, Sampling, WeightSource
 from rollgym.engines.embedded.model import read_module
 from rollgym.engines.sglang import ServerOptions, SglangEngine, launch
-from rollgym.engines.sglang.weights import ROUTES, WeightSender
+from rollgym.engines.sglang.weights import SglangWeightSender
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROMPT = (7, 8, 9, 10)
@@ -131,13 +131,13 @@ def test_many_replies_at_once_are_each_right(engine: SglangEngine, run: Run, rea
     assert len({one.token_ids for one in made}) > 1
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", SglangWeightSender.routes)
 def test_every_route_brings_the_new_weights(
     engine: SglangEngine, run: Run, real_model: Model, monkeypatch: pytest.MonkeyPatch, route: Any
 ) -> None:
     run(to(engine, WeightSource(path=real_model(0))))
     assert gap(real_model(1), run(engine.generate(ask()))) > 0.1
-    sender = WeightSender(engine.model, route, bucket=100_000, host=None, timeout=120.0)
+    sender = SglangWeightSender(engine.model, route, bucket=100_000, host=None, timeout=120.0)
     monkeypatch.setattr(engine, "_sender", sender)
     for seed in (1, 2):  # twice: a group is met once
         version = run(to(engine, tensors(real_model(seed))))
