@@ -83,12 +83,10 @@ class ServerEngine(Engine):
         self._tracker = RequestTracker(servers, self.model.vocabulary, first)
         self._tracker.on_lost = None if server is None else self._restarted
         self._mode = self.modes[interrupt]
+        route = route or self.default_route(servers)
+        self.check_route(servers, route)
         self._sender = self.sender_class(
-            self.model,
-            route or self.default_route(servers),
-            bucket=bucket,
-            host=host,
-            timeout=min(timeout, 300.0),
+            self.model, route, bucket=bucket, host=host, timeout=min(timeout, 300.0)
         )
         self._lock = asyncio.Lock()
         """Held while the state of the servers changes."""
@@ -128,6 +126,9 @@ class ServerEngine(Engine):
 
     def check_servers(self, servers: ServerGroup, interrupt: str) -> None:
         """Raise `UsageError` if the servers do not support the ``interrupt`` mode."""
+
+    def check_route(self, servers: ServerGroup, route: Route) -> None:
+        """Raise `UsageError` if the servers cannot receive weights by this route."""
 
     def default_route(self, servers: ServerGroup) -> Route:
         """Return the route of weights for these servers if none is asked for."""
