@@ -22,11 +22,13 @@ class VllmServers(ServerGroup):
     software = "vLLM"
 
     def __init__(
-        self, front: Client, workers: Sequence[ServerWorker], *, context: int, broadcasts: bool
+        self, front: Client, workers: Sequence[ServerWorker], *, context: int, broadcasts: bool, on_cpu: bool
     ) -> None:
         super().__init__(front, workers, context=context)
         self.broadcasts = broadcasts
         """Whether the server can receive tensors, by broadcast or in the call."""
+        self.on_cpu = on_cpu
+        """Whether the server runs on a CPU, where it pauses but releases nothing."""
 
     @classmethod
     def connect(
@@ -38,8 +40,13 @@ class VllmServers(ServerGroup):
         facts = _describe(client)
         worker = ServerWorker(client, ServerState(compat), positive_int(facts, "world") or 1)
         context = positive_int(facts, "context") or 1
-        broadcasts = facts.get("transfer") == "rollgym"
-        servers = cls(client, [worker], context=context, broadcasts=broadcasts)
+        servers = cls(
+            client,
+            [worker],
+            context=context,
+            broadcasts=facts.get("transfer") == "rollgym",
+            on_cpu=facts.get("device") == "cpu",
+        )
         reported = {client.url: str(get_object(client, "/weight_info").get("weight_version"))}
         return servers, servers.agree(version, reported)
 
@@ -100,7 +107,7 @@ class VllmServers(ServerGroup):
         """Release memory of a paused, idle server."""
         if "weights" in tags:
             await worker.client.post("/sleep?level=2&mode=abort", {})
-        else:
+        elif not self.on_cpu:  # refused there: the server keeps its cache and only pauses
             await worker.client.post("/release_kv_cache_memory", {})
 
     async def send_resume_memory(self, worker: ServerWorker, tags: Sequence[str]) -> None:

@@ -74,7 +74,7 @@ class RollgymTransfer(WeightTransferEngine):
         parallel = self.parallel_config
         rank = init_info.rank + parallel.data_parallel_index * parallel.world_size + parallel.rank
         timeout = timedelta(seconds=init_info.timeout)
-        store = c10d.TCPStore(
+        store = torch.distributed.TCPStore(
             init_info.host, init_info.port, init_info.world, is_master=False, timeout=timeout
         )
         # The trainer forms the group the same way (rollgym.engines.servers.weight_broadcast).
