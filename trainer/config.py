@@ -96,7 +96,8 @@ class EngineConfig(Settings):
     replicas: int | None = Field(default=None, ge=1)
     """Number of servers to start. Default: as planned, or 1. Requires kind=sglang or vllm."""
     python: str | None = None
-    """Python interpreter that has sglang or vllm installed. Default: this one. Requires kind=sglang or vllm."""
+    """Python interpreter that has the servers' software installed. Default: this one. Requires kind=sglang or
+    vllm."""
     weight_route: Literal["auto", "group", "tensor", "disk"] = "auto"
     """How new weights reach the servers. ``group``: a broadcast group (gloo on CPU, NCCL with CUDA).
     ``tensor``: in HTTP calls. ``disk``: a temporary folder that the servers can read. ``auto``: tensor for
