@@ -99,7 +99,7 @@ class EngineConfig(Settings):
     """Python interpreter that has the servers' software installed. Default: this one. Requires kind=sglang or
     vllm."""
     weight_route: Literal["auto", "group", "tensor", "disk"] = "auto"
-    """How new weights reach the servers. ``group``: a broadcast group (gloo on CPU, NCCL with CUDA).
+    """Route of new weights to the servers. ``group``: a broadcast group (gloo on CPU, NCCL with CUDA).
     ``tensor``: in HTTP calls. ``disk``: a temporary folder that the servers can read. ``auto``: tensor for
     sglang, group for vllm. Requires kind=sglang or vllm."""
 

@@ -368,7 +368,7 @@ def server_options(config: TrainConfig, *, memory_saver: bool = False) -> BaseSe
 
 
 def weight_route(config: TrainConfig) -> Route | None:
-    """How weights reach the servers; ``None``: the engine's default."""
+    """Route of weights to the servers; ``None``: the engine's default."""
     route = config.engine.weight_route
     return None if route == "auto" else route
 

@@ -320,7 +320,7 @@ class ServerProcess(ABC):
 
     @property
     def not_installed(self) -> str:
-        """What to do where the interpreter lacks the software."""
+        """Message for an interpreter without the software."""
         return (
             f"{self.options.python} has no {self.software}: install it there (pip install {self.package}), "
             "or pass an interpreter that has it (python=...)."

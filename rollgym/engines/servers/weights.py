@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rollgym.engines.servers.weight_broadcast import BroadcastGroup
 
 Route = Literal["tensor", "group", "disk"]
-"""How tensors travel: in the HTTP call, by a broadcast, or through a folder that the server can read."""
+"""Route of tensors: in the HTTP call, by a broadcast, or through a folder that the server can read."""
 BUCKET = 256 << 20
 """Bytes of weights per call."""
 Bucket = Sequence[tuple[str, Any]]

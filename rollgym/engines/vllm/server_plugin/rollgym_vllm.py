@@ -36,7 +36,7 @@ if current_platform.is_cpu():
 
 @dataclass
 class JoinInfo(WeightTransferInitInfo):
-    """Where to join the broadcast group of the trainer, which is rank 0."""
+    """Address of the trainer's broadcast group, in which the trainer is rank 0."""
 
     name: str
     host: str
