@@ -1,7 +1,7 @@
 """Tokens per second: the embedded engine against transformers' `generate`, on the same model.
 
     python benchmarks/engine.py [--quick] [--hidden 128] [--threads 2] [--rounds 5]
-    python benchmarks/engine.py --model smollm2 [--quick] [--dtype float32 bfloat16] [--sglang URL-or-venv] [--vllm URL-or-venv]
+    python benchmarks/engine.py --model smollm2 [--quick] [--dtype float32 bfloat16] [--sglang WHERE] [--vllm WHERE]
 
 The first command runs a small model with random weights. Two workloads. One turn: 1, 16 and 64 prompts of 64
 tokens, 64 new tokens each; `generate` gets them as one batch, the engine as that many requests. Many turns:
@@ -23,8 +23,8 @@ by turn; ``unique_tokens`` are those left if each prefix is counted once. Decode
 batch 1, 16 and 64, against the bound, measured in the same run: the time to read the weights once, or the
 time of the products at the best rate of a large product of the same shape, by torch's BLAS or by oneDNN,
 whichever is longer. ``--sglang`` and ``--vllm`` add a server on this machine: a virtual environment to start
-it from, or the URL of a running one, which has to compute in the same dtype. vLLM shares prefixes in blocks of
-128 tokens on a CPU, and runs without its packed kernels (docs/vllm.md).
+it from, or the URL of a running one, which has to compute in the same dtype. vLLM shares prefixes in blocks
+of 128 tokens on a CPU, and runs without its packed kernels (docs/vllm.md).
 
 All contenders compute in the same dtype: ``--dtype auto``, the default, is bfloat16 where a measurement finds
 the CPU fast at it. Several dtypes are measured one after the other (``by_dtype`` in the report); the ratios

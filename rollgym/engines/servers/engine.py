@@ -47,7 +47,7 @@ class ServerEngine(Engine):
     servers_class: ClassVar[type[ServerGroup]]
     sender_class: ClassVar[type[WeightSender]]
     modes: ClassVar[Mapping[str, str]]
-    """How the servers are paused for each value of ``interrupt``, the default first."""
+    """Mode in which the servers are paused, by value of ``interrupt``, the default first."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class ServerEngine(Engine):
 
     @property
     def route(self) -> Route:
-        """How tensors are sent."""
+        """Route of tensors to the servers."""
         return self._sender.route
 
     def check_servers(self, servers: ServerGroup, interrupt: str) -> None:
