@@ -1,7 +1,7 @@
 """Tokens per second: the embedded engine against transformers' `generate`, on the same model.
 
     python benchmarks/engine.py [--quick] [--hidden 128] [--threads 2] [--rounds 5]
-    python benchmarks/engine.py --model smollm2 [--quick] [--dtype float32 bfloat16] [--sglang WHERE] [--vllm WHERE]
+    python benchmarks/engine.py --model smollm2 [--quick] [--dtype float32] [--sglang WHERE] [--vllm WHERE]
 
 The first command runs a small model with random weights. Two workloads. One turn: 1, 16 and 64 prompts of 64
 tokens, 64 new tokens each; `generate` gets them as one batch, the engine as that many requests. Many turns:
