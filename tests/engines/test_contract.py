@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch_models import plain_logprobs
 
-from rollgym.core.errors import EngineLost, UsageError
+from rollgym.core.errors import AgentError, EngineLost, UsageError
 from rollgym.engines import sglang, vllm
 from rollgym.engines.base import BadRequest, Engine, GenerateRequest, Generation, Sampling, WeightSource
 from rollgym.engines.embedded.engine import EmbeddedEngine
@@ -275,6 +275,10 @@ def test_sleep_and_wake_up_keep_replies_and_weights(engine: Engine, run: Run, re
         assert len((await reply).token_ids) == 200
         assert gap(real_model(1), await waiting) < 1e-4
         await engine.sleep()
+        if isinstance(engine, EmbeddedEngine):  # keeps no second copy of its weights: its owner sends them
+            with pytest.raises(AgentError, match="released"):
+                await engine.wake_up()
+            await to(engine, tensors(real_model(1)))
         await engine.wake_up()
 
     run(play())
