@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import vllm._custom_ops as custom_ops
@@ -68,13 +68,14 @@ class RollgymTransfer(WeightTransferEngine):
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         """Join the trainer's broadcast group, after leaving the one before."""
-        from torch.distributed import distributed_c10d as c10d
+        from torch.distributed import distributed_c10d
 
+        c10d, distributed = cast(Any, distributed_c10d), cast(Any, torch.distributed)
         self.shutdown()
         parallel = self.parallel_config
         rank = init_info.rank + parallel.data_parallel_index * parallel.world_size + parallel.rank
         timeout = timedelta(seconds=init_info.timeout)
-        store = torch.distributed.TCPStore(
+        store = distributed.TCPStore(
             init_info.host, init_info.port, init_info.world, is_master=False, timeout=timeout
         )
         # The trainer forms the group the same way (rollgym.engines.servers.weight_broadcast).
@@ -133,7 +134,8 @@ class RollgymTransfer(WeightTransferEngine):
 
 def _decoded(info: BucketInfo) -> list[tuple[str, torch.Tensor]]:
     data = bytearray(base64.b64decode(info.data or "", validate=True))
-    received, at = [], 0
+    received: list[tuple[str, torch.Tensor]] = []
+    at = 0
     for name, dtype, shape in zip(info.names, info.dtypes, info.shapes, strict=True):
         kind = getattr(torch, dtype)
         count = torch.Size(shape).numel()
