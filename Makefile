@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-lm test test-slow test-sglang test-clients test-adapters lint format bench docs pictures screenshots clean
+.PHONY: help install demo demo-lm test test-slow test-sglang test-vllm test-clients test-adapters lint format bench docs pictures screenshots clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -59,7 +59,13 @@ test-slow: $(VENV)/.dev ## Run the slow tests
 
 test-sglang: $(VENV)/.dev ## Test against a real SGLang server on the CPU, in a separate venv (3 GB, 30 min)
 	$(BIN)/python tests/engines/sglang/make_venv.py .venv-sglang
-	ROLLGYM_TEST_SGLANG=.venv-sglang $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" tests/engines/sglang
+	ROLLGYM_TEST_SGLANG=.venv-sglang $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" \
+		tests/engines/sglang tests/engines/test_contract.py tests/engines/test_server_training.py
+
+test-vllm: $(VENV)/.dev ## Test against a real vLLM server on the CPU, in a separate venv (4 GB, 20 min)
+	$(BIN)/python tests/engines/vllm/make_venv.py .venv-vllm
+	ROLLGYM_TEST_VLLM=.venv-vllm $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" \
+		tests/engines/vllm tests/engines/test_contract.py tests/engines/test_server_training.py
 
 test-clients: $(VENV)/.dev ## Test the endpoint with real clients, agent frameworks and a CLI agent from npm (850 MB)
 	$(BIN)/python tests/serve/clients/make_venv.py .venv-clients

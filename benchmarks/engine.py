@@ -1,7 +1,7 @@
 """Tokens per second: the embedded engine against transformers' `generate`, on the same model.
 
     python benchmarks/engine.py [--quick] [--hidden 128] [--threads 2] [--rounds 5]
-    python benchmarks/engine.py --model smollm2 [--quick] [--dtype float32 bfloat16] [--sglang URL-or-venv]
+    python benchmarks/engine.py --model smollm2 [--quick] [--dtype float32] [--sglang WHERE] [--vllm WHERE]
 
 The first command runs a small model with random weights. Two workloads. One turn: 1, 16 and 64 prompts of 64
 tokens, 64 new tokens each; `generate` gets them as one batch, the engine as that many requests. Many turns:
@@ -22,8 +22,9 @@ so nothing is cached from the round before. ``total_tokens`` are the tokens of a
 by turn; ``unique_tokens`` are those left if each prefix is counted once. Decode: CPU-seconds per step at
 batch 1, 16 and 64, against the bound, measured in the same run: the time to read the weights once, or the
 time of the products at the best rate of a large product of the same shape, by torch's BLAS or by oneDNN,
-whichever is longer. ``--sglang`` adds an SGLang server on this machine: a virtual environment to start it
-from, or the URL of a running one, which has to compute in the same dtype.
+whichever is longer. ``--sglang`` and ``--vllm`` add a server on this machine: a virtual environment to start
+it from, or the URL of a running one, which has to compute in the same dtype. vLLM shares prefixes in blocks
+of 128 tokens on a CPU, and runs without its packed kernels (docs/vllm.md).
 
 All contenders compute in the same dtype: ``--dtype auto``, the default, is bfloat16 where a measurement finds
 the CPU fast at it. Several dtypes are measured one after the other (``by_dtype`` in the report); the ratios
@@ -51,17 +52,20 @@ from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 from transformers.generation import ContinuousBatchingConfig
 
 from rollgym.core.seeding import derive_rng
+from rollgym.engines import sglang, vllm
 from rollgym.engines.base import Engine, GenerateRequest, Sampling
 from rollgym.engines.embedded.engine import EmbeddedEngine
 from rollgym.engines.embedded.model import read_module
 from rollgym.engines.embedded.precision import choose_dtype, dtype_name
 from rollgym.engines.embedded.prefix_cache import common_prefix
+from rollgym.engines.servers.engine import ServerEngine
 from rollgym.models.zoo import model_folder
 
 VOCABULARY = 1_000
 PROMPT, REPLY = 64, 64
 TURNS, CONVERSATIONS = 8, 16
 BATCHES = (1, 16, 64)
+SERVERS = ("sglang", "vllm")
 Entrants = dict[str, Callable[[], int]]
 
 
@@ -354,12 +358,12 @@ def tree_cpu(process: psutil.Process) -> float:
     return sum(one.user + one.system for one in times)
 
 
-def sglang_peer(
-    where: str, folder: Path, dtype: torch.dtype, loop: asyncio.AbstractEventLoop
+def server_peer(
+    kind: str, where: str, folder: Path, dtype: torch.dtype, loop: asyncio.AbstractEventLoop
 ) -> tuple[Peer, Engine]:
     """A server at a URL of this machine, or one that is started from a virtual environment."""
-    from rollgym.engines.sglang import ServerOptions, open_sglang
-
+    software: Any = {"sglang": sglang, "vllm": vllm}[kind]
+    open_engine = sglang.open_sglang if kind == "sglang" else vllm.open_vllm
     if where.startswith("http"):
         port = urlsplit(where).port
         listening = [
@@ -367,19 +371,18 @@ def sglang_peer(
         ]
         if not listening:
             raise SystemExit(f"no process of this machine listens on port {port}: its CPU time is unknown")
-        engine, root = open_sglang(folder, url=where), psutil.Process(listening[0])
+        engine, root = open_engine(folder, url=where), psutil.Process(listening[0])
         return engine_peer(engine, loop, partial(tree_cpu, root)), engine
-    options = ServerOptions(
+    options = software.ServerOptions(
         python=str(Path(where) / "bin" / "python"),
         env={"OMP_NUM_THREADS": "1"},
         dtype=dtype_name(dtype),
     )
-    engine, me = open_sglang(folder, options=options), psutil.Process()
-
-    def cpu() -> float:
-        return sum(tree_cpu(child) for child in me.children())
-
-    return engine_peer(engine, loop, cpu), engine
+    engine = open_engine(folder, options=options)
+    assert isinstance(engine, ServerEngine)
+    assert engine.server is not None
+    process = psutil.Process(engine.server.pid)
+    return engine_peer(engine, loop, partial(tree_cpu, process)), engine
 
 
 def cpu_seconds(work: Callable[[], Any], times: int = 3) -> float:
@@ -444,9 +447,11 @@ def measure_dtype(args: argparse.Namespace, folder: Path, dtype: torch.dtype) ->
     loop = asyncio.new_event_loop()
     engine = EmbeddedEngine(folder, threads=1, dtype=dtype)
     peers = {"engine": engine_peer(engine, loop, time.process_time), "generate": generate_peer(model)}
-    server: Engine | None = None
-    if args.sglang:
-        peers["sglang"], server = sglang_peer(args.sglang, folder, dtype, loop)
+    servers: list[Engine] = []
+    for kind in SERVERS:
+        if where := getattr(args, kind):
+            peers[kind], server = server_peer(kind, where, folder, dtype, loop)
+            servers.append(server)
     for peer in peers.values():  # warm up
         peer.extend(separate_prompts(vocabulary, -1, 2), 2, 0)
     workloads: dict[str, tuple[Callable[[int], Conversations], int]] = {
@@ -494,15 +499,15 @@ def measure_dtype(args: argparse.Namespace, folder: Path, dtype: torch.dtype) ->
         print(f"decode at batch {batch}: {line}", flush=True)
     stats = loop.run_until_complete(engine.stats())
     report["prefix_hit_tokens"], report["computed_tokens"] = stats.prefix_hit_tokens, stats.computed_tokens
-    for one in (engine, server):
-        if one is not None:
-            loop.run_until_complete(one.close())
+    for one in (engine, *servers):
+        loop.run_until_complete(one.close())
     one_turn, five_turns, separate = (medians[workload] for workload in workloads)
     ratios = {"one_turn": one_turn, "five_turns": five_turns, "separate": separate}
-    for other in ("generate", *(["sglang"] if "sglang" in peers else [])):
+    for other in ("generate", *(kind for kind in SERVERS if kind in peers)):
         report |= {f"{key}_ratio_to_{other}": round(ratio_[other], 2) for key, ratio_ in ratios.items()}
     report["group_rollout_ratio_to_generate"] = round(one_turn["generate"], 2)
-    report["group_rollout_ratio_to_sglang"] = round(one_turn["sglang"], 2) if "sglang" in peers else None
+    for kind in SERVERS:
+        report[f"group_rollout_ratio_to_{kind}"] = round(one_turn[kind], 2) if kind in peers else None
     return report
 
 
@@ -527,7 +532,9 @@ def main() -> None:
         choices=("auto", "float32", "bfloat16"),
         help="with --model: of all contenders, one or several",
     )
-    parser.add_argument("--sglang", help="with --model: URL of an SGLang server, or a virtual environment")
+    for kind in SERVERS:
+        text = f"with --model: URL of a server of {kind}, or a virtual environment"
+        parser.add_argument(f"--{kind}", help=text)
     args = parser.parse_args()
     if args.model:
         print(json.dumps(measure_model(args)))

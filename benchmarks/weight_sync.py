@@ -1,6 +1,7 @@
 """How long new weights take from a learner into the embedded engine, against the size of the model.
 
     python benchmarks/weight_sync.py [--quick] [--world 2] [--rounds 5] [--strategies single,ddp,fsdp2,zero3]
+    python benchmarks/weight_sync.py --vllm VENV [--sglang VENV] [--quick]
 
 Llamas of 0.1 to 30 million parameters with random weights in float32 (``--quick``: 0.1 and 1 million, two
 rounds). ``single`` is a `Learner` in the engine's process, whose tensors are copied. The others are
@@ -9,6 +10,9 @@ of ``--bucket-mb`` megabytes and copied as they come, while the other ranks take
 ``engine.update_weights(version, learner.weights())`` from call to return: the median of the rounds after one
 to warm up. ``peak`` is how much memory the updates added to rank 0's process at the most, beyond learner and
 engine. The last line is one JSON object.
+
+With ``--vllm`` or ``--sglang``, a virtual environment, only the routes into a real server on this CPU are
+measured instead: seconds from the call of ``update_weights`` to its return, and bytes of weights.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ import json
 import multiprocessing
 import resource
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 SIZES = {  # millions of parameters: width, layers
@@ -144,6 +150,36 @@ def run(strategy: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
+async def measure_routes(kind: str, venv: str, size: str, rounds: int) -> dict[str, Any]:
+    """Update a real server by each of its routes."""
+    from rollgym.engines import sglang, vllm
+    from rollgym.engines.base import WeightSource
+
+    software: Any = {"sglang": sglang, "vllm": vllm}[kind]
+    model = make_model(size)
+    tensors = dict(model.named_parameters())
+    sent = sum(one.numel() * one.element_size() for one in tensors.values())
+    found: dict[str, Any] = {"parameters": sum(one.numel() for one in tensors.values()), "bytes": sent}
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        python = str(Path(venv).absolute() / "bin" / "python")
+        options = software.ServerOptions(python=python, device="cpu", extra=("--skip-tokenizer-init",))
+        engine = await asyncio.to_thread(software.launch, folder, options)
+        sender = engine.sender_class
+        for route in sender.routes:
+            engine._sender = sender(engine.model, route, bucket=256 << 20, host=None, timeout=300.0)
+            seconds = []
+            for _ in range(rounds + 1):
+                started = time.perf_counter()
+                await engine.update_weights(engine.version + 1, WeightSource(tensors=tensors))
+                seconds.append(time.perf_counter() - started)
+            await engine._sender.close(engine._servers)
+            found[f"{route}_seconds"] = round(statistics.median(seconds[1:]), 4)
+        await engine.close()
+    print(f"{kind:8}{size:>6} {json.dumps(found)}", flush=True)
+    return found
+
+
 def main() -> None:
     """Measure everything and print a table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -152,10 +188,20 @@ def main() -> None:
     parser.add_argument("--bucket-mb", type=int, default=16)
     parser.add_argument("--strategies", default="single,ddp,fsdp2,zero3")
     parser.add_argument("--quick", action="store_true", help="two sizes, two rounds, single and fsdp2")
+    parser.add_argument("--vllm", help="measure the routes into a vLLM server of this virtual environment")
+    parser.add_argument("--sglang", help="the same for SGLang")
     args = parser.parse_args()
     args.sizes = list(SIZES)
     if args.quick:
         args.sizes, args.rounds, args.strategies = ["0.1M", "1M"], 2, "single,fsdp2"
+    servers = {kind: venv for kind in ("vllm", "sglang") if (venv := getattr(args, kind))}
+    if servers:
+        routes = {
+            kind: {size: asyncio.run(measure_routes(kind, venv, size, args.rounds)) for size in args.sizes}
+            for kind, venv in servers.items()
+        }
+        print(json.dumps({"benchmark": "weight_sync", "rounds": args.rounds, "servers": routes}))
+        return
     print(f"{'':8}{'size':>6}{'parameters':>14}{'ms':>12}{'MB/s':>12}{'peak MB':>10}")
     report = {strategy: run(strategy, args) for strategy in args.strategies.split(",")}
     options = {"world": args.world, "rounds": args.rounds, "bucket_mb": args.bucket_mb}

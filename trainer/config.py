@@ -84,17 +84,24 @@ class ModelConfig(Settings):
 class EngineConfig(Settings):
     """The inference engine that generates replies."""
 
-    kind: Literal["embedded", "sglang"] = "embedded"
-    """``embedded``: rollgym's own engine, in the trainer's process or on Ray. ``sglang``: SGLang servers."""
+    kind: Literal["embedded", "sglang", "vllm"] = "embedded"
+    """``embedded``: rollgym's own engine, in the trainer's process or on Ray. ``sglang``, ``vllm``: servers
+    of this software."""
     url: str | None = None
-    """URL of a running SGLang server or router. Default: servers are started. Requires kind=sglang."""
+    """URL of a running server (with SGLang: or router). Default: servers are started. Requires kind=sglang or
+    vllm."""
     api_key_env: str | None = None
     """Environment variable that holds the API key of the server at ``url``. Servers that rollgym starts get
     a generated key."""
     replicas: int | None = Field(default=None, ge=1)
-    """Number of SGLang servers to start. Default: as planned, or 1. Requires kind=sglang."""
+    """Number of servers to start. Default: as planned, or 1. Requires kind=sglang or vllm."""
     python: str | None = None
-    """Python interpreter that has sglang installed. Default: this one. Requires kind=sglang."""
+    """Python interpreter that has the servers' software installed. Default: this one. Requires kind=sglang or
+    vllm."""
+    weight_route: Literal["auto", "group", "tensor", "disk"] = "auto"
+    """Route of new weights to the servers. ``group``: a broadcast group (gloo on CPU, NCCL with CUDA).
+    ``tensor``: in HTTP calls. ``disk``: a temporary folder that the servers can read. ``auto``: tensor for
+    sglang, group for vllm. Requires kind=sglang or vllm."""
 
     max_batch: int = Field(default=128, ge=1)
     """Maximum number of replies generated at once."""
@@ -106,6 +113,13 @@ class EngineConfig(Settings):
     """Compute dtype of the embedded engine. ``auto``: bfloat16 on CUDA, and for a model of at least 20
     million parameters on a CPU that a short measurement finds fast at it. ``plan.json`` records the choice,
     ``train_rollout_logprob_diff`` the gap to the learner, and ``loss.tis_cap`` corrects it."""
+
+
+def check_engine(engine: EngineConfig) -> None:
+    """Raise `UsageError` for settings of servers without servers."""
+    servers = engine.url or engine.replicas or engine.python or engine.weight_route != "auto"
+    if engine.kind == "embedded" and servers:
+        raise UsageError("engine.url/replicas/python/weight_route require engine.kind=sglang or vllm.")
 
 
 class WarmStartConfig(Settings):
@@ -419,8 +433,7 @@ class TrainConfig(Settings):
         ray = (self.ray.address, self.ray.num_gpus, self.learner.strategy)
         if self.runtime == "local" and ray != (None, None, "auto"):
             raise UsageError("ray.address, ray.num_gpus and learner.strategy require runtime=ray.")
-        if self.engine.kind == "embedded" and (self.engine.url or self.engine.replicas or self.engine.python):
-            raise UsageError("engine.url/replicas/python require engine.kind=sglang.")
+        check_engine(self.engine)
         if self.engine.api_key_env is not None and self.engine.url is None:
             raise UsageError(
                 "engine.api_key_env requires engine.url: servers that rollgym starts get a generated key."

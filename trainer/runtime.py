@@ -30,6 +30,8 @@ from rollgym.engines.base import Engine, GenerateRequest, Generation, WeightSour
 from rollgym.engines.embedded.engine import EmbeddedEngine
 from rollgym.engines.embedded.features import position_limit
 from rollgym.engines.embedded.precision import dtype_name, is_fast_at_bfloat16
+from rollgym.engines.servers.server_process import BaseServerOptions
+from rollgym.engines.servers.weights import Route
 from rollgym.models.policy_settings import write_model_settings
 from rollgym.models.zoo import check_model
 from rollgym.pool.base import EnvPool
@@ -208,7 +210,7 @@ class LocalRuntime:
         engine: Engine
         if not config.envs:
             engine = NoEngine()
-        elif config.engine.kind == "sglang":
+        elif config.engine.kind != "embedded":
             engine = await open_servers(config, self._model)
         else:
             model = learner.model if config.learner.lora is None else self._model
@@ -240,7 +242,7 @@ class LocalRuntime:
             "dtypes": {"learner": dtype_name(learner.dtype)},
             "roles": {},
         }
-        if (dtype := getattr(engine, "dtype", None)) is not None:  # SGLang servers do not tell theirs
+        if (dtype := getattr(engine, "dtype", None)) is not None:  # servers do not tell theirs
             components.plan["dtypes"]["engine"] = dtype
         if config.devices.offload in OFFLOADS:
             offloads, releases = OFFLOADS[config.devices.offload]
@@ -273,7 +275,7 @@ def make_components(
     **more: Any,
 ) -> Components:
     """The components with their agent and scorer; ``more`` are further fields of `Components`."""
-    if config.engine.kind == "sglang" and config.envs:  # the embedded engine enforces the limit itself
+    if config.engine.kind != "embedded" and config.envs:  # the embedded engine enforces the limit itself
         check_context(folder / MODEL, engine)
     tokenizer = load_tokenizer(folder / MODEL)
     scorer = make_run_scorer(config, engine, tokenizer)
@@ -335,19 +337,40 @@ class NoEngine(Engine):
 
 
 async def open_servers(config: TrainConfig, model: Path) -> Engine:
-    """Start SGLang servers, or connect to those at ``engine.url``."""
-    from rollgym.engines.sglang import ServerOptions, open_sglang
-
+    """Start SGLang or vLLM servers, or connect to those at ``engine.url``."""
     settings = config.engine
-    options = ServerOptions(python=settings.python or sys.executable)
-    return await asyncio.to_thread(
-        open_sglang,
-        model,
-        url=settings.url,
-        replicas=settings.replicas or 1,
-        options=options,
-        api_key=find_key(settings.api_key_env).reveal(),
-    )
+    options: dict[str, Any] = {
+        "url": settings.url,
+        "replicas": settings.replicas or 1,
+        "options": server_options(config),
+        "api_key": find_key(settings.api_key_env).reveal(),
+        "route": weight_route(config),
+    }
+    if settings.kind == "vllm":
+        from rollgym.engines.vllm import open_vllm
+
+        return await asyncio.to_thread(partial(open_vllm, model, **options))
+    from rollgym.engines.sglang import open_sglang
+
+    return await asyncio.to_thread(partial(open_sglang, model, **options))
+
+
+def server_options(config: TrainConfig, *, memory_saver: bool = False) -> BaseServerOptions:
+    """Options of the servers to start, wherever they run."""
+    python = config.engine.python or sys.executable
+    if config.engine.kind == "vllm":
+        from rollgym.engines.vllm import ServerOptions as VllmOptions
+
+        return VllmOptions(python=python, memory_saver=memory_saver)
+    from rollgym.engines.sglang import ServerOptions as SglangOptions
+
+    return SglangOptions(python=python, memory_saver=memory_saver)
+
+
+def weight_route(config: TrainConfig) -> Route | None:
+    """Route of weights to the servers; ``None``: the engine's default."""
+    route = config.engine.weight_route
+    return None if route == "auto" else route
 
 
 def engine_options(config: TrainConfig) -> dict[str, Any]:

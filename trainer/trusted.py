@@ -19,6 +19,8 @@ from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.self_play import check_opponents
 from rollgym.utils.terminal import printable
 
+SERVERS = {"sglang": "SGLang", "vllm": "vLLM"}
+"""Names of the software by ``engine.kind``."""
 TRUST_CODE = "--trust-code"
 """The option that lets a resumed run use the code that the config in its folder names."""
 
@@ -127,7 +129,7 @@ def check_targets(config: TrainConfig) -> None:
     if config.engine.url is not None:
         find_key(config.engine.api_key_env)
         try:
-            check_reachable(config.engine.url, "the SGLang server")
+            check_reachable(config.engine.url, f"the {SERVERS[config.engine.kind]} server")
         except UsageError as error:
             raise UsageError(f"engine.url: {error}") from None
 

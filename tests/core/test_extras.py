@@ -81,5 +81,5 @@ def test_what_is_not_installed_is_refused_without_importing_it():
 def test_all_holds_every_extra_that_users_have():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     inside = extras["all"][0].removeprefix("rollgym[").removesuffix("]").split(",")
-    # SGLang pins its own torch and needs a separate environment; the other two are for developers.
-    assert sorted(inside) == sorted(set(extras) - {"all", "dev", "docs", "sglang"})
+    # SGLang and vLLM pin their own torch and need separate environments; the other two are for developers.
+    assert sorted(inside) == sorted(set(extras) - {"all", "dev", "docs", "sglang", "vllm"})

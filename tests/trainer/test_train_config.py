@@ -71,9 +71,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an address without Ray": ({"ray": {"address": "auto"}}, "require runtime=ray"),
     "GPUs without Ray": ({"ray": {"num_gpus": 2}}, "require runtime=ray"),
     "a strategy without Ray": ({"learner": {"strategy": "ddp"}}, "require runtime=ray"),
-    "a server URL without SGLang": (
+    "a route of weights without servers": (
+        {"engine": {"weight_route": "disk"}},
+        "weight_route require engine.kind=sglang or vllm",
+    ),
+    "a server URL without servers": (
         {"engine": {"url": "http://host:1"}},
-        "engine.url/replicas/python require engine.kind=sglang",
+        "engine.url/replicas/python/weight_route require engine.kind=sglang or vllm",
     ),
     "restart in a synchronous run": (
         {"rollout": {"on_weight_update": "restart"}},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,13 +14,12 @@ from rollgym.cluster.engine import RemoteEngine
 from rollgym.cluster.errors import ActorLost
 from rollgym.cluster.placement import PlacedPlan, node_options, place
 from rollgym.cluster.pool import RayPool
-from rollgym.cluster.sglang_actor import SglangActor, server_slots
+from rollgym.cluster.server_actor import SERVER_ACTORS, server_slots
 from rollgym.cluster.wait import alive_nodes, print_status
 from rollgym.core.errors import EngineLost, RollgymError, one_line
 from rollgym.devices.types import Plan
 from rollgym.engines.base import Engine
 from rollgym.engines.router import RoutedEngine
-from rollgym.engines.sglang import ServerOptions
 from rollgym.trainer.cluster.planning import LOOK, plan_again, plan_first, run_plan
 from rollgym.trainer.cluster.roles import (
     all_offloads,
@@ -34,7 +32,15 @@ from rollgym.trainer.cluster.roles import (
 from rollgym.trainer.colocation import Colocation
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.learner.multi_role import MultiRoleLearner
-from rollgym.trainer.runtime import Components, RunPlan, engine_options, make_components, open_servers
+from rollgym.trainer.runtime import (
+    Components,
+    RunPlan,
+    engine_options,
+    make_components,
+    open_servers,
+    server_options,
+    weight_route,
+)
 
 MOVED = ".moved"
 """Folder of a run: the learner's state while it moves to other devices."""
@@ -203,7 +209,7 @@ class RayRuntime:
     def _engine_slots(self, placed: PlacedPlan) -> list[dict[str, Any]]:
         """Actor options for each engine; none if servers already run at ``engine.url``."""
         config = self._config.engine
-        if config.kind != "sglang":
+        if config.kind == "embedded":
             return [slot.options() for slot in engine_slots(placed)]
         if config.url is not None:
             return []
@@ -213,13 +219,16 @@ class RayRuntime:
 
     async def _start_engine(self, slot: dict[str, Any]) -> RemoteEngine:
         config, timeout = self._config, self._config.ray.heartbeat_timeout
-        if config.engine.kind != "sglang":
+        if config.engine.kind == "embedded":
             options = {**engine_options(config), "heartbeat_timeout": timeout}
             return await RemoteEngine.start(self._model, actor_options=slot, **options)
         releases = self._placed is not None and bool(self._placed.plan.placements["actor_infer"].offload)
-        server = ServerOptions(python=config.engine.python or sys.executable, memory_saver=releases)
-        return await SglangActor.start(
-            self._model, actor_options=slot, server=server, heartbeat_timeout=timeout
+        return await SERVER_ACTORS[config.engine.kind].start(
+            self._model,
+            actor_options=slot,
+            server=server_options(config, memory_saver=releases),
+            route=weight_route(config),
+            heartbeat_timeout=timeout,
         )
 
     def _plan(self) -> RunPlan:

@@ -24,6 +24,7 @@ from rollgym.trainer.config import (
     TrackingConfig,
     TrainConfig,
     WarmStartConfig,
+    check_engine,
 )
 from rollgym.trainer.deferred_names import allow_deferred_names, deferred_names_allowed
 from rollgym.trainer.distill_config import OfflineDistillConfig, TeacherConfig
@@ -207,8 +208,7 @@ class DataRunConfig(Settings):
             raise UsageError("ray.address, ray.num_gpus and learner.strategy require runtime=ray.")
         if self.runtime == "ray" and not self.envs:
             raise UsageError("runtime=ray requires envs: the plan of devices depends on their episodes.")
-        if self.engine.kind == "embedded" and (self.engine.url or self.engine.replicas or self.engine.python):
-            raise UsageError("engine.url/replicas/python require engine.kind=sglang.")
+        check_engine(self.engine)
 
     @property
     def validates(self) -> bool:

@@ -238,7 +238,9 @@ class Model:
         return decoder
 
     def _unsupported(self, reason: str) -> UsageError:
-        return UsageError(f"The embedded engine cannot run {self._name}: {reason}. Set engine.kind=sglang.")
+        return UsageError(
+            f"The embedded engine cannot run {self._name}: {reason}. Set engine.kind=sglang or vllm."
+        )
 
     def _set_shape(self, heads: Heads) -> None:
         self.queries = heads.queries

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rollgym.core.errors import UsageError
 from rollgym.engines.base import Engine
-from rollgym.engines.router import RoutedEngine
+from rollgym.engines.servers.launch import as_one, check_replicas, connect_all, launch_all
 from rollgym.engines.sglang.engine import SglangEngine
-from rollgym.engines.sglang.server import Server, ServerOptions, start_all
+from rollgym.engines.sglang.server import Server, ServerOptions
 
 
 def launch(
@@ -24,7 +23,9 @@ def launch(
         version: Version of the model's weights.
         engine: Further arguments of `SglangEngine`.
     """
-    return _launch(Path(model_folder), [options or ServerOptions()], version, engine)[0]
+    folder = Path(model_folder)
+    servers = [Server(folder, options, version=version)]
+    return launch_all(SglangEngine, servers, folder, version=version, **engine)[0]
 
 
 def open_sglang(
@@ -51,31 +52,9 @@ def open_sglang(
         engine: Further arguments of `SglangEngine`.
     """
     folder = Path(model_folder)
-    if replicas < 1:
-        raise UsageError(f"replicas must be at least 1, not {replicas}.")
+    chosen = options or ServerOptions()
+    check_replicas(replicas, None if url is not None else chosen.port)
     if url is not None:
-        urls = [url] if isinstance(url, str) else list(url)
-        if not urls or replicas not in (1, len(urls)):
-            raise UsageError(f"replicas is {replicas}, but {len(urls)} addresses are given.")
-        engines = [SglangEngine(one, folder, version=version, api_key=api_key, **engine) for one in urls]
-    else:
-        chosen = options or ServerOptions()
-        if replicas > 1 and chosen.port is not None:
-            raise UsageError("Several replicas cannot share a port: leave port out to use free ones.")
-        engines = _launch(folder, [chosen] * replicas, version, engine)
-    return engines[0] if len(engines) == 1 else RoutedEngine(engines)
-
-
-def _launch(
-    folder: Path, options: Sequence[ServerOptions], version: int, engine: dict[str, Any]
-) -> list[SglangEngine]:
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} is not a model folder: it has no readable config.json.")
-    servers = [Server(folder, one, version=version) for one in options]
-    start_all(servers)
-    try:
-        return [SglangEngine(model_folder=folder, server=one, version=version, **engine) for one in servers]
-    except BaseException:
-        for server in servers:
-            server.close()
-        raise
+        return connect_all(SglangEngine, url, folder, replicas, version=version, api_key=api_key, **engine)
+    servers = [Server(folder, chosen, version=version) for _ in range(replicas)]
+    return as_one(launch_all(SglangEngine, servers, folder, version=version, **engine))

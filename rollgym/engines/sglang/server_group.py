@@ -1,173 +1,121 @@
-"""The servers behind one address: a single one, or the workers of a router. Control calls go to each."""
+"""SGLang's routes: one server, or sglang-router with its workers."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
-
-import httpx
+from collections.abc import Callable, Sequence
+from typing import Any, Self, cast
 
 from rollgym.core.errors import AgentError, UsageError
-from rollgym.engines.sglang.client import Client, Refused, transport
-from rollgym.engines.sglang.server_state import Compat, Mode, ServerState, compat_of
+from rollgym.engines.base import GenerateRequest, Sampling
+from rollgym.engines.servers.client import Client
+from rollgym.engines.servers.reply import Piece, check_request
+from rollgym.engines.servers.server_group import ServerGroup, ServerWorker, get_object, positive_int
+from rollgym.engines.servers.server_state import ServerState
+from rollgym.engines.sglang.compat import SglangCompat, compat_of
+from rollgym.engines.sglang.protocol import check_filters, read, request_body
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class ServerWorker:
-    """One server: its client, tracked state and tensor parallelism."""
+class SglangServers(ServerGroup):
+    """SGLang servers behind one address."""
 
-    client: Client
-    state: ServerState
-    tp: int
-    """Number of processes that share the model."""
-
-
-class ServerGroup:
-    """The address that requests are sent to, and the servers behind it."""
+    software = "SGLang"
 
     def __init__(self, front: Client, workers: Sequence[ServerWorker], *, context: int, seeded: bool) -> None:
-        self.front = front
-        self.workers = list(workers)
-        self.context = context
-        """Maximum number of tokens of prompt and reply together that every server supports."""
+        super().__init__(front, workers, context=context)
         self.seeded = seeded
         """Whether the servers sample with the request's seed."""
 
     @property
-    def compat(self) -> Compat:
+    def compat(self) -> SglangCompat:
         """Features that all servers support."""
-        return min((worker.state.compat for worker in self.workers), key=lambda one: one.version)
+        return min(
+            (cast(SglangCompat, worker.state.compat) for worker in self.workers), key=lambda one: one.version
+        )
 
     @classmethod
     def connect(
         cls, url: str, version: int | None, *, timeout: float, retries: int, api_key: str | None = None
-    ) -> tuple[ServerGroup, int]:
+    ) -> tuple[Self, int]:
         """Connect to the servers at an address; returns the group and the version of their weights."""
-        front = Client(url, timeout=timeout, retries=retries, api_key=api_key)
-        clients = [
-            Client(one, timeout=timeout, retries=retries, api_key=api_key) for one in _addresses(front)
-        ]
-        infos = [_get_object(client, "/server_info") for client in clients]
+
+        def client(address: str) -> Client:
+            return Client(address, name=cls.software, timeout=timeout, retries=retries, api_key=api_key)
+
+        front = client(url)
+        clients = [client(one) for one in _addresses(front)]
+        infos = [get_object(one, "/server_info") for one in clients]
         workers = [
             ServerWorker(
-                client,
-                ServerState(compat_of(info.get("version"), client.url)),
-                _positive_int(info, "tp_size") or 1,
+                one,
+                ServerState(compat_of(info.get("version"), one.url)),
+                positive_int(info, "tp_size") or 1,
             )
-            for client, info in zip(clients, infos, strict=True)
+            for one, info in zip(clients, infos, strict=True)
         ]
-        context = min(_context(client, info) for client, info in zip(clients, infos, strict=True))
+        context = min(_context(one, info) for one, info in zip(clients, infos, strict=True))
         seeded = all(info.get("enable_deterministic_inference") is True for info in infos)
         servers = cls(front, workers, context=context, seeded=seeded)
         if not servers.compat.tested:
             log.warning("%s runs an SGLang version that rollgym was not tested with.", url)
-        return servers, servers._agree(version)
+        reported = {one.url: str(get_object(one, "/model_info").get("weight_version")) for one in clients}
+        return servers, servers.agree(version, reported)
 
-    async def each(self, do: Callable[[ServerWorker], Awaitable[Any]]) -> None:
-        """Call ``do`` with every server in parallel; raises the first failure after all have finished."""
-        results = await asyncio.gather(*(do(one) for one in self.workers), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+    def check(self, request: GenerateRequest, vocabulary: int) -> int:
+        """Return the maximum number of tokens of a reply, or raise `BadRequest`."""
+        room = check_request(request, vocabulary, self.context)
+        check_filters(request)
+        return room
 
-    async def pause(self, mode: Mode) -> None:
-        """Pause generation."""
+    def request_body(
+        self, rid: str, ids: Sequence[int], sampling: Sampling, max_tokens: int, position: int
+    ) -> dict[str, Any]:
+        """Build the body of a call for the rest of a reply."""
+        return request_body(rid, ids, sampling, max_tokens, self.seeded)
 
-        async def one(worker: ServerWorker) -> None:
-            if worker.state.paused not in (None, mode):
-                await self._resume(worker)
-            if worker.state.pause(mode):
-                try:
-                    await worker.client.post("/pause_generation", {"mode": mode})
-                except AgentError:
-                    worker.state.paused = None
-                    raise
+    async def generate(self, body: dict[str, Any], limit: int, session: str) -> bytes:
+        """Send a generation request; the session is the routing key of a router."""
+        headers = {"X-SMG-Routing-Key": session} if session.isascii() and session.isprintable() else {}
+        return await self.front.generate("/generate", body, limit, headers)
 
-        await self.each(one)
+    def read(
+        self,
+        answer: bytes,
+        rid: str,
+        sampling: Sampling,
+        max_tokens: int,
+        vocabulary: int,
+        number: Callable[[str], int],
+    ) -> Piece:
+        """Parse and validate the answer to a generation request."""
+        return read(answer, rid, sampling, max_tokens, vocabulary, number, self.front.url)
 
-    async def resume(self) -> None:
-        """Continue generation; idle servers flush cache entries of older weights first."""
-        await self.each(self._resume)
+    async def send_pause(self, worker: ServerWorker, mode: str) -> None:
+        """Pause a server."""
+        await worker.client.post("/pause_generation", {"mode": mode})
 
-    async def abort(self, rid: str | None = None) -> None:
-        """Abort one request or all; unknown ids are ignored."""
+    async def send_resume(self, worker: ServerWorker) -> None:
+        """Continue a paused server."""
+        await worker.client.post("/continue_generation", {})
+
+    async def send_abort(self, worker: ServerWorker, rid: str | None) -> None:
+        """Abort one request of a server, or all."""
         what: dict[str, Any] = {"abort_all": True, "rid": ""} if rid is None else {"rid": rid}
-        await self.each(lambda worker: worker.client.post("/abort_request", what))
+        await worker.client.post("/abort_request", what)
 
-    async def flush_stale(self) -> None:
-        """Flush caches that may contain entries of older weights; skips busy servers."""
+    async def send_flush(self, worker: ServerWorker) -> None:
+        """Drop a server's prefix cache."""
+        await worker.client.post("/flush_cache", {})
 
-        async def one(worker: ServerWorker) -> None:
-            if worker.state.stale:
-                with suppress(Refused):  # busy: flushed later
-                    await worker.client.post("/flush_cache", {})
-                    worker.state.flushed()
+    async def send_release(self, worker: ServerWorker, tags: Sequence[str]) -> None:
+        """Release memory of a paused, idle server."""
+        await worker.client.post("/release_memory_occupation", {"tags": list(tags)})
 
-        await self.each(one)
-
-    async def release(self, tags: Sequence[str]) -> None:
-        """Release memory."""
-
-        async def one(worker: ServerWorker) -> None:
-            if to_send := worker.state.release(tags, live=0):
-                try:
-                    await worker.client.post("/release_memory_occupation", {"tags": to_send})
-                except AgentError:
-                    # The server may not have received it, and resuming memory it holds would crash it.
-                    worker.state.released.difference_update(to_send)
-                    raise
-
-        await self.each(one)
-
-    async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Reallocate memory."""
-
-        async def one(worker: ServerWorker) -> None:
-            if to_send := worker.state.resume_memory(tags):
-                await worker.client.post("/resume_memory_occupation", {"tags": to_send})
-
-        await self.each(one)
-
-    def abandon(self) -> None:
-        """Forget the servers, which are gone."""
-        self.workers.clear()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        for client in (self.front, *(worker.client for worker in self.workers)):
-            await client.close()
-
-    async def _resume(self, worker: ServerWorker) -> None:
-        state = worker.state
-        if state.paused == "abort" and state.stale and "kv_cache" not in state.released:
-            await worker.client.post("/flush_cache", {})
-            state.flushed()
-        if state.resume():
-            await worker.client.post("/continue_generation", {})
-
-    def _agree(self, version: int | None) -> int:
-        """Return the version of the servers' weights; sets it on servers that report another name."""
-        reported = {
-            worker.client.url: str(_get_object(worker.client, "/model_info").get("weight_version"))
-            for worker in self.workers
-        }
-        names = set(reported.values())
-        if len(names) > 1:
-            listed = ", ".join(f"{url} has {name}" for url, name in reported.items())
-            raise UsageError(f"The servers have weights of different versions: {listed}.")
-        name = names.pop()
-        if version is None:
-            version = int(name) if name.isascii() and name.isdigit() else 0
-        if name != str(version):
-            for worker in self.workers:
-                _set_weight_version(worker.client, version)
-        return version
+    async def send_resume_memory(self, worker: ServerWorker, tags: Sequence[str]) -> None:
+        """Reallocate memory of a server."""
+        await worker.client.post("/resume_memory_occupation", {"tags": list(tags)})
 
 
 def _addresses(front: Client) -> list[str]:
@@ -182,32 +130,9 @@ def _addresses(front: Client) -> list[str]:
     return valid
 
 
-def _get_object(client: Client, path: str) -> dict[str, Any]:
-    answer = client.ask(path)
-    if not isinstance(answer, dict):
-        raise UsageError(f"{client.url} is not an SGLang server: it has no {path}.")
-    return answer
-
-
-def _positive_int(info: dict[str, Any], name: str) -> int | None:
-    value = info.get(name)
-    return value if type(value) is int and value > 0 else None
-
-
 def _context(client: Client, info: dict[str, Any]) -> int:
     """Return the maximum prompt length; a server generates at most a few tokens beyond it."""
-    length = _positive_int(info, "max_req_input_len")
+    length = positive_int(info, "max_req_input_len")
     if length is None:
         raise AgentError(f"{client.url} does not report max_req_input_len, the maximum prompt length.")
     return length
-
-
-def _set_weight_version(client: Client, version: int) -> None:
-    body = {"new_version": str(version), "abort_all_requests": False}
-    try:
-        with httpx.Client(timeout=30.0, **transport(client.url)) as http:
-            answer = http.post(f"{client.url}/update_weight_version", json=body, headers=client.headers)
-    except httpx.HTTPError as error:
-        raise AgentError(f"{client.url} does not accept a weight version: {error}.") from None
-    if answer.status_code != 200:
-        raise AgentError(f"{client.url} does not accept a weight version: it answered {answer.status_code}.")

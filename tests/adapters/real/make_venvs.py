@@ -2,8 +2,9 @@
 
     python tests/adapters/real/make_venvs.py FOLDER
 
-Makes FOLDER/gem, FOLDER/miniwob, FOLDER/openenv, FOLDER/trl and FOLDER/verifiers: dependencies of most conflict
-with each other's or with those of the main environment. About 3 GB. A complete folder is left as it is.
+Makes FOLDER/gem, FOLDER/miniwob, FOLDER/openenv, FOLDER/trl and FOLDER/verifiers: dependencies of most
+conflict with each other's or with those of the main environment. About 3 GB. A complete folder is left as it
+is.
 """
 
 from __future__ import annotations

@@ -17,11 +17,12 @@ from safetensors.numpy import save_file
 from scripted_server import model_folder, program
 
 from rollgym.cluster.connect import connect
-from rollgym.cluster.sglang_actor import SglangActor, server_slots, start_servers
+from rollgym.cluster.server_actor import SglangActor, server_slots, start_servers
 from rollgym.core.errors import EngineLost, UsageError
 from rollgym.engines.base import GenerateRequest, Generation, Sampling, WeightSource
 from rollgym.engines.router import RoutedEngine
-from rollgym.engines.sglang import ServerOptions, process_reaper
+from rollgym.engines.servers import process_reaper
+from rollgym.engines.sglang import ServerOptions
 
 ray: Any = pytest.importorskip("ray")
 PLACE = {"num_cpus": 1, "num_gpus": 1}

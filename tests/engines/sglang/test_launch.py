@@ -13,8 +13,9 @@ import pytest
 from scripted_server import model_folder
 
 from rollgym.core.errors import EngineLost, UsageError
-from rollgym.engines.sglang import Server, ServerOptions, SglangEngine, launch, open_sglang, process_reaper
-from rollgym.engines.sglang.server import start_all
+from rollgym.engines.servers import process_reaper
+from rollgym.engines.servers.server_process import start_all
+from rollgym.engines.sglang import Server, ServerOptions, SglangEngine, launch, open_sglang
 
 STAND_IN = """#!{python}
 import subprocess, sys, http.server

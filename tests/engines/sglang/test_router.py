@@ -19,9 +19,9 @@ from torch_models import plain_logprobs
 
 from rollgym.engines.base import GenerateRequest, Generation, Sampling, WeightSource
 from rollgym.engines.embedded.model import read_module
+from rollgym.engines.servers.client import auth_headers
+from rollgym.engines.servers.server_process import start_all
 from rollgym.engines.sglang import Server, ServerOptions, SglangEngine
-from rollgym.engines.sglang.client import auth_headers
-from rollgym.engines.sglang.server import start_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PROMPT = (7, 8, 9, 10)

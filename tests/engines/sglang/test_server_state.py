@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from rollgym.core.errors import AgentError, UsageError
 from rollgym.engines.base import MEMORY_TAGS
-from rollgym.engines.sglang.server_state import Compat, ServerState, compat_of
+from rollgym.engines.servers.server_state import ServerState
+from rollgym.engines.sglang.compat import SglangCompat, compat_of
 
 
 class Fragile:
@@ -111,7 +112,7 @@ def send(state: ServerState, server: Fragile, call: str, what: Any) -> None:
 @settings(max_examples=400, deadline=None)
 @given(version=st.sampled_from(VERSIONS), calls=st.lists(CALLS, max_size=30))
 def test_no_order_of_calls_crashes_a_server(version: Any, calls: list[tuple[str, Any]]) -> None:
-    state, server = ServerState(Compat(version)), Fragile(version)
+    state, server = ServerState(SglangCompat(version)), Fragile(version)
     for call, what in calls:
         try:
             send(state, server, call, what)
@@ -125,7 +126,7 @@ def test_no_order_of_calls_crashes_a_server(version: Any, calls: list[tuple[str,
 
 
 def test_a_cache_that_could_not_be_flushed_is_stale_until_it_is() -> None:
-    state = ServerState(Compat((0, 5, 20)))
+    state = ServerState(SglangCompat((0, 5, 20)))
     state.pause("retract")
     assert not state.flush()
     assert state.stale
@@ -137,14 +138,14 @@ def test_a_cache_that_could_not_be_flushed_is_stale_until_it_is() -> None:
 
 
 def test_a_partial_update_generates_nothing() -> None:
-    state = ServerState(Compat((0, 5, 23)), consistent=False)
+    state = ServerState(SglangCompat((0, 5, 23)), consistent=False)
     with pytest.raises(AgentError, match="weights of two versions"):
         state.may_generate()
 
 
 def test_unknown_memory_tags_are_rejected() -> None:
     with pytest.raises(UsageError, match="Unknown memory tag disk: choose from kv_cache, weights"):
-        ServerState(Compat((0, 5, 23))).resume_memory(["disk"])
+        ServerState(SglangCompat((0, 5, 23))).resume_memory(["disk"])
 
 
 @pytest.mark.parametrize(

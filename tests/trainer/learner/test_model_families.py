@@ -197,6 +197,7 @@ def test_a_run_whose_engine_computes_another_model_stops_with_a_sentence(
         ({"learner": {"dtype": "bfloat16"}}, 0.5),
         ({"engine": {"dtype": "bfloat16"}}, 0.5),
         ({"engine": {"kind": "sglang"}}, 0.5),
+        ({"engine": {"kind": "vllm"}}, 0.5),
         ({"model": {"path": "smollm2"}, "runtime": "ray"}, 0.5),
     ],
 )

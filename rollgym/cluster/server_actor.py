@@ -1,4 +1,4 @@
-"""SGLang servers on a cluster: an actor in a planned slot starts a server and monitors it.
+"""SGLang and vLLM servers on a cluster: an actor in a planned slot starts a server and monitors it.
 
 Requests and weights go to the actor, weights by reference, and from there to the server, which listens on its
 own machine only. If the server dies, the actor restarts it; if the actor or its node dies, a new actor
@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rollgym.cluster.engine import EngineActor, EngineCall, RemoteEngine
 from rollgym.cluster.errors import need_ray
 from rollgym.core.errors import RollgymError, UsageError
 from rollgym.engines.base import Engine
-from rollgym.engines.sglang.launch import launch
-from rollgym.engines.sglang.server import ServerOptions
+from rollgym.engines.servers.server_process import BaseServerOptions
 
 OTHER_SLOTS = "others"
 """Key in `ActorOptions`: options of the further devices of a server with tensor parallelism."""
@@ -28,16 +28,20 @@ ActorOptions = Mapping[str, Any]
 """Ray options of an actor."""
 
 
-class SglangServerActor(EngineActor):
-    """The actor of an `SglangActor`: hosts a server and an `SglangEngine`."""
+class InferenceServerActor(EngineActor):
+    """The actor of a `ServerActor`: hosts a server and its engine."""
+
+    package: ClassVar[str]
+    """Module with the software's ``ServerOptions`` and ``launch``, imported by the actor."""
 
     async def start(self, others: Sequence[tuple[str, list[str]]] = ()) -> tuple[int, int]:
         """Start the server on this actor's device and ``others``; returns context and vocabulary size."""
+        software = import_module(self.package)
         options = self._options
-        server: ServerOptions = options.pop("server", None) or ServerOptions()
+        server: BaseServerOptions = options.pop("server", None) or software.ServerOptions()
         if others:
             server = replace(server, tp=len(others) + 1, env={**server.env, **_visible(others)})
-        self._engine = await asyncio.to_thread(partial(launch, self._model, server, **options))
+        self._engine = await asyncio.to_thread(partial(software.launch, self._model, server, **options))
         return self._engine.context_length, self._engine.vocabulary
 
     async def server_pid(self) -> int | None:
@@ -46,11 +50,20 @@ class SglangServerActor(EngineActor):
         return pid
 
 
-class SglangActor(RemoteEngine):
-    """An `Engine` for an SGLang server in an actor; create one with `start`."""
+class SglangServerActor(InferenceServerActor):
+    """Hosts an SGLang server and an `SglangEngine`."""
 
-    actor_class = SglangServerActor
-    label = "The SGLang server"
+    package = "rollgym.engines.sglang"
+
+
+class VllmServerActor(InferenceServerActor):
+    """Hosts a vLLM server and a `VllmEngine`."""
+
+    package = "rollgym.engines.vllm"
+
+
+class ServerActor(RemoteEngine):
+    """An `Engine` for a server in an actor; create one with `start`."""
 
     async def reconnect(self) -> bool:
         """Wait until it can generate with its last weights; restarts a dead server."""
@@ -84,6 +97,24 @@ class SglangActor(RemoteEngine):
         return sizes
 
 
+class SglangActor(ServerActor):
+    """An `Engine` for an SGLang server in an actor."""
+
+    actor_class = SglangServerActor
+    label = "The SGLang server"
+
+
+class VllmActor(ServerActor):
+    """An `Engine` for a vLLM server in an actor."""
+
+    actor_class = VllmServerActor
+    label = "The vLLM server"
+
+
+SERVER_ACTORS: Mapping[str, type[ServerActor]] = {"sglang": SglangActor, "vllm": VllmActor}
+"""The actors by ``engine.kind``."""
+
+
 def server_slots(
     slots: Sequence[ActorOptions], tensor_parallel: int = 1, replicas: int | None = None
 ) -> list[dict[str, Any]]:
@@ -104,15 +135,21 @@ def server_slots(
 
 
 async def start_servers(
-    model: str | Path, slots: Sequence[ActorOptions], *, options: ServerOptions | None = None, **engine: Any
-) -> list[SglangActor]:
-    """Start servers in parallel, one actor in each slot; if one fails, all are closed."""
+    model: str | Path,
+    slots: Sequence[ActorOptions],
+    *,
+    kind: str = "sglang",
+    options: BaseServerOptions | None = None,
+    **engine: Any,
+) -> list[ServerActor]:
+    """Start servers of one kind in parallel, an actor in each slot; if one fails, all are closed."""
     if not slots:
-        raise UsageError("SGLang servers on a cluster need at least one actor slot.")
+        raise UsageError("Servers on a cluster need at least one actor slot.")
     if options is not None and options.port is not None and len(slots) > 1:
         raise UsageError("Several replicas cannot share a port: leave port out to use free ones.")
     folder = Path(model).absolute()
-    actors = [SglangActor(folder, actor_options=slot, server=options, **engine) for slot in slots]
+    actor_class = SERVER_ACTORS[kind]
+    actors = [actor_class(folder, actor_options=slot, server=options, **engine) for slot in slots]
     results = await asyncio.gather(*(actor.restart() for actor in actors), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -131,5 +168,5 @@ def _visible(others: Sequence[tuple[str, list[str]]]) -> dict[str, str]:
     """Return the environment variables with which a server sees its device and the others."""
     own_node, devices = _device()
     if any(node != own_node for node, _ in others):
-        raise UsageError("An SGLang server cannot span several nodes: lower its tensor parallelism.")
+        raise UsageError("A server cannot span several nodes: lower its tensor parallelism.")
     return {"CUDA_VISIBLE_DEVICES": ",".join([*devices, *(gpu for _, gpus in others for gpu in gpus)])}

@@ -12,9 +12,9 @@ from typing import Any
 
 from rollgym.core.errors import AgentError, EngineLost
 from rollgym.engines.base import FinishReason, GenerateRequest, Generation
-from rollgym.engines.sglang.client import Unreached
-from rollgym.engines.sglang.protocol import TOKEN_BYTES, Piece, Spans, check_request, read, request_body
-from rollgym.engines.sglang.server_group import ServerGroup
+from rollgym.engines.servers.client import Unreached
+from rollgym.engines.servers.reply import TOKEN_BYTES, Piece, Spans
+from rollgym.engines.servers.server_group import ServerGroup
 
 _ABORT_SECONDS = 0.2
 """Seconds before an abort is repeated: a server ignores an abort that arrives before its request."""
@@ -96,13 +96,17 @@ class RequestTracker:
         """Called when a server has died; None if it cannot be restarted."""
         self.answered = 0
         """Number of successful calls so far."""
+        self.prefix_hit_tokens = 0
+        """Prompt tokens that the servers found in their prefix caches."""
+        self.computed_tokens = 0
+        """Prompt tokens they did not find there, and sampled tokens."""
         self._in_flight: set[asyncio.Task[bytes]] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._interruptions = 0
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one reply, in as many calls as it takes."""
-        call = PendingRequest(request, check_request(request, self.vocabulary, self.servers.context))
+        call = PendingRequest(request, self.servers.check(request, self.vocabulary))
         self.pending.add(call)
         try:
             while True:
@@ -191,7 +195,7 @@ class RequestTracker:
     async def _call(self, call: PendingRequest) -> Piece | None:
         """Request the rest of a reply; returns None if the server died before it received the call."""
         rid, max_tokens, sampling = call.new_rid(), call.room, call.request.sampling
-        body = request_body(rid, call.ids, sampling, max_tokens, self.servers.seeded)
+        body = self.servers.request_body(rid, call.ids, sampling, max_tokens, len(call.token_ids))
         first = len(self.history) - 1
         try:
             answer = await self._answer(call, body, (1 << 20) + TOKEN_BYTES * max_tokens)
@@ -215,14 +219,14 @@ class RequestTracker:
                 "it was restarted or updated by another client."
             )
 
-        piece = read(answer, rid, sampling, max_tokens, self.vocabulary, number, where)
+        piece = self.servers.read(answer, rid, sampling, max_tokens, self.vocabulary, number)
         self.answered += 1
+        self.prefix_hit_tokens += piece.cached_tokens
+        self.computed_tokens += len(call.ids) - piece.cached_tokens + len(piece.token_ids)
         return piece
 
     async def _answer(self, call: PendingRequest, body: dict[str, Any], limit: int) -> bytes:
-        session = call.request.session
-        headers = {"X-SMG-Routing-Key": session} if session.isascii() and session.isprintable() else {}
-        task = call.task = asyncio.create_task(self.servers.front.generate(body, limit, headers))
+        task = call.task = asyncio.create_task(self.servers.generate(body, limit, call.request.session))
         self._in_flight.add(task)
         task.add_done_callback(self._done)
         try:

@@ -1,9 +1,9 @@
-"""State of an SGLang server, so that no call is sent that would crash it, and what each version supports.
+"""State of an inference server, so that no call is sent that would crash it.
 
-A server cannot report whether it is paused or which memory it has released, and some calls in the wrong state
-kill it: releasing memory while it generates, resuming memory it has not released, flushing while retracted
-requests wait (before 0.5.22), a broadcast to a group it has not joined. Each method of `ServerState` returns
-what to send, or raises; it is a pure state machine, and the caller sends.
+A server cannot report everything that decides which call it survives, and some calls in the wrong state kill
+it: releasing memory while it generates, resuming memory it has not released, flushing while retracted
+requests wait (SGLang before 0.5.22), a broadcast to a group it has not joined. Each method of `ServerState`
+returns what to send, or raises; it is a pure state machine, and the caller sends.
 """
 
 from __future__ import annotations
@@ -11,79 +11,42 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Protocol
 
 from rollgym.core.errors import AgentError, UsageError
 from rollgym.engines.base import MEMORY_TAGS
 
-Mode = Literal["abort", "in_place", "retract"]
-Interrupt = Literal["resend", "in_place", "retract"]
-"""In-flight replies on a weight update (docs/sglang.md)."""
 Version = tuple[int, int, int]
 
-OLDEST: Version = (0, 5, 9)
-NEWEST: Version = (0, 5, 23)
-"""The oldest supported and the newest tested version."""
 
-
-@dataclass(frozen=True, slots=True)
-class Compat:
-    """Features that a version of SGLang supports."""
-
-    version: Version
+class Compat(Protocol):
+    """Features that a version of a server supports."""
 
     @property
-    def spans(self) -> bool:
-        """Whether replies report the weight version of each token."""
-        return self.version >= (0, 5, 19)
+    def version(self) -> Version:
+        """The version."""
 
     @property
     def sessions(self) -> bool:
         """Whether weights by tensor or broadcast must be sent within an update session."""
-        return self.version >= (0, 5, 21)
 
-    @property
-    def flush_after_retract(self) -> bool:
-        """Whether the cache can be flushed while retracted requests wait: older versions crash."""
-        return self.version >= (0, 5, 22)
-
-    @property
-    def tested(self) -> bool:
-        """Whether rollgym was tested with this version or a newer one."""
-        return self.version <= NEWEST
-
-    def check(self, interrupt: Interrupt, where: str) -> None:
-        """Raise `UsageError` if this version does not support the ``interrupt`` mode."""
-        needed = {"resend": OLDEST, "in_place": (0, 5, 19), "retract": (0, 5, 22)}
-        if interrupt not in needed:
-            raise UsageError(f"interrupt must be one of {', '.join(needed)}, not {interrupt!r}.")
-        if self.version < needed[interrupt]:
-            raise UsageError(
-                f"interrupt={interrupt!r} needs SGLang {_version_text(needed[interrupt])}, but {where} runs "
-                f"{_version_text(self.version)}: use interrupt='resend'."
-            )
+    def can_flush(self, mode: str) -> bool:
+        """Whether the cache can be flushed while the server is paused like this."""
 
 
-def compat_of(version: object, where: str) -> Compat:
-    """Return the features of a server that reports this version."""
-    match = (
-        re.match(r"v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?!\d)", version) if isinstance(version, str) else None
-    )
+def parse_version(version: object) -> Version | None:
+    """Return the first three numbers of a reported version; ``None`` if it is not one."""
+    if not isinstance(version, str):
+        return None
+    match = re.match(r"v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?!\d)", version)
     if match is None:
-        raise UsageError(
-            f"{where} reports an invalid SGLang version, {str(version)[:60]!r}: "
-            f"{_version_text(OLDEST)} or later is needed."
-        )
+        return None
     major, minor, patch = map(int, match.groups())
-    if (major, minor, patch) < OLDEST:
-        raise UsageError(
-            f"{where} runs SGLang {_version_text((major, minor, patch))}, which is too old: "
-            f"{_version_text(OLDEST)} or later is needed."
-        )
-    return Compat((major, minor, patch))
+    return major, minor, patch
 
 
-def _version_text(version: Version) -> str:
+def version_text(version: Version) -> str:
+    """Return a version as text."""
     return ".".join(map(str, version))
 
 
@@ -92,7 +55,8 @@ class ServerState:
     """The state of one server, tracked from the calls sent to it."""
 
     compat: Compat
-    paused: Mode | None = None
+    paused: str | None = None
+    """The mode in which it is paused: ``abort``, or one in which its replies wait."""
     released: set[str] = field(default_factory=set)
     group: str | None = None
     """The broadcast group it has joined."""
@@ -105,7 +69,7 @@ class ServerState:
     weights_missing: bool = False
     """Whether the memory of its weights was released and reallocated, but not written since."""
 
-    def pause(self, mode: Mode) -> bool:
+    def pause(self, mode: str) -> bool:
         """Return whether to send a pause."""
         if self.paused == mode:
             return False
@@ -175,7 +139,7 @@ class ServerState:
 
     def flush(self) -> bool:
         """Return whether an update may flush the cache now; if not, the cache is stale from now on."""
-        allowed = self.paused == "abort" or (self.paused == "retract" and self.compat.flush_after_retract)
+        allowed = self.paused is not None and self.compat.can_flush(self.paused)
         if "kv_cache" in self.released:
             allowed = False
         self.stale = self.stale or not allowed

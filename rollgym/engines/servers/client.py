@@ -1,4 +1,4 @@
-"""HTTP calls to one SGLang server or router: bounded, retried where that is safe, with typed errors."""
+"""HTTP calls to one inference server or router: bounded, retried where that is safe, with typed errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollgym.utils.retry import RetryPolicy
 from rollgym.utils.urls import is_http_url, is_loopback
 
 MAX_RESPONSE_BYTES = 8 << 20
-"""Size limit of every response but those to ``/generate``."""
+"""Size limit of every response but generated replies."""
 FIRST_WAIT = 0.1
 MAX_WAIT = 5.0
 """Back-off in seconds: before the first retry, and at most."""
@@ -54,17 +54,19 @@ class Client:
 
     Args:
         url: Address of the server or router.
+        name: The server's software, for messages.
         timeout: Seconds for one call.
         retries: Attempts after the first, made only where the server has processed nothing of the call.
         api_key: Sent as a bearer token with every call.
     """
 
     def __init__(
-        self, url: str, *, timeout: float = 600.0, retries: int = 4, api_key: str | None = None
+        self, url: str, *, name: str, timeout: float = 600.0, retries: int = 4, api_key: str | None = None
     ) -> None:
         if not timeout > 0 or retries < 0:
             raise UsageError(f"timeout must be above 0 and retries at least 0, not {timeout} and {retries}.")
         self.url = check_url(url)
+        self.name = name
         self.timeout = timeout
         self.headers = auth_headers(api_key)
 
@@ -95,32 +97,37 @@ class Client:
             raise Refused(f"{self.url}{path} failed: {short(answer.get('message'))}")
         return answer
 
-    async def generate(self, body: Mapping[str, Any], limit: int, headers: Mapping[str, str]) -> bytes:
+    async def generate(
+        self, path: str, body: Mapping[str, Any], limit: int, headers: Mapping[str, str]
+    ) -> bytes:
         """Send a generation request; the response has at most ``limit`` bytes."""
-        return await self._send(self._requests, "POST", "/generate", body, limit, self.timeout, headers)
+        return await self._send(self._requests, "POST", path, body, limit, self.timeout, headers)
 
-    def ask(self, path: str) -> Any:
-        """Send a GET and block until it is answered; ``None`` for status 404."""
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Send a GET, or a POST with a body, and block until it is answered; ``None`` for status 404."""
         deadline = time.monotonic() + self.timeout
         try:
             with (
                 httpx.Client(timeout=min(30.0, self.timeout), **transport(self.url)) as client,
                 client.stream(
-                    "GET", self.url + path, headers={"Accept-Encoding": "identity", **self.headers}
+                    "GET" if body is None else "POST",
+                    self.url + path,
+                    json=body,
+                    headers={"Accept-Encoding": "identity", **self.headers},
                 ) as response,
             ):
-                body = bytearray()
+                answer = bytearray()
                 for chunk in response.iter_raw():
-                    body += chunk
-                    if len(body) > MAX_RESPONSE_BYTES or time.monotonic() > deadline:
+                    answer += chunk
+                    if len(answer) > MAX_RESPONSE_BYTES or time.monotonic() > deadline:
                         raise AgentError(f"The response of {self.url}{path} does not end.")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Unreached(self._unreachable(short(error_text(error)))) from None
         if response.status_code == 404:
             return None
         if response.status_code != 200:
-            raise Refused(self._refusal(path, response.status_code, bytes(body)), response.status_code)
-        return _json_or_none(bytes(body))
+            raise Refused(self._refusal(path, response.status_code, bytes(answer)), response.status_code)
+        return _json_or_none(bytes(answer))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -167,7 +174,7 @@ class Client:
         return await http.retry(attempt, on=(Unreached, Busy))
 
     def _unreachable(self, reason: str) -> str:
-        return f"No SGLang server can be reached at {self.url}: {reason}."
+        return f"No {self.name} server can be reached at {self.url}: {reason}."
 
     def _refusal(self, path: str, status: int, body: bytes) -> str:
         detail: Any = _json_or_none(body)

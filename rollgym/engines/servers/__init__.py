@@ -1,0 +1,1 @@
+"""Inference servers over HTTP: what the engines for SGLang and vLLM share (docs/engines.md)."""
