@@ -22,8 +22,8 @@ Engine (`rollgym.engines`)
 Evaluation and checkpoints (`TrainRun.after_step`)
     wait for: the end of a step. No training step runs meanwhile.
 
-With ``rollout.max_staleness`` > 0 episodes keep running while the learner trains, and `take` returns no group
-that is older than the bound. It is the same loop.
+With ``rollout.max_staleness`` > 0 episodes keep running while the learner trains. `take` returns no group
+that is older than the bound, or the batch masks older tokens (``rollout.on_stale``). It is the same loop.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ class TrainLoop:
 
             metrics |= (
                 rollout.metrics
-                | staleness_metrics(groups, state.version - 1)
+                | staleness_metrics(groups, state.version - 1, self.config.rollout.mask_bound)
+                | (scheduler.step_metrics() if self.config.rollout.max_staleness else {})
                 | components.colocation_metrics
                 | losses
                 | shares

@@ -418,6 +418,8 @@ def scheduler_config(config: TrainConfig) -> SchedulerConfig:
         order="ready" if rollout.max_staleness else "strict",
         max_ahead=rollout.groups * (1 + rollout.max_staleness),
         max_staleness=rollout.max_staleness,
+        on_stale=rollout.on_stale,
+        pace_slow_groups=rollout.pace_slow_groups,
         on_weight_update=rollout.on_weight_update,
         filter_zero_variance=rollout.filter_zero_variance,
         zero_variance=partial(zero_variance, config=config),

@@ -4,10 +4,11 @@ One JSON object per line: ``t`` (seconds since the log began), ``kind`` and furt
 enough to draw a timeline of every episode (`rollgym.rollout.trace`). A resumed run appends after the last
 complete line and continues its time.
 
-Kinds: ``group_started``, ``group_ready``, ``group_dropped``, ``group_taken``, ``group_discarded`` (with
-``reason``: ``dropped``, ``filtered`` or ``stale``), ``group_cancelled`` (too stale while running),
-``episode_started``, ``episode_state``, ``episode_finished``, ``episode_retried``, ``episode_restarted``,
-``eval_retried``, ``weights_updated``, ``paused``, ``draining``, ``resumed``, ``stalled``.
+Kinds: ``group_started``, ``group_deferred`` (expected to be slow, starts later), ``group_ready``,
+``group_dropped``, ``group_taken``, ``group_discarded`` (with ``reason``: ``dropped``, ``filtered`` or
+``stale``), ``group_cancelled`` (too stale while running), ``episode_started``, ``episode_state``,
+``episode_finished``, ``episode_retried``, ``episode_restarted``, ``eval_retried``, ``weights_updated``,
+``paused``, ``draining``, ``resumed``, ``stalled``.
 """
 
 from __future__ import annotations
