@@ -4,8 +4,8 @@ Groups are started in order (those expected to be slow may be deferred) and fini
 ends in exactly one way: taken, dropped or filtered.
 
 The staleness bound. A token that version ``v`` sampled may be trained on by updates of the versions ``v`` to
-``v + max_staleness``. So a group whose oldest token is of version ``v`` must be in one of these batches, and
-a batch has room for a limited number of groups. `choose` therefore looks ahead: if ``n`` groups must be in
+``v + max_staleness``. So a group whose oldest token has version ``v`` must be in one of these batches, and a
+batch has room for a limited number of groups. `choose` therefore looks ahead: if ``n`` groups must be in
 this batch or one of the next ``j``, at least ``n - j * batch`` of them must be in this one. While no more
 places than that are left, no other group is chosen. ``on_stale`` decides which groups this rule protects: all
 (``wait``), those that were stopped once (``replay``), none (``mask``). With at most
@@ -170,7 +170,7 @@ class GroupBuffer:
         return self.too_old(oldest)
 
     def note_generating(self, group_id: str, episode_id: str) -> None:
-        """Note that an episode begins to generate: its tokens are of the current version or newer."""
+        """Note that an episode begins to generate: its tokens have the current version or a newer one."""
         state = self.open.get(group_id)
         if state is not None and episode_id in state.running:
             state.began_under.setdefault(episode_id, self.version)

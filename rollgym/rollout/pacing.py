@@ -1,4 +1,4 @@
-"""How long groups take: which tasks are slow, whether slow ones are trained on in proportion, and waves.
+"""Durations of groups: slow tasks, their share among started and trained groups, and waves.
 
 A group is *slow* if it takes more than `SLOW_FACTOR` times the median of recent groups. What an earlier group
 of the same task took is the expectation for the next one; a task that was not played yet is expected to take
