@@ -68,12 +68,12 @@ def batch_digest(batch: Batch) -> str:
     """A digest of everything that the learner gets: tokens, positions and per-token arrays."""
     digest = blake2b(digest_size=16)
     for sequence in batch.sequences:
-        digest.update(np.ascontiguousarray(sequence.inputs))
-        digest.update(np.ascontiguousarray(sequence.action_positions))
-    digest.update(np.ascontiguousarray(batch.episode_of))
+        digest.update(np.ascontiguousarray(sequence.inputs).data)
+        digest.update(np.ascontiguousarray(sequence.action_positions).data)
+    digest.update(np.ascontiguousarray(batch.episode_of).data)
     for name in sorted(batch.arrays):
         digest.update(name.encode())
-        digest.update(np.ascontiguousarray(batch.arrays[name]))
+        digest.update(np.ascontiguousarray(batch.arrays[name]).data)
     return digest.hexdigest()
 
 

@@ -19,6 +19,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,13 +114,12 @@ class TrainRun:
             others=tracker_makers(config.tracking),
             episodes=config.tracking.episodes,
         )
-        try:
-            self.events = EventLog(folder / EVENTS)
+        with ExitStack() as undo:
+            undo.callback(self.logger.close, failed=True)
+            self.events = undo.enter_context(EventLog(folder / EVENTS))
             if resume:
                 self._rewind()
-        except BaseException:
-            self.logger.close(failed=True)
-            raise
+            undo.pop_all()
 
     def close(self) -> None:
         """Flush and close all files."""

@@ -63,7 +63,8 @@ class GroupTimes:
     def expects_slow(self, task: GroupTask) -> bool:
         """Return whether a group of this task is expected to be slow."""
         known = None if task.task is None else self._by_task.get((task.source, task.task))
-        if known is None and len(own := self._by_source.get(task.source, ())) >= LEAST_GROUPS:
+        own = self._by_source.get(task.source)
+        if known is None and own is not None and len(own) >= LEAST_GROUPS:
             known = median(own)
         return known is not None and self._is_slow(known)
 
