@@ -35,7 +35,7 @@ class SchedulerConfig:
     """Handling of groups that outlive ``max_staleness``. ``replay``: they are stopped and started again, and
     the second attempt is waited for. ``wait``: `take` waits for a group whose tokens the next update would
     make too old. ``mask``: they are taken once they are ready, and the caller trains only on tokens within
-    the bound; a group without such a token is played again."""
+    the bound; a group without such a token is played again, and then waited for."""
     pace_slow_groups: bool = False
     """Start groups that are expected to be slow (by earlier groups of the same task or source) together, at
     most half a batch of them, so that `take` waits for several at once."""

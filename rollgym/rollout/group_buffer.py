@@ -7,9 +7,9 @@ The staleness bound. A token that version ``v`` sampled may be trained on by upd
 ``v + max_staleness``. So a group whose oldest token has version ``v`` must be in one of these batches, and a
 batch has room for a limited number of groups. `choose` therefore looks ahead: if ``n`` groups must be in
 this batch or one of the next ``j``, at least ``n - j * batch`` of them must be in this one. While no more
-places than that are left, no other group is chosen. ``on_stale`` decides which groups this rule protects: all
-(``wait``), those that were stopped once (``replay``), none (``mask``). With at most
-``(max_staleness + 1) * batch`` groups ahead, no protected group becomes too old.
+places than that are left, no other group is chosen. The rule protects all groups with ``on_stale: wait``, and
+else those that were stopped once. With at most ``(max_staleness + 1) * batch`` groups ahead, no protected
+group becomes too old.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class GroupBuffer:
         See the docstring of the module.
         """
         bound, places = self.config.max_staleness, self.batch - len(self._chosen)
-        if bound is None or self.config.on_stale == "mask":
+        if bound is None:
             return None
         versions = sorted(
             version

@@ -114,7 +114,8 @@ def test_slow_groups_are_trained_in_proportion(on_stale: str) -> None:
     assert first // 8 < 20
     turns = story.scheduler.buffer.turns
     wasted = turns["stale"] / (turns["stale"] + turns["taken"])
-    assert wasted <= (0.1 if on_stale == "replay" else 0.0)
+    # With mask, a group is played again whose last step alone takes longer than the bound.
+    assert wasted <= {"replay": 0.1, "mask": 0.03, "wait": 0.0}[on_stale]
 
 
 def test_only_with_mask_is_a_token_older_than_the_bound() -> None:
