@@ -1,11 +1,13 @@
-"""Training in turns against training while episodes play on, on an environment with a heavy tail.
+"""Synchronous against asynchronous training, on environments with a heavy tail.
 
     python benchmarks/async_training.py [--steps 40] [--staleness 1] [--svg docs/images/async.svg] [--quick]
+    python benchmarks/async_training.py --part policies --staleness 2
 
-FrozenLake whose steps take as long as a Pareto distribution says: most under a tenth of a second, some three.
-Both ways begin with the same imitated policy and make the same number of updates of the same size; only
-`rollout.max_staleness` differs. Wall-clock time covers the training steps only. Success is on held-out lakes,
-with Wilson's interval. The last line is one JSON object.
+Part ``speed``: FrozenLake whose steps take as long as a Pareto distribution says: most under a tenth of a
+second, some three. Part ``policies``: FrozenLake in which one task in ten is slow, so that its episodes take
+longer than the staleness bound allows; once for every policy of `rollout.on_stale`. All runs of a part begin
+with the same imitated policy and make the same number of updates of the same size. Wall-clock time covers the
+training steps only. Success is on held-out lakes, with Wilson's interval. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rollgym.core.env import StepResult
+from rollgym.core.tasks import Task
 from rollgym.envs.frozen_lake.env import FrozenLakeEnv
 from rollgym.utils import svg
 
@@ -35,6 +39,40 @@ class SlowLake(FrozenLakeEnv):
         """Move, after a while."""
         time.sleep(min(MOST, LEAST * (1.0 + float(self.np_random.pareto(SHAPE)))))
         return super().respond(action)
+
+
+SLOW_EVERY, SLOW, FAST = 10, 0.6, 0.02
+"""Part ``policies``: every tenth task is slow; seconds of a step of slow and other tasks."""
+WARM_UP = 10
+"""Steps before shares are measured: a slow group that starts with the run is trained some steps later."""
+POLICIES = {
+    "synchronous": [],
+    "replay": ["rollout.on_stale=replay"],
+    "wait": ["rollout.on_stale=wait"],
+    "wait, paced": ["rollout.on_stale=wait", "rollout.pace_slow_groups=true"],
+    "mask": ["rollout.on_stale=mask"],
+}
+
+
+class TailLake(FrozenLakeEnv):
+    """FrozenLake in which the training tasks 0, 10, 20, ... are slow."""
+
+    pool_thread = "own"
+
+    def begin(self, task: Task) -> str:
+        """Start, and note whether the task is slow."""
+        self.pause = SLOW if is_slow(task.split, task.index) else FAST
+        return super().begin(task)
+
+    def respond(self, action: str) -> StepResult:
+        """Move, after a while."""
+        time.sleep(self.pause)
+        return super().respond(action)
+
+
+def is_slow(split: str, index: int) -> bool:
+    """Whether a task of `TailLake` is slow."""
+    return split == "train" and index % SLOW_EVERY == 0
 
 
 def settings(args: argparse.Namespace, start: Path | None, staleness: int) -> list[str]:
@@ -54,16 +92,24 @@ def settings(args: argparse.Namespace, start: Path | None, staleness: int) -> li
     return words if start is None else [*words, f"model.path={start}", "warm_start=null"]
 
 
-def train(out: Path, args: argparse.Namespace, start: Path | None, staleness: int) -> dict[str, Any]:
+def train(
+    out: Path,
+    args: argparse.Namespace,
+    start: Path | None,
+    staleness: int,
+    env: str = "SlowLake",
+    turns: int = 20,
+    more: Sequence[str] = (),
+) -> dict[str, Any]:
     """One run; returns its summary and where the time of its steps went."""
     from rollgym.trainer.main import run_training
 
-    slow = "envs=[{id: 'async_training:SlowLake', limits: {turns: 20, seconds: 600}}]"
+    slow = f"envs=[{{id: 'async_training:{env}', limits: {{turns: {turns}, seconds: 600}}}}]"
     imitate = start is None
     fast = [] if imitate else [slow, "imports=[async_training]"]
     summary = run_training(
         "frozen-lake-grpo",
-        [*settings(args, start, staleness), *fast],
+        [*settings(args, start, staleness), *fast, *more],
         out,
         imitate_only=imitate,
         plain=True,
@@ -104,9 +150,82 @@ def picture(found: dict[str, dict[str, Any]]) -> str:
     return svg.document(width, 40 + 44 * len(found), parts)
 
 
+def use_of_tasks(folder: Path, warm_up: int) -> dict[str, float]:
+    """What a run of part ``policies`` did with slow tasks and with the turns it played.
+
+    Shares of slow groups: handed out by the sampler, and trained on after ``warm_up`` steps. Turns are those
+    of groups that were taken, discarded or masked; what still played at the end is in none of them.
+    """
+    from rollgym.trainer.config import load_recorded
+    from rollgym.trainer.train_run import make_task_sampler
+
+    config = load_recorded(folder / "config.yaml")
+    sampler = make_task_sampler(config, config.envs, 0)
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    started = {event["group"] for event in events if event["kind"] == "group_started"}
+    tasks = [sampler.group_task(int(group[1:])).task or 0 for group in started]
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trained: dict[str, bool] = {}
+    turns = first = 0
+    for line in (folder / "episodes.jsonl").read_text().splitlines():
+        episode = json.loads(line)
+        spec = episode["spec"]
+        turns += len(episode["turns"])
+        slow = is_slow(spec["split"], spec["task"])
+        first = first or (episode["step"] if slow else 0)
+        if episode["step"] > warm_up:
+            trained[spec["group_id"]] = slow
+    discarded = sum(step.get("turns_discarded", 0) for step in steps)
+    masked = sum(step.get("masked_turns", 0) for step in steps)
+    return {
+        "slow_handed_out": sum(is_slow("train", task) for task in tasks) / len(tasks),
+        "slow_trained": sum(trained.values()) / max(len(trained), 1),
+        "first_slow_step": first,
+        "turns_discarded": discarded / (turns + discarded),
+        "turns_masked": masked / (turns + discarded),
+        "p90": sum(step["staleness_p90"] for step in steps) / len(steps),
+    }
+
+
+def compare_policies(place: Path, args: argparse.Namespace, start: Path) -> dict[str, dict[str, Any]]:
+    """Train once with every policy; prints a table."""
+    found: dict[str, dict[str, Any]] = {}
+    for number, (name, words) in enumerate(POLICIES.items()):
+        folder, staleness = place / f"policy{number}", args.staleness if words else 0
+        one = train(folder, args, start, staleness, "TailLake", 12, words)
+        found[name] = one | use_of_tasks(folder, 0 if args.quick else WARM_UP)
+        low, high = one["interval"]
+        one = found[name]
+        print(
+            f"{name:12} {one['seconds']:6.1f} s, {found['synchronous']['seconds'] / one['seconds']:.2f} x   "
+            f"turns discarded {one['turns_discarded']:.1%}, masked {one['turns_masked']:.1%}   "
+            f"slow handed out {one['slow_handed_out']:.1%}, trained {one['slow_trained']:.1%}, first at step "
+            f"{one['first_slow_step']}   staleness p90 {one['p90']:.2f}, max {one['staleness_max']:.0f}   "
+            f"success {one['success']:.3f} [{low:.3f}, {high:.3f}]",
+            flush=True,
+        )
+    return found
+
+
+def compare_speed(place: Path, args: argparse.Namespace, start: Path) -> dict[str, dict[str, Any]]:
+    """Train synchronously and ahead on the Pareto tail."""
+    found: dict[str, dict[str, Any]] = {}
+    for staleness in (0, args.staleness):
+        name = "synchronous" if staleness == 0 else f"staleness {staleness}"
+        found[name] = one = train(place / f"run{staleness}", args, start, staleness)
+        low, high = one["interval"]
+        print(
+            f"{name:12} {one['seconds']:7.1f} s   success {one['success']:.3f} [{low:.3f}, {high:.3f}]   "
+            f"staleness {one['staleness']:.2f}, at most {one['staleness_max']:.0f}",
+            flush=True,
+        )
+    return found
+
+
 def main() -> None:
-    """Train three times: to imitate, in turns, and ahead."""
+    """Imitate once, then run the chosen parts."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--part", choices=["speed", "policies", "all"], default="all")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--staleness", type=int, default=1)
     parser.add_argument("--groups", type=int, default=16)
@@ -117,25 +236,21 @@ def main() -> None:
     if args.quick:
         args.steps, args.groups = 3, 4
     sys.path.insert(0, str(Path(__file__).parent))
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, Any] = {"benchmark": "async_training"}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         train(place / "imitated", args, None, 0)
-        for staleness in (0, args.staleness):
-            name = "in turns" if staleness == 0 else f"staleness {staleness}"
-            found[name] = train(place / f"run{staleness}", args, place / "imitated" / "final", staleness)
-    turns, ahead = found.values()
-    ratio = turns["seconds"] / ahead["seconds"]
-    for name, one in found.items():
-        low, high = one["interval"]
-        print(
-            f"{name:12} {one['seconds']:7.1f} s   success {one['success']:.3f} [{low:.3f}, {high:.3f}]   "
-            f"staleness {one['staleness']:.2f}, at most {one['staleness_max']:.0f}"
-        )
-    print(f"faster by {ratio:.2f}")
-    if args.svg:
-        args.svg.write_text(picture(found), encoding="utf-8")
-    print(json.dumps({"benchmark": "async_training", "ratio": ratio, **found}))
+        start = place / "imitated" / "final"
+        if args.part != "policies":
+            found = compare_speed(place, args, start)
+            turns, ahead = found.values()
+            result |= found | {"ratio": turns["seconds"] / ahead["seconds"]}
+            print(f"faster by {result['ratio']:.2f}")
+            if args.svg:
+                args.svg.write_text(picture(found), encoding="utf-8")
+        if args.part != "speed":
+            result["policies"] = compare_policies(place, args, start)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ KEYS = {
     "shop_search": set(),
     "shop_browser": {"text_to_browser"},
     "sandbox": {"ratio_to_process", "ratio_to_bare_process"},
-    "async_training": {"ratio"},
+    "async_training": {"ratio", "policies"},
     "cluster_scaling": {"efficiency", "overhead_ms"},
     "weight_sync": {"strategies"},
     "plan_memory": {"worst_error"},

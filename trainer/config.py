@@ -181,9 +181,18 @@ class RolloutConfig(Settings):
     max_staleness: int = Field(default=0, ge=0)
     """Maximum age, in weight updates, of the weights that sampled a trained token. 0: synchronous, no
     episode starts until the new weights are live. 1 or more: episodes continue while the learner trains."""
+    on_stale: Literal["wait", "mask", "replay"] = "wait"
+    """Groups that outlive ``max_staleness``. ``wait``: the learner waits for a group that its next update
+    would make too old. ``mask``: the learner never waits; tokens older than the bound have no gradient, the
+    rest of the episode is trained on. ``replay``: the group is stopped and played again, and the learner
+    waits for the second attempt. ``mask`` and ``replay`` require max_staleness >= 1."""
+    pace_slow_groups: bool = False
+    """Start groups that are expected to take more than three times the median (by earlier episodes of the
+    same task or environment) together, at most half a batch of them, so that the learner waits for several
+    at once. Requires max_staleness >= 1."""
     on_weight_update: Literal["finish", "restart"] = "finish"
     """On a weight update: finish in-flight episodes under mixed versions, or restart them. ``restart``
-    requires max_staleness >= 1."""
+    requires max_staleness >= 1 and on_stale=replay."""
     filter_zero_variance: bool = False
     """Replace groups whose episodes all have the same return by new groups."""
     equal_tolerance: float = Field(default=1e-6, ge=0)
@@ -192,6 +201,11 @@ class RolloutConfig(Settings):
     """Groups filtered in a row after which the next one is trained on as it is."""
     stall_seconds: float = Field(default=600.0, gt=0)
     """Seconds without any progress after which the run ends with a report."""
+
+    @property
+    def mask_bound(self) -> int | None:
+        """Age from which on tokens have no gradient; ``None``: all tokens have one."""
+        return self.max_staleness if self.on_stale == "mask" else None
 
 
 class EvaluationConfig(Settings):
@@ -438,11 +452,7 @@ class TrainConfig(Settings):
             raise UsageError(
                 "engine.api_key_env requires engine.url: servers that rollgym starts get a generated key."
             )
-        if self.rollout.on_weight_update == "restart" and not self.rollout.max_staleness:
-            raise UsageError(
-                "rollout.on_weight_update=restart requires rollout.max_staleness >= 1: with 0 no episode is "
-                "in flight during a weight update."
-            )
+        _check_staleness(self)
         _check_roles(self)
         if self.distill is not None and self.runtime == "ray":
             raise UsageError("distill requires runtime=local: teachers on Ray are not supported.")
@@ -485,6 +495,31 @@ def load_recorded(path: Path, root: Path | None = None) -> TrainConfig:
             "continues from this run's weights."
         )
     return load(TrainConfig, values)
+
+
+def _check_staleness(config: TrainConfig) -> None:
+    """Check the settings of asynchronous training against each other."""
+    rollout = config.rollout
+    if rollout.on_weight_update == "restart" and not rollout.max_staleness:
+        raise UsageError(
+            "rollout.on_weight_update=restart requires rollout.max_staleness >= 1: with 0 no episode is in "
+            "flight during a weight update."
+        )
+    if rollout.on_weight_update == "restart" and rollout.on_stale != "replay":
+        raise UsageError(
+            f"rollout.on_weight_update=restart requires rollout.on_stale=replay, not {rollout.on_stale}: a "
+            "restarted episode has no old tokens to wait for or to mask."
+        )
+    if not rollout.max_staleness and (rollout.on_stale != "wait" or rollout.pace_slow_groups):
+        raise UsageError(
+            "rollout.on_stale and rollout.pace_slow_groups require rollout.max_staleness >= 1: with 0 the "
+            "learner waits for every group."
+        )
+    if config.loss.rejects and config.learner.old_logprobs != "recompute":
+        raise UsageError(
+            "loss.reject_tokens and loss.reject_sequences require learner.old_logprobs=recompute: otherwise "
+            "every ratio is 1."
+        )
 
 
 def _check_roles(config: TrainConfig) -> None:

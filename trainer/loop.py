@@ -1,10 +1,12 @@
 """The training loop: rollout, batch, advantages, update, weight sync, record.
 
     groups  = await scheduler.take(...)              rollout: finished groups of episodes
-    rollout = make_rollout_batch(groups, ...)        reward shaping, tokens, advantages
-    metrics = learner.update(rollout.batch)          optimizer steps
+    rollout, metrics = await components.train_on(groups, ...)
+        rollout = make_rollout_batch(groups, ...)    reward shaping, tokens, advantages
+        metrics = learner.update(rollout.batch)      optimizer steps
     await components.sync_weights(version)           the engine samples with the new weights
     run.record(groups, metrics)                      metrics.jsonl, episodes.jsonl, console
+    run.log_step(groups, digest)                     events.jsonl: what decided this step
 
 Concurrent loops and how they wait for one another:
 
@@ -22,8 +24,8 @@ Engine (`rollgym.engines`)
 Evaluation and checkpoints (`TrainRun.after_step`)
     wait for: the end of a step. No training step runs meanwhile.
 
-With ``rollout.max_staleness`` > 0 episodes keep running while the learner trains, and `take` returns no group
-that is older than the bound. It is the same loop.
+With ``rollout.max_staleness`` > 0 episodes keep running while the learner trains. `take` returns no group
+that is older than the bound, or the batch masks older tokens (``rollout.on_stale``). It is the same loop.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ from collections.abc import Sequence
 from rollgym.cluster.errors import ActorLost
 from rollgym.rollout.scheduler import Scheduler
 from rollgym.trainer.imitation.warm_start import warm_start
-from rollgym.trainer.rollout_batch import make_rollout_batch, staleness_metrics, token_diagnostics
+from rollgym.trainer.rollout_batch import staleness_metrics, token_diagnostics
 from rollgym.trainer.runtime import Components
+from rollgym.trainer.step_log import batch_digest
 from rollgym.trainer.train_run import TrainRun
 from rollgym.trainer.train_state import Clock, reason_to_stop
 
@@ -56,9 +59,9 @@ class TrainLoop:
     async def train(self) -> str:
         """Train until a stop condition holds; returns that condition."""
         components, run = self.components, self.run
-        clock = Clock(run.state.seconds)
         run.show_plan()
         await run.restore()
+        clock = Clock(run.state.seconds)
         run.note_layout(await components.compute(components.learner.describe_layout))
         while True:
             try:
@@ -120,12 +123,8 @@ class TrainLoop:
             losses = run.note_losses(groups)
             run.console.phase("train")
             async with components.training():
-                rollout = await components.compute(
-                    make_rollout_batch, groups, self.config, learner, state.kl_coef, state.version
-                )
-                if components.teachers is not None:
-                    rollout = await components.compute(components.teachers.add, rollout)
-                metrics = await components.compute(learner.update, rollout.batch)
+                rollout, metrics = await components.train_on(groups, state.kl_coef, state.version)
+                digest = await components.compute(batch_digest, rollout.batch)
                 tokens: Sequence[dict[str, list[float]]] = ()
                 if run.tokens_due:
                     tokens = await components.compute(token_diagnostics, learner, rollout.batch, groups)
@@ -146,7 +145,8 @@ class TrainLoop:
 
             metrics |= (
                 rollout.metrics
-                | staleness_metrics(groups, state.version - 1)
+                | staleness_metrics(groups, state.version - 1, self.config.rollout.mask_bound)
+                | (scheduler.step_metrics() if self.config.rollout.max_staleness else {})
                 | components.colocation_metrics
                 | losses
                 | shares
@@ -154,7 +154,9 @@ class TrainLoop:
             if components.past is not None:
                 metrics["past_age"] = float(past_age)
             run.record(groups, metrics | stopwatch.metrics(rollout.metrics), tokens)
-            return run.advances(groups)
+            advances = run.advances(groups)
+            run.log_step(groups, digest)
+            return advances
 
 
 class Stopwatch:

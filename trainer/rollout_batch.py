@@ -82,6 +82,8 @@ def make_rollout_batch(
     staleness = token_staleness(episodes, version)
     if staleness.any():
         arrays["staleness"] = staleness
+    if config.rollout.on_stale == "mask" and (staleness > config.rollout.max_staleness).any():
+        arrays["trained"] = (staleness <= config.rollout.max_staleness).astype(np.float64)
     metrics = {
         **result.metrics,
         **episode_metrics(played),
@@ -231,17 +233,32 @@ def token_staleness(episodes: Sequence[Episode], version: int | None) -> FloatAr
     return np.array(ages)
 
 
-def staleness_metrics(groups: Sequence[Group], version: int) -> Metrics:
-    """Mean and maximum age of the weights that sampled the action tokens, in weight updates."""
-    spans = [
-        (version - sampled_by, count)
+def staleness_metrics(groups: Sequence[Group], version: int, bound: int | None = None) -> Metrics:
+    """Age of the weights that sampled the action tokens, in weight updates: mean, quantiles and maximum.
+
+    ``fresh_token_frac`` is the share of tokens of the current weights, over which
+    ``train_rollout_logprob_diff`` compares engine and learner. With a bound: ``masked_token_frac`` and
+    ``masked_turns``, the tokens and whole turns that are older.
+    """
+    turns = [
+        [(version - sampled_by, count) for sampled_by, count in turn.version_spans if count]
         for group in groups
         for episode in group.episodes
         for turn in episode.turns
-        for sampled_by, count in turn.version_spans
     ]
-    num_tokens = sum(count for _, count in spans)
-    return {
-        "staleness": sum(age * count for age, count in spans) / num_tokens if num_tokens else 0.0,
-        "staleness_max": float(max((age for age, count in spans if count), default=0)),
+    spans = sorted(span for turn in turns for span in turn)
+    ages = np.array([age for age, _ in spans], dtype=np.float64)
+    counts = np.array([count for _, count in spans], dtype=np.float64)
+    total = counts.sum()
+    metrics = {
+        "staleness": float((ages * counts).sum() / total) if total else 0.0,
+        "staleness_max": float(ages[-1]) if total else 0.0,
+        "fresh_token_frac": float(counts[ages == 0].sum() / total) if total else 1.0,
     }
+    for percent in (50, 90, 99):
+        at = int(np.searchsorted(counts.cumsum(), percent / 100 * total)) if total else 0
+        metrics[f"staleness_p{percent}"] = float(ages[at]) if total else 0.0
+    if bound is not None:
+        metrics["masked_token_frac"] = float(counts[ages > bound].sum() / total) if total else 0.0
+        metrics["masked_turns"] = float(sum(bool(turn) and min(turn)[0] > bound for turn in turns))
+    return metrics

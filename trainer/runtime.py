@@ -26,6 +26,7 @@ from rollgym.chat import Tokenizer, load_tokenizer
 from rollgym.core.errors import RunError, UsageError, boundary
 from rollgym.core.roles import TeamAgent
 from rollgym.core.seeding import derive_seed
+from rollgym.core.types import Group
 from rollgym.engines.base import Engine, GenerateRequest, Generation, WeightSource
 from rollgym.engines.embedded.engine import EmbeddedEngine
 from rollgym.engines.embedded.features import position_limit
@@ -54,7 +55,7 @@ from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.objective import GAP_LIMIT
 from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
 from rollgym.trainer.learner.weight_export import holds_weights
-from rollgym.trainer.rollout_batch import zero_variance
+from rollgym.trainer.rollout_batch import RolloutBatch, make_rollout_batch, zero_variance
 from rollgym.trainer.self_play import PastPolicy, make_team
 
 T = TypeVar("T")
@@ -119,6 +120,15 @@ class Components:
     def training(self) -> AbstractAsyncContextManager[None]:
         """While the learner computes: engines that share its devices sleep."""
         return nullcontext() if self.colocation is None else self.colocation.training()
+
+    async def train_on(
+        self, groups: Sequence[Group], kl_coef: float, version: int
+    ) -> tuple[RolloutBatch, Metrics]:
+        """Make the batch of finished groups and update the learner; returns the batch and the metrics."""
+        rollout = await self.compute(make_rollout_batch, groups, self.config, self.learner, kl_coef, version)
+        if self.teachers is not None:
+            rollout = await self.compute(self.teachers.add, rollout)
+        return rollout, await self.compute(self.learner.update, rollout.batch)
 
     async def sync_weights(self, version: int) -> None:
         """Send the learner's weights to the engine as ``version``."""
@@ -441,6 +451,8 @@ def scheduler_config(config: TrainConfig) -> SchedulerConfig:
         order="ready" if rollout.max_staleness else "strict",
         max_ahead=rollout.groups * (1 + rollout.max_staleness),
         max_staleness=rollout.max_staleness,
+        on_stale=rollout.on_stale,
+        pace_slow_groups=rollout.pace_slow_groups,
         on_weight_update=rollout.on_weight_update,
         filter_zero_variance=rollout.filter_zero_variance,
         zero_variance=partial(zero_variance, config=config),

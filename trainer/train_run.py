@@ -6,7 +6,7 @@ runs/NAME/manifest.json     environments, seed, versions and hashes
           metrics.jsonl     one line per training step
           evaluations.jsonl one line per evaluation
           episodes.jsonl    every training episode
-          events.jsonl      every event of the scheduler (`rollgym trace`)
+          events.jsonl      every event of the scheduler (`rollgym trace`), and what decided each step
           checkpoints/      the newest checkpoints and the best policy
           model/            the policy before training
           final/            the trained policy, in Hugging Face format, with rollgym_model.json
@@ -19,6 +19,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 from rollgym.trainer.config import POLICY, EnvConfig, TrainConfig, env_labels, plays_in, role_players
 from rollgym.trainer.curriculum import pass_rate_weights, updated_pass_rates
 from rollgym.trainer.learner.protocol import Metrics
+from rollgym.trainer.step_log import STEP, LoggedStep, batch_digest, read_groups, read_steps, step_fields
 from rollgym.trainer.tracking.checkpoint import Checkpoints
 from rollgym.trainer.tracking.configured import tracker_makers, wandb_settings
 from rollgym.trainer.tracking.console import Console
@@ -98,6 +100,10 @@ class TrainRun:
         self._held_out: dict[int, Plan] = {}
         self._evaluation: tuple[int, list[dict[str, Any]]] = (-1, [])  # the last one and its weights' version
         self._plan_shown: RunPlan = {}
+        self._logged: list[LoggedStep] = []
+        """Steps after the checkpoint to resume from, in the event log."""
+        self._reweighed = 0
+        """Entries of ``state.reweighed`` that the event log has."""
         self._few_valid_noted = False
         if not resume:
             _create_folder(folder, config, self.settings, kind)
@@ -108,13 +114,12 @@ class TrainRun:
             others=tracker_makers(config.tracking),
             episodes=config.tracking.episodes,
         )
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.logger.close, failed=True)
+            self.events = undo.enter_context(EventLog(folder / EVENTS))
             if resume:
                 self._rewind()
-            self.events = EventLog(folder / EVENTS)
-        except BaseException:
-            self.logger.close(failed=True)
-            raise
+            undo.pop_all()
 
     def close(self) -> None:
         """Flush and close all files."""
@@ -122,15 +127,23 @@ class TrainRun:
         self.logger.close()
 
     def _rewind(self) -> None:
-        """Go back to the newest checkpoint, or to the start if there is none."""
-        self.state.marks = dict.fromkeys((METRICS, EVALUATIONS, EPISODES), 0)
+        """Go back to the newest checkpoint, or to the start if there is none.
+
+        Asynchronous runs keep the steps after it, which `restore` trains again from the log: playing them
+        again would give other batches.
+        """
+        self.state.marks = dict.fromkeys((METRICS, EVALUATIONS, EPISODES, EVENTS), 0)
         newest = self.checkpoints.newest(self.console.note)
         if newest is not None:
             self._resume_from, state = newest
             self.state = TrainState.from_json(state)
             self.fresh = False
             self._saved_step = self.state.step
-        self.logger.rewind(self.state.marks)
+        self._logged = self._steps_after_checkpoint()
+        marks = self._logged[-1].marks if self._logged else self.state.marks
+        self._reweighed = len(self.state.reweighed)
+        self.logger.rewind(marks)
+        self.events.rewind(marks.get(EVENTS, self.events.size))
         _write_config(self.folder, self.settings)
         manifest = read_json(self.folder / MANIFEST)
         before, now = manifest.get("versions") or {}, _versions(self.config)
@@ -151,11 +164,49 @@ class TrainRun:
             learner.set_coefficients(self.state.coefficients)
             if (self.folder / REFERENCE).is_dir():
                 await components.compute(learner.set_reference, self.folder / REFERENCE)
+            await self._train_again()
             await components.sync_weights(self.state.version)
             if components.past is not None:
                 await components.compute(components.past.restore, self._resume_from)
                 await components.past.load()
             self.console.note(f"resuming after step {self.state.step}")
+
+    def _steps_after_checkpoint(self) -> list[LoggedStep]:
+        """The steps in the event log that follow the checkpoint without a gap and are complete."""
+        config, start = self.config, self.state.marks.get(EVENTS)
+        if start is None or not config.rollout.max_staleness or config.tracking.episodes != "all":
+            return []
+        if self.fresh or start > self.events.size:
+            return []
+        sizes, steps = self.logger.sizes(), []
+        for logged in read_steps(self.folder, start):
+            complete = all(logged.marks.get(name, size + 1) <= size for name, size in sizes.items())
+            if logged.step != self.state.step + len(steps) + 1 or not complete:
+                break
+            steps.append(logged)
+        return steps
+
+    async def _train_again(self) -> None:
+        """Train on the batches that were logged after the checkpoint: no finished step is lost."""
+        if not self._logged:
+            return
+        first, last = self._logged[0].step, self._logged[-1].step
+        self.console.note(f"training again on the logged batches of steps {first} to {last}")
+        components = self.components
+        async with components.training():
+            for logged in self._logged:
+                start, size = self.state.marks[EPISODES], self.config.rollout.group_size
+                groups = read_groups(self.folder, logged, start, size)
+                rollout, metrics = await components.train_on(groups, self.state.kl_coef, self.state.version)
+                components.learner.adapt_coefficients(metrics)
+                self.state = logged.apply(self.state)
+                if batch_digest(rollout.batch) != logged.batch:
+                    self.console.note(
+                        f"the batch of step {logged.step} differs from the logged one: the weights will not "
+                        "be bit for bit those before"
+                    )
+        self._logged = []
+        self._reweighed = len(self.state.reweighed)
 
     async def go_back(self, lost: ActorLost) -> None:
         """Replace a lost component and continue from the newest checkpoint."""
@@ -235,8 +286,9 @@ class TrainRun:
         """Store the scheduler's position in the task stream, before the next group starts."""
         buffer = self.scheduler.buffer
         self.state.next_group = buffer.next_group
-        self.state.unfinished_groups = buffer.unfinished_groups()
-        self.state.first_attempts = buffer.first_attempts()
+        self.state.unfinished_groups = unfinished = buffer.unfinished_groups()
+        attempts = buffer.first_attempts()
+        self.state.first_attempts = {number: attempts[number] for number in unfinished if number in attempts}
 
     @property
     def tokens_due(self) -> bool:
@@ -279,6 +331,13 @@ class TrainRun:
         self.logger.log_metrics(self.state.step, metrics)
         self.logger.log_episodes(self.state.step, episodes, tokens)
         self.console.step(self.state.step, metrics)
+
+    def log_step(self, groups: Sequence[Group], digest: str) -> None:
+        """Write what decided a finished step into the event log; ``digest`` is that of its batch."""
+        fields = step_fields(self.state, groups, digest, self.logger.sizes(), self._reweighed)
+        self._reweighed = len(self.state.reweighed)
+        self.events.add(STEP, **fields)
+        self.events.flush()
 
     def advances(self, groups: Sequence[Group]) -> bool:
         """Move the curriculum to the next stage if the current one is mastered; returns whether it did."""
@@ -362,7 +421,7 @@ class TrainRun:
         if self._saved_step == self.state.step:
             return
         self.console.phase("save")
-        self.state.marks = self.logger.marks()
+        self.state.marks = self.logger.marks() | {EVENTS: self.events.size}
         components = self.components
         with self.stop.deferred():
             await components.compute(

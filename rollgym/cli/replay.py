@@ -36,13 +36,30 @@ def replay(
     env_arg: cli.EnvArgs = None,
     env_module: cli.EnvModules = None,
     allow_weak_sandbox: cli.WeakSandbox = False,
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="Repeat the updates of a training run and compare its weights."),
+    ] = False,
+    trust_code: Annotated[
+        bool,
+        typer.Option("--trust-code", help="With --train: import the modules that the config names."),
+    ] = False,
 ) -> None:
     """Replay recorded episodes and report differences.
 
     The actions of every episode are played in a fresh environment with the recorded task and seed; the first
     difference of each is reported. Exit code 1 if anything differs. Recorded environments must be registered,
     or defined in a module passed with --env-module: a recording alone never imports code.
+
+    With --train, the learner trains again on the recorded batches, in the order of the event log. Batches,
+    metrics and the weights of every kept checkpoint must be bit for bit the same.
     """
+    if train:
+        others = (episode, sample, seed, workers, env_arg, env_module, allow_weak_sandbox)
+        if any(others):
+            raise UsageError("--train replays whole runs and takes only --trust-code and --json.")
+        _replay_training(run, trust_code, as_json)
+        return
     from rollgym.bench.results import parts
     from rollgym.cli.tables import counted
     from rollgym.evaluation.replay import Settings, changed_versions, choose
@@ -68,6 +85,20 @@ def replay(
             results += [(name, done) for done in play_again(recorded, settings, advance)]
         notes += changed_versions(recorded, manifest.get("versions"))
     _report(run, results, list(dict.fromkeys(notes)), as_json)
+
+
+def _replay_training(run: Path, trust_code: bool, as_json: bool) -> None:
+    from rollgym.evaluation.replay import replay_training
+
+    result = replay_training(run, trust_code=trust_code)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        screen = cli.console()
+        for line in result.lines():
+            screen.print(line, markup=False, highlight=False)
+    if not result.same:
+        raise typer.Exit(1)
 
 
 def _selected(

@@ -30,10 +30,18 @@ class SchedulerConfig:
     max_ahead: int | None = None
     """Groups started and not yet released. The default keeps ``max_in_flight`` episodes running."""
     max_staleness: int | None = None
-    """Largest age, in policy versions, of the oldest token of a taken group; older ones are played again."""
+    """Largest age, in policy versions, of the tokens that are trained on; see ``on_stale``."""
+    on_stale: Literal["replay", "wait", "mask"] = "replay"
+    """Handling of groups that outlive ``max_staleness``. ``replay``: they are stopped and started again, and
+    the second attempt is waited for. ``wait``: `take` waits for a group whose tokens the next update would
+    make too old. ``mask``: they are taken once they are ready, and the caller trains only on tokens within
+    the bound; a group without such a token is played again, and then waited for."""
+    pace_slow_groups: bool = False
+    """Start groups that are expected to be slow (by earlier groups of the same task or source) together, at
+    most half a batch of them, so that `take` waits for several at once."""
     on_weight_update: Literal["finish", "restart"] = "finish"
-    """On a weight update: finish in-flight episodes under mixed versions, or restart them. Groups older than
-    ``max_staleness`` are played again in both cases."""
+    """On a weight update: finish in-flight episodes under mixed versions, or restart them. ``restart``
+    requires ``on_stale`` replay: a restarted episode keeps no token that one could wait for or mask."""
     filter_zero_variance: bool = False
     """Discard groups whose returns are all equal: their group-relative advantages are zero."""
     zero_variance: Callable[[Group], bool] | None = None
@@ -59,6 +67,9 @@ class SchedulerConfig:
             "give_up_after >= 1": self.give_up_after >= 1,
             "0 < evaluation_share <= 1": 0 < self.evaluation_share <= 1,
             "stall_seconds > 0": self.stall_seconds > 0,
+            "on_weight_update=finish with on_stale=wait or mask": (
+                self.on_weight_update == "finish" or self.on_stale == "replay"
+            ),
         }
         for rule, holds in rules.items():
             if not holds:

@@ -1,17 +1,20 @@
 """The event log: every change of state, in order, append-only.
 
 One JSON object per line: ``t`` (seconds since the log began), ``kind`` and further fields. The log alone is
-enough to draw a timeline of every episode (`rollgym.rollout.trace`). A resumed run appends after the last
-complete line and continues its time.
+enough to draw a timeline of every episode (`rollgym.rollout.trace`). A resumed run rewinds the log to the
+last step that it keeps, appends there and continues its time.
 
-Kinds: ``group_started``, ``group_ready``, ``group_dropped``, ``group_taken``, ``group_discarded`` (with
-``reason``: ``dropped``, ``filtered`` or ``stale``), ``group_cancelled`` (too stale while running),
-``episode_started``, ``episode_state``, ``episode_finished``, ``episode_retried``, ``episode_restarted``,
-``eval_retried``, ``weights_updated``, ``paused``, ``draining``, ``resumed``, ``stalled``.
+Kinds: ``group_started``, ``group_deferred`` (expected to be slow, starts later), ``group_ready``,
+``group_dropped``, ``group_taken``, ``group_discarded`` (with ``reason``: ``dropped``, ``filtered`` or
+``stale``), ``group_cancelled`` (too stale while running), ``episode_started``, ``episode_state``,
+``episode_finished``, ``episode_retried``, ``episode_restarted``, ``eval_retried``, ``weights_updated``,
+``paused``, ``draining``, ``resumed``, ``stalled``; in training also ``step_trained``
+(`rollgym.trainer.step_log`).
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +75,19 @@ class EventLog:
         """Write buffered events to the file."""
         if self._file is not None:
             self._file.flush()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, buffered events included; 0 without a file."""
+        if self._file is None:
+            return 0
+        self._file.flush()
+        return os.fstat(self._file.fileno()).st_size
+
+    def rewind(self, size: int) -> None:
+        """Forget everything after the first ``size`` bytes of the file."""
+        if self._file is not None and size < self.size:
+            self._file.truncate(size)
 
     def close(self) -> None:
         """Flush and close the file."""

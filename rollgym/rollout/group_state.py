@@ -6,13 +6,13 @@ dropped. The scheduler carries out the actions that the machine returns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
 from rollgym.core.errors import UsageError
-from rollgym.core.types import Episode, EpisodeSpec, Group, Outcome
+from rollgym.core.types import Episode, EpisodeSpec, Group, Outcome, Turn
 from rollgym.rollout.retry import RETRIED, LossKind, RetryBudget, RetryPolicy
 from rollgym.rollout.task_sampler import GroupTask, TaskSampler
 
@@ -111,6 +111,13 @@ class GroupState:
         self.running: dict[str, EpisodeSpec] = {}
         """Episodes that were started and have not finished, queued ones included."""
         self.members: list[Episode] = []
+        self.oldest: int | None = None
+        """The oldest policy version that sampled a token of a finished member."""
+        self.newest: int | None = None
+        """The newest one."""
+        self.began_under: dict[str, int] = {}
+        """Running episodes that have begun to generate, and the policy version at that moment: no token of
+        theirs is older."""
         self._sampler = sampler
         self._policy = policy
         self._attempts: dict[int, int] = {}
@@ -125,11 +132,13 @@ class GroupState:
     def finish(self, episode: Episode) -> GroupAction:
         """Take in a finished member. Late members of a closed group change nothing."""
         spec = self.running.pop(episode.spec.episode_id, None)
+        self.began_under.pop(episode.spec.episode_id, None)
         action = GroupAction()
         if spec is None or self.status is not GroupStatus.OPEN:
             return action
         if self._policy.use_of(episode.outcome) == "train":
             self.members.append(episode)
+            self._note_versions(episode)
         else:
             action.retried = self.budget.spend(episode)
         if action.retried is not None:
@@ -141,7 +150,14 @@ class GroupState:
 
     def restart(self, episode_id: str) -> EpisodeSpec:
         """Replace a running episode by a new attempt of the same member; this uses up no retry."""
+        self.began_under.pop(episode_id, None)
         return self._issue(self.running.pop(episode_id).member)
+
+    @property
+    def oldest_possible(self) -> int | None:
+        """The oldest version that a token of this group may have, those still generated included."""
+        begun = min(self.began_under.values(), default=None)
+        return begun if self.oldest is None else self.oldest if begun is None else min(self.oldest, begun)
 
     @property
     def next_attempt(self) -> int:
@@ -152,6 +168,12 @@ class GroupState:
         """The finished group, ordered by member number."""
         members = sorted(self.members, key=lambda episode: episode.spec.member)
         return Group(group_id=self.task.group_id, size=self._policy.size, episodes=tuple(members))
+
+    def _note_versions(self, episode: Episode) -> None:
+        oldest, newest = version_range(episode.turns)
+        if oldest is not None and newest is not None:
+            self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
+            self.newest = newest if self.newest is None else max(self.newest, newest)
 
     def _update_status(self, action: GroupAction) -> None:
         if len(self.members) == self._policy.size:
@@ -168,3 +190,13 @@ class GroupState:
         spec = self._sampler.spec(self.task, member, attempt, self._samplings.get(member, 0))
         self.running[spec.episode_id] = spec
         return spec
+
+
+def version_range(turns: Iterable[Turn]) -> tuple[int | None, int | None]:
+    """The oldest and the newest policy version of any token in these turns; ``None`` where unknown."""
+    versions: list[int] = []
+    for turn in turns:
+        versions += [version for version, _ in turn.version_spans]
+        if turn.policy_version is not None:
+            versions.append(turn.policy_version)
+    return min(versions, default=None), max(versions, default=None)

@@ -63,6 +63,7 @@ class InFlight:
         next_runner: Returns the next episode to start, or ``None`` if none can start now.
         on_finished: Called once per episode, after it has ended and its slot is free.
         on_crash: Called with exceptions that are not an outcome of an episode.
+        on_generating: Called when an episode begins its first turn.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class InFlight:
         next_runner: Callable[[], EpisodeRunner | None],
         on_finished: Callable[[Episode], None],
         on_crash: Callable[[Exception], None],
+        on_generating: Callable[[EpisodeSpec], None] = lambda spec: None,
     ) -> None:
         self.running: dict[str, RunningEpisode] = {}
         self.limit = limit
@@ -79,6 +81,7 @@ class InFlight:
         self._next_runner = next_runner
         self._on_finished = on_finished
         self._on_crash = on_crash
+        self._on_generating = on_generating
         self._engine_slots = TraceLanes()
 
     def fill(self) -> None:
@@ -155,6 +158,8 @@ class InFlight:
             self.running[episode_id].since = self._log.now
             if state is EpisodeState.GENERATING:
                 slot = self._engine_slots.take()
+                if not turns:
+                    self._on_generating(self.running[episode_id].runner.spec)
             try:
                 self._log.add(
                     "episode_state",

@@ -13,8 +13,9 @@ Invariants, each with a test that fails when it is broken:
 - every group ends exactly once: taken, dropped or filtered (a group too stale to train on is played again);
 - a failed member is retried from the same start, within a budget, and its siblings are kept; members lost
   with a worker, engine, server or node have a separate, larger budget;
-- the order of started groups does not depend on timing; with order ``strict`` and without ``oversample`` and
-  ``max_staleness``, neither do the taken groups;
+- the order of started groups does not depend on timing, unless ``pace_slow_groups`` is set; with order
+  ``strict`` and without ``oversample`` and ``max_staleness``, neither do the taken groups;
+- no token of a taken group is older than ``max_staleness``; with ``on_stale: mask``, at least one is not;
 - a run without progress ends with a report of what everything waits for; after its end no call waits.
 """
 
@@ -38,8 +39,8 @@ from rollgym.rollout.episode_runner import EpisodeRunner, EpisodeState
 from rollgym.rollout.eval_queue import EvalQueue
 from rollgym.rollout.events import EventLog
 from rollgym.rollout.gc_tuning import rare_collections
-from rollgym.rollout.group_buffer import GroupBuffer, oldest_version
-from rollgym.rollout.group_state import GroupStatus
+from rollgym.rollout.group_buffer import GroupBuffer
+from rollgym.rollout.group_state import GroupState, GroupStatus, version_range
 from rollgym.rollout.inflight import InFlight
 from rollgym.rollout.retry import RetryPolicy, lost_to_infrastructure
 from rollgym.rollout.task_sampler import TaskSampler
@@ -95,7 +96,12 @@ class Scheduler:
         self._log = log or EventLog()
         self._on_episode = on_episode
         self._in_flight = InFlight(
-            self.config.max_in_flight, self._log, self._next_runner, self._on_finished, self._crashed
+            self.config.max_in_flight,
+            self._log,
+            self._next_runner,
+            self._on_finished,
+            self._crashed,
+            lambda spec: self.buffer.note_generating(spec.group_id, spec.episode_id),
         )
         self._queue: deque[EpisodeSpec] = deque()
         self._eval_queue = EvalQueue(RetryPolicy(max_infra_retries=self.config.groups.max_infra_retries))
@@ -112,6 +118,10 @@ class Scheduler:
         self.last_infra_error = ""
         """Error message of the last episode that was lost to infrastructure."""
         self._taken_episodes = self._taken_turns = 0
+        self._outdated: set[str] = set()
+        """Episodes that were cancelled because their tokens are too old, and have not ended yet."""
+        self._forced_wait = 0.0
+        self._reported: Counter[str] = Counter()
         self._watchdog: asyncio.Task[None] | None = None
         self._while_open = ExitStack()
 
@@ -133,7 +143,7 @@ class Scheduler:
                 f"release=False at most max_ahead ({self.config.ahead})."
             )
         async with self._taking:
-            self.buffer.hold_slots = not release
+            self.buffer.hold_slots, self.buffer.batch = not release, count
             while self.buffer.count_chosen() < count:
                 await self._choose()
             self._raise_failure()
@@ -227,6 +237,33 @@ class Scheduler:
         )
         return self._reported_infra_retries - before
 
+    def step_metrics(self) -> dict[str, float]:
+        """Numbers since the last call: turns by their use, groups played again, and time spent waiting.
+
+        ``turns_discarded`` counts turns that no batch contains: of stale groups, failed, cancelled and
+        oversampled episodes. ``turns_filtered`` are those of zero-variance groups. ``forced_wait_seconds``:
+        waiting for groups that the next update would have made too old, while others were ready.
+        """
+        turns = self.buffer.turns
+        totals = Counter(
+            {
+                "turns_taken": turns["taken"],
+                "turns_discarded": turns["stale"] + turns["lost"],
+                "turns_discarded_stale": turns["stale"],
+                "turns_filtered": turns["filtered"],
+                "groups_replayed": self.buffer.counts["stale"],
+            }
+        )
+        new = {name: float(totals[name] - self._reported[name]) for name in totals}
+        self._reported = totals
+        played = new.pop("turns_taken") + new["turns_discarded"] + new["turns_filtered"]
+        new["turns_discarded_frac"] = new["turns_discarded"] / played if played else 0.0
+        new["forced_wait_seconds"], self._forced_wait = self._forced_wait, 0.0
+        bias = self._length_bias()
+        return (
+            new | self.buffer.times.metrics(self._log.now) | ({} if bias is None else {"length_bias": bias})
+        )
+
     def waiting_for(self) -> str:
         """A report of what everything waits for."""
         notes = [f"{count} in {caller}()" for caller, count in self._waiting.items() if count]
@@ -273,7 +310,11 @@ class Scheduler:
             if self._draining or not self.buffer.can_start_group():
                 return None
             self._queue.extend(self.buffer.start_group())
-            self._log.add("group_started", group=self._queue[0].group_id, members=len(self._queue))
+            for group_id in self.buffer.pop_deferred():
+                self._log.add("group_deferred", group=group_id)
+            started = self.buffer.open[self._queue[0].group_id]
+            self.buffer.times.started(started.task, self._log.now)
+            self._log.add("group_started", group=started.task.group_id, members=len(self._queue))
         return self._queue.popleft()
 
     def _on_finished(self, episode: Episode) -> None:
@@ -295,11 +336,16 @@ class Scheduler:
         self._in_flight.fill()
 
     def _update_group(self, episode: Episode) -> None:
+        outdated = episode.spec.episode_id in self._outdated
+        self._outdated.discard(episode.spec.episode_id)
         state = self.buffer.open.get(episode.spec.group_id)
         if state is None:
+            self.buffer.turns["stale" if outdated else "lost"] += episode.length
             return
-        before = state.status
+        before, members = state.status, len(state.members)
         action = state.finish(episode)
+        if len(state.members) == members:
+            self.buffer.turns["stale" if outdated else "lost"] += episode.length
         if action.start:
             # A retry goes first: a whole group waits for it.
             self._queue.extendleft(action.start)
@@ -314,6 +360,8 @@ class Scheduler:
         for episode_id in action.cancel:
             self._cancel(episode_id)
         if state.status is not before:
+            complete = state.status is GroupStatus.READY
+            self.buffer.times.stopped(state.task.number, self._log.now, complete=complete)
             self._log.add(
                 f"group_{state.status.value}", group=state.task.group_id, members=len(state.members)
             )
@@ -322,26 +370,33 @@ class Scheduler:
         if not self._in_flight.cancel(episode_id):
             # Not started yet, so it is not reported.
             self._queue = deque(spec for spec in self._queue if spec.episode_id != episode_id)
+            self._outdated.discard(episode_id)
 
     def _replace_outdated(self) -> None:
         """After a weight update, replace what can no longer be trained on."""
         running = self._in_flight.running
         for group_id, state in list(self.buffer.open.items()):
             runners = {name: running[name].runner for name in state.running if name in running}
-            turns = [runner.turns for runner in runners.values()]
-            oldest = oldest_version(itertools.chain(*turns, *(episode.turns for episode in state.members)))
-            if self.buffer.too_old(oldest):
+            turns = itertools.chain(*(runner.turns for runner in runners.values()))
+            oldest = min((v for v in (version_range(turns)[0], state.oldest) if v is not None), default=None)
+            if self.buffer.outlived(state, oldest):
                 self._log.add("group_cancelled", group=group_id, oldest=oldest)
-                for name in self.buffer.cancel_group(group_id):
-                    self._cancel(name)
+                self._cancel_outdated(state)
             elif self.config.on_weight_update == "restart" and state.status is GroupStatus.OPEN:
                 for name in [name for name, runner in runners.items() if runner.state in MID_EPISODE]:
                     self._restart(group_id, name)
+
+    def _cancel_outdated(self, state: GroupState) -> None:
+        self.buffer.times.stopped(state.task.number, self._log.now, complete=False)
+        for name in self.buffer.cancel_group(state.task.group_id):
+            self._outdated.add(name)
+            self._cancel(name)
 
     def _restart(self, group_id: str, name: str) -> None:
         spec = self.buffer.restart(group_id, name)
         self._queue.appendleft(spec)
         self._log.add("episode_restarted", group=group_id, episode=spec.episode_id, replaces=name)
+        self._outdated.add(name)
         self._cancel(name)
 
     async def _choose(self) -> None:
@@ -352,12 +407,16 @@ class Scheduler:
         self._raise_failure()
         if group is None:
             self._in_flight.fill()
-            await self._wait_for_change("take")
+            forced, began = self.buffer.must_wait(), self._log.now
+            try:
+                await self._wait_for_change("take")
+            finally:
+                self._forced_wait += forced * (self._log.now - began)
             return
         self._failed_in_a_row = 0
         self._taken_episodes += len(group.episodes)
         self._taken_turns += sum(episode.length for episode in group.episodes)
-        oldest = oldest_version(turn for episode in group.episodes for turn in episode.turns)
+        oldest, _ = version_range(turn for episode in group.episodes for turn in episode.turns)
         self._log.add("group_taken", group=group.group_id, members=len(group.episodes), oldest=oldest)
         self._in_flight.fill()
 

@@ -41,6 +41,8 @@ CURVES = (
     ("clip", "Clip fraction", "share of tokens"),
     ("train_rollout_logprob_diff_max", "Log-prob difference", "learner vs. engine, maximum"),
     ("staleness", "Staleness", "updates behind, mean over tokens"),
+    ("turns_discarded_frac", "Turns discarded", "share of turns played"),
+    ("masked_token_frac", "Masked tokens", "share of tokens, older than the bound"),
     ("grad_norm", "Gradient norm", ""),
     ("valid_actions", "Valid actions", "share of turns"),
     ("tokens_per_second", "Throughput", "tokens per second"),

@@ -8,25 +8,17 @@ they are the same every time.
 import asyncio
 import os
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from auditor import Auditor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from virtual import World, run
+from schedule_story import Script, Story, check
+from virtual import World
 
-from rollgym.core.errors import RunError
-from rollgym.core.types import Episode, EpisodeSpec, Group, Limits
 from rollgym.rollout.config import SchedulerConfig
-from rollgym.rollout.events import EventLog
 from rollgym.rollout.group_state import GroupPolicy
-from rollgym.rollout.scheduler import Scheduler
-from rollgym.rollout.task_sampler import EnvSource, TaskSampler
-from rollgym.rollout.trace import chrome_trace
 
 ASKED = os.environ.get("ROLLGYM_SCHEDULES")
 EXAMPLES = int(ASKED or 150)
@@ -49,161 +41,7 @@ ACTS = [
     "drain",
     "think",
 ]
-Script = Sequence[tuple[str, int]]
 Choose = Callable[[Sequence[Any]], Any]
-
-
-@dataclass
-class Story:
-    """A trainer: its actions and what happened to it."""
-
-    config: SchedulerConfig
-    world: World
-    seed: int = 0
-    sources: int = 1
-    limit: float = 500.0
-    script: Script = ()
-    hasty: bool = False
-    """The trainer leaves while other calls still wait for the scheduler."""
-    groups: list[Group] = field(default_factory=list)
-    emitted: list[Episode] = field(default_factory=list)
-    evaluated: list[list[Episode]] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    failure: RunError | None = None
-
-    def tell(self) -> "Story":
-        run(self._live)
-        return self
-
-    async def _live(self) -> None:
-        self.log = EventLog(keep=True, clock=asyncio.get_running_loop().time)
-        self.events = self.log.events
-        limits = Limits(seconds=self.limit)
-        sources = [EnvSource(env_id=f"env{n}", weight=n + 1.0, limits=limits) for n in range(self.sources)]
-        sampler = TaskSampler(sources, seed=self.seed)
-        self.scheduler = Scheduler(
-            sampler, self.world, self.world, self.config, log=self.log, on_episode=self.emitted.append
-        )
-        self.beside: list[asyncio.Task[None]] = []
-        async with self.scheduler:
-            try:
-                for act, number in self.script:
-                    await getattr(self, act.replace(" ", "_"))(number)
-                if not self.hasty:
-                    await asyncio.gather(*self.beside)
-            except RunError as error:
-                self.failure = error
-            self.bias = self.scheduler.metrics()["length_bias"]
-            self.log.add("test_stop")
-        ends = await asyncio.gather(*self.beside, return_exceptions=True)
-        assert all(end is None or isinstance(end, RunError) for end in ends), ends
-        self.metrics = self.scheduler.metrics()
-
-    async def take(self, count: int, release: bool = True, patience: float | None = None) -> int:
-        self.log.add("test_taking", release=release)
-        try:
-            async with asyncio.timeout(patience):
-                groups = await self.scheduler.take(count, release=release)
-        except TimeoutError:
-            return 0
-        self.groups += groups
-        self.log.add("test_given", count=count)
-        return count
-
-    async def train(self, count: int) -> None:
-        """Take groups, compute, update the weights, and only then release."""
-        count = min(count, self.config.ahead)
-        await self.take(count, release=False)
-        await asyncio.sleep(3.0)
-        await self.update(1)
-        self.log.add("test_release", count=count)
-        self.scheduler.release(count)
-
-    async def take_in_a_hurry(self, number: int) -> None:
-        await self.take(2, release=number != 1 or self.config.ahead < 2, patience=4.0 * number)
-        self.log.add("test_release", count=2)
-        self.scheduler.release(2)
-
-    async def update(self, number: int) -> None:
-        version = self.world.version + 1
-        async with self.scheduler.updating(version):
-            await asyncio.sleep(0.5 * number)
-            self.world.version = version
-
-    async def evaluate(self, number: int) -> None:
-        limits = Limits(seconds=500.0)
-        specs = [EpisodeSpec(episode_id=f"x{n}", env_id="e", env_seed=n, limits=limits) for n in range(3)]
-        self.evaluated.append(await self.scheduler.evaluate(specs))
-
-    async def evaluate_beside(self, number: int) -> None:
-        self.beside.append(asyncio.create_task(self.evaluate(number)))
-        await asyncio.sleep(0)
-
-    async def cancel_an_evaluation(self, number: int) -> None:
-        await asyncio.gather(*self.beside)
-        try:
-            async with asyncio.timeout(2.0 * number):
-                await self.evaluate(number)
-        except TimeoutError:
-            self.log.add("test_abandon")
-
-    async def pause(self, number: int) -> None:
-        await asyncio.gather(*self.beside)
-        await self.scheduler.pause()
-        resumed = asyncio.create_task(self.resume_after(20.0 * number))
-        self.beside.append(resumed)
-        if number != 1:
-            await resumed
-
-    async def resume_after(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        await self.scheduler.resume()
-
-    async def drain(self, number: int) -> None:
-        if number == 3:
-            await self.scheduler.pause()
-        await asyncio.gather(*self.beside)
-        await self.scheduler.drain()
-        self.log.add("test_drained")
-        await asyncio.sleep(20.0 * number)
-        await self.scheduler.resume()
-
-    async def think(self, number: int) -> None:
-        await asyncio.sleep(20.0 * number)
-
-
-def check(story: Story) -> None:
-    auditor = Auditor(story.config, story.emitted, story.groups)
-    auditor.audit(story.events)
-    world = story.world
-    assert world.most_inside <= story.config.max_in_flight
-    assert not world.inside, "every environment was closed"
-    assert world.ledger["closed"] == world.ledger["opened"], "each of them once"
-    assert world.ledger["left"] == world.ledger["players"], "every player left, once"
-    assert not world.ledger["half closed"], "closing an environment was interrupted"
-    assert story.metrics["outcomes"] == Counter(e.outcome.value for e in story.emitted)
-    for episodes in story.evaluated:
-        assert [episode.spec.episode_id for episode in episodes] == ["eval-x0", "eval-x1", "eval-x2"]
-        assert len({turn.policy_version for episode in episodes for turn in episode.turns}) <= 1
-    if story.failure is None:
-        assert +Counter(story.metrics["groups"]) == +auditor.counts
-        assert not auditor.gave_up
-    else:
-        # Only a world in which hardly anything succeeds may end a run, with the reason.
-        assert "could not be filled" in str(story.failure)
-        assert auditor.gave_up
-    check_lanes(story.events)
-
-
-def check_lanes(events: Sequence[dict[str, Any]]) -> None:
-    free: dict[tuple[int, int], float] = {}
-    for row in chrome_trace(events)["traceEvents"]:
-        if row["ph"] == "X":
-            lane = (row["pid"], row["tid"])
-            assert row["dur"] >= 0
-            assert row["ts"] >= free.get(lane, 0), "two episodes in one lane"
-            free[lane] = row["ts"] + row["dur"]
 
 
 def any_story(choose: Choose) -> Story:
@@ -215,6 +53,7 @@ def any_story(choose: Choose) -> Story:
         max_infra_retries=choose([0, 1, 3, 64]),
         incomplete_groups=choose(["keep", "drop"]),
     )
+    on_stale = choose(["replay", "wait", "mask"])
     config = SchedulerConfig(
         max_in_flight=choose([1, 2, 3, 4, 5, 7, 9]),
         groups=groups,
@@ -222,7 +61,9 @@ def any_story(choose: Choose) -> Story:
         max_overtakes=choose([None, 0, 1, 2, 3]),
         max_ahead=choose([None, None, None, 1, 2, 3, 6]),
         max_staleness=choose([None, 0, 1, 2]),
-        on_weight_update=choose(["finish", "finish", "restart"]),
+        on_stale=on_stale,
+        pace_slow_groups=choose([False, True]),
+        on_weight_update=choose(["finish", "finish", "restart"] if on_stale == "replay" else ["finish"]),
         filter_zero_variance=choose([False, True]),
         max_skipped=choose([0, 1, 2, 3]),
         give_up_after=12,

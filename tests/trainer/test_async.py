@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lessons import Tail
 from training import SMALL, lines, merged
 
 from rollgym.config.loader import load
 from rollgym.core.errors import UsageError
 from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.data.batch import Batch
+from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.runtime import scheduler_config
 from rollgym.trainer.tracking.checkpoint import Checkpoints
 from rollgym.trainer.train_state import TrainState
@@ -27,10 +30,17 @@ def oldest_by_step(folder: Path) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("staleness", "on_weight_update"), [(0, "finish"), (1, "finish"), (3, "finish"), (2, "restart")]
+    ("staleness", "more"),
+    [
+        (0, {}),
+        (1, {}),
+        (3, {"pace_slow_groups": True}),
+        (1, {"on_stale": "replay"}),
+        (2, {"on_stale": "replay", "on_weight_update": "restart"}),
+    ],
 )
-def test_no_token_is_older_than_the_bound(train_here: Run, staleness: int, on_weight_update: str) -> None:
-    rollout = {"max_staleness": staleness, "on_weight_update": on_weight_update, "max_in_flight": 6}
+def test_no_token_is_older_than_the_bound(train_here: Run, staleness: int, more: dict[str, Any]) -> None:
+    rollout = {"max_staleness": staleness, "max_in_flight": 6, **more}
     folder = train_here("run", rollout=rollout, stop={"steps": 8})
     ages = {step: step - 1 - oldest for step, oldest in oldest_by_step(folder).items()}
     assert set(ages) == set(range(1, 9))
@@ -72,8 +82,44 @@ def test_sync_is_the_special_case_of_staleness_0() -> None:
 
 
 def test_a_setting_without_effect_is_rejected() -> None:
-    with pytest.raises(UsageError, match=r"rollout.max_staleness"):
-        load(TrainConfig, merged(SMALL, {"rollout": {"on_weight_update": "restart"}}))
+    for rollout in ({"on_weight_update": "restart"}, {"on_stale": "mask"}, {"pace_slow_groups": True}):
+        with pytest.raises(UsageError, match=r"rollout.max_staleness"):
+            load(TrainConfig, merged(SMALL, {"rollout": rollout}))
+    with pytest.raises(UsageError, match=r"on_stale=replay"):
+        load(TrainConfig, merged(SMALL, {"rollout": {"max_staleness": 1, "on_weight_update": "restart"}}))
+    rejecting = {"loss": {"name": "grpo", "reject_tokens": [0.5, 2]}, "learner": {"old_logprobs": "rollout"}}
+    with pytest.raises(UsageError, match=r"old_logprobs=recompute"):
+        load(TrainConfig, merged(SMALL, rejecting))
+
+
+def count_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the learner's updates for the environment `lessons.Tail`."""
+    update = Learner.update
+
+    def counted(learner: Learner, batch: Batch) -> Any:
+        Tail.updates += 1
+        return update(learner, batch)
+
+    monkeypatch.setattr(Learner, "update", counted)
+
+
+def test_tokens_older_than_the_bound_are_masked(train_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slow task in eight: its first turn is older than the bound when it ends."""
+    count_updates(monkeypatch)
+    folder = train_here(
+        "run",
+        envs=[{"id": "lessons:Tail"}],
+        rollout={"max_staleness": 1, "on_stale": "mask", "groups": 2, "max_in_flight": 24},
+        stop={"steps": 16},
+        evaluation={"every": 0, "on_start": False},
+    )
+    metrics = lines(folder / "metrics.jsonl")
+    assert max(line["staleness_max"] for line in metrics) > 1
+    masked = [line for line in metrics if line["masked_token_frac"]]
+    assert masked
+    assert all(line["masked_token_frac"] < 1 for line in metrics), "some token of every batch is trained on"
+    assert all(line["turns_discarded"] == 0 for line in metrics)
+    assert all(line["staleness_p50"] <= line["staleness_p99"] <= line["staleness_max"] for line in metrics)
 
 
 def test_an_asynchronous_run_resumes_without_losing_a_task(train_here: Run) -> None:

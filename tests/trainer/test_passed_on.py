@@ -200,6 +200,8 @@ def test_scheduler_config_and_engine_options() -> None:
         "incomplete_groups": "drop",
         "max_in_flight": 7,
         "max_staleness": 2,
+        "on_stale": "replay",
+        "pace_slow_groups": True,
         "on_weight_update": "restart",
         "filter_zero_variance": True,
         "equal_tolerance": 0.5,
@@ -209,7 +211,10 @@ def test_scheduler_config_and_engine_options() -> None:
     engine = {"max_batch": 11, "cache_tokens": 4096, "threads": 2, "dtype": "bfloat16"}
     config = load(TrainConfig, merged(SMALL, {"rollout": rollout, "engine": engine}))
     scheduler = scheduler_config(config)
-    names = ("max_in_flight", "on_weight_update", "filter_zero_variance", "equal_tolerance", "max_skipped")
+    names = (
+        "max_in_flight", "on_stale", "pace_slow_groups", "on_weight_update", "filter_zero_variance",
+        "equal_tolerance", "max_skipped",
+    )  # fmt: skip
     assert [getattr(scheduler, name) for name in names] == [rollout[name] for name in names]
     assert (scheduler.stall_seconds, scheduler.max_staleness, scheduler.max_ahead, scheduler.order) == (
         9.0,

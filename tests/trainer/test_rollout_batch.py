@@ -26,6 +26,7 @@ from rollgym.trainer.rollout_batch import (  # noqa: E402
     env_metrics,
     episode_metrics,
     make_rollout_batch,
+    staleness_metrics,
     zero_variance,
 )
 
@@ -254,6 +255,34 @@ def test_tokens_of_older_weights_have_their_staleness() -> None:
     assert made.batch.arrays["staleness"].tolist() == [2, 2, 0, 0]
     fresh = make_rollout_batch([grouped(second, first)], settings(), make_learner(), 0.0)
     assert "staleness" not in fresh.batch.arrays
+
+
+def test_with_mask_tokens_older_than_the_bound_are_not_trained() -> None:
+    first = played("a", 0, [([1, 2], [3, 4, 5])], 1.0, each={"version_spans": ((5, 2), (7, 1))})
+    second = played("a", 1, [([1, 2], [3])], 0.0, each={"version_spans": ((6, 1),)})
+    groups, learner = [grouped(first, second)], make_learner()
+
+    def made(**rollout: Any) -> dict[str, Any]:
+        config = settings(rollout={"max_staleness": 1, **rollout})
+        return make_rollout_batch(groups, config, learner, 0.0, version=7).batch.arrays
+
+    assert made(on_stale="mask")["trained"].tolist() == [0, 0, 1, 1]
+    assert "trained" not in made(on_stale="mask", max_staleness=2)
+    assert "trained" not in made(on_stale="wait")
+    metrics = staleness_metrics(groups, 7, bound=1)
+    assert metrics == {
+        "staleness": 1.25,
+        "staleness_max": 2.0,
+        "staleness_p50": 1.0,
+        "staleness_p90": 2.0,
+        "staleness_p99": 2.0,
+        "fresh_token_frac": 0.25,
+        "masked_token_frac": 0.5,
+        "masked_turns": 0.0,
+    }
+    old = played("a", 0, [([1], [2]), ([1], [3])], each={"version_spans": ((3, 1),)})
+    assert staleness_metrics([grouped(old)], 7, bound=1)["masked_turns"] == 2
+    assert staleness_metrics([grouped(unplayed("a", 0))], 7)["fresh_token_frac"] == 1
 
 
 def test_zero_variance_uses_the_shaped_rewards() -> None:

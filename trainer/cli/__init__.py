@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
+from rollgym.evaluation.replay import TrainReplay, register_train_replay
 from rollgym.trainer.cli import config, dpo, model, plan, sft, train
 
 
@@ -16,3 +19,10 @@ def add_commands(app: typer.Typer) -> None:
     app.command("plan", epilog=plan.EPILOG)(plan.plan)
     app.add_typer(model.app, name="model", epilog=model.GET_EPILOG)
     app.add_typer(config.app, name="config", epilog=config.LIST_EPILOG)
+    register_train_replay(_replay)
+
+
+def _replay(run: Path, trust_code: bool) -> TrainReplay:
+    from rollgym.trainer.replay import replay_run  # imports torch
+
+    return replay_run(run, trust_code=trust_code)

@@ -22,8 +22,9 @@ class Batch:
 
     episodes: tuple[TokenEpisode, ...]
     arrays: dict[str, FloatArray]
-    """``behavior`` and ``advantages``; optionally ``returns``, ``values``, ``reference``, ``old``, and
-    ``staleness``: weight updates between the policy that sampled a token and the current one."""
+    """``behavior`` and ``advantages``; optionally ``returns``, ``values``, ``reference``, ``old``,
+    ``staleness``: weight updates between the policy that sampled a token and the current one, and
+    ``trained``: 0 for tokens without a gradient, else 1."""
     sequences: tuple[TokenSequence, ...] = field(init=False)
     episode_of: IntArray = field(init=False)
     """[sequences] Index of the episode of each sequence."""

@@ -27,12 +27,19 @@ GAP_LIMIT = {"float32": 0.2, "bfloat16": 0.5}
 
 
 def batch_weights(batch: Batch, episodes: Sequence[int], loss: LossConfig) -> FloatArray:
-    """Return the weight of each token in an optimizer step on these episodes."""
+    """Return the weight of each token in an optimizer step on these episodes.
+
+    Tokens that ``trained`` leaves out have weight 0 and are in no denominator.
+    """
     all_lengths = batch.lengths
     lengths = [all_lengths[number] for number in episodes]
+    keep = None
+    if "trained" in batch.arrays:
+        flags = batch.by_episode(batch.arrays["trained"])
+        keep = [flags[number] != 0 for number in episodes]
     weights = np.zeros(batch.num_tokens)
     weights[batch.token_indices(batch.sequences_of(episodes))] = np.concatenate(
-        token_weights(lengths, loss.aggregation, constant=loss.aggregation_constant)
+        token_weights(lengths, loss.aggregation, constant=loss.aggregation_constant, keep=keep)
     )
     return weights
 
@@ -42,6 +49,8 @@ def rows_with_gradient(batch: Batch, rows: list[int], loss: LossConfig) -> list[
     if loss.entropy_coef or (loss.kl_coef and loss.kl_in == "loss") or "returns" in batch.arrays:
         return rows
     advantages, starts = batch.arrays["advantages"], batch.starts
+    if "trained" in batch.arrays:
+        advantages = advantages * batch.arrays["trained"]
     chosen = [row for row in rows if np.any(advantages[starts[row] : starts[row + 1]])] or rows[:1]
     if loss.ratio_level == "episode":  # the ratio is over all rows of an episode
         episodes = set(batch.episode_of[chosen].tolist())

@@ -126,17 +126,43 @@ def _common_metrics(tokens: Tokens) -> dict[str, Metric]:
 
 
 def _importance(tokens: Tokens, config: LossConfig) -> PerToken:
-    """Truncated importance weights, proximal over behavior. They never carry a gradient."""
-    if config.tis_cap is None or not config.decoupled:
+    """Truncated importance weights, proximal over behavior, 0 for rejected tokens. They carry no gradient."""
+    if not config.decoupled or (config.tis_cap is None and not config.rejects):
         return torch.ones_like(tokens.weights), {}
-    full = bounded_exp(tokens.old - tokens.behavior)
-    weight = full.clamp(max=config.tis_cap)
-    log = {
+    log_ratio = tokens.old - tokens.behavior
+    full = bounded_exp(log_ratio)
+    kept, log = _rejection(tokens, log_ratio, config)
+    if config.tis_cap is None:
+        return kept.to(tokens.weights), log
+    weight = torch.where(kept, full.clamp(max=config.tis_cap), 0.0)
+    log |= {
         "importance": weight,
         "importance_squared": weight**2,
-        "tis_clip_frac": full > config.tis_cap,
+        "tis_clip_frac": kept & (full > config.tis_cap),
     }
     return weight, log
+
+
+def _rejection(tokens: Tokens, log_ratio: Tensor, config: LossConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """Which tokens are kept by ``reject_tokens`` and ``reject_sequences``, and the shares rejected.
+
+    A rejected token stays in every denominator, so that it makes no other token count more.
+    """
+    kept, log = torch.ones_like(tokens.mask), {}
+    if config.reject_tokens is not None:
+        kept = _within(bounded_exp(log_ratio), config.reject_tokens)
+        log["rejected_tokens"] = ~kept
+    if config.reject_sequences is not None:
+        lengths = _sequence_sums(tokens.mask.to(tokens.weights), tokens.sequence_ids).clamp(min=1)
+        mean = _sequence_sums(log_ratio, tokens.sequence_ids) / lengths
+        inside = _within(bounded_exp(mean), config.reject_sequences)
+        log["rejected_sequences"] = ~inside
+        kept = kept & inside
+    return kept, log
+
+
+def _within(ratio: Tensor, bounds: tuple[float, float]) -> Tensor:
+    return (ratio >= bounds[0]) & (ratio <= bounds[1])
 
 
 def _log_ratio(tokens: Tokens, config: LossConfig) -> Tensor:

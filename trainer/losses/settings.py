@@ -18,7 +18,8 @@ _COMMON = frozenset(
     {"name", "entropy_coef", "entropy_target", "kl_coef", "kl_estimator", "kl_in", "kl_target"}
     | {"aggregation", "aggregation_constant"}
 )
-_CLIP = frozenset({"clip_low", "clip_high", "decoupled", "tis_cap"})
+_IMPORTANCE = frozenset({"tis_cap", "reject_tokens", "reject_sequences"})
+_CLIP = frozenset({"clip_low", "clip_high", "decoupled"}) | _IMPORTANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ LOSS_SPECS: dict[str, LossSpec] = {
     "gspo": LossSpec(_CLIP | {"ratio_level"}, (3e-4, 4e-4)),
     "cispo": LossSpec(_CLIP, (1.0, 4.0)),
     "topr": LossSpec(frozenset({"topr_positive", "topr_negative", "ratio_level"})),
-    "reinforce": LossSpec(frozenset({"tis_cap"})),
+    "reinforce": LossSpec(_IMPORTANCE),
 }
 
 
@@ -70,6 +71,12 @@ class LossConfig:
     tis_cap: float | None = 2.0
     """Truncated importance sampling: cap of the weight proximal / rollout. ``.inf``: no cap; ``null``: no
     importance weight."""
+    reject_tokens: tuple[float, float] | None = None
+    """Bounds of the ratio proximal / rollout of a token; outside them it has no policy gradient. Default: no
+    bounds."""
+    reject_sequences: tuple[float, float] | None = None
+    """Bounds of the geometric mean of that ratio over a training sequence (an episode, with
+    ``ratio_level=episode``); outside them none of its tokens has a policy gradient. Default: no bounds."""
     entropy_coef: float = 0.0
     """Coefficient of the entropy bonus. Default: no bonus."""
     entropy_target: float | None = None
@@ -94,8 +101,9 @@ class LossConfig:
         spec = LOSS_SPECS.get(self.name)
         if spec is None and not deferred_names_allowed():
             raise UnknownName("policy loss", self.name, LOSS_SPECS, f"Losses: {', '.join(LOSS_SPECS)}.")
-        for name in ("topr_positive", "topr_negative"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("topr_positive", "topr_negative", "reject_tokens", "reject_sequences"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_values()
         self._check_kl()
         check_aggregation(self.aggregation, self.aggregation_constant)
@@ -104,9 +112,10 @@ class LossConfig:
             raise UsageError(
                 f"The loss {self.name!r} does not read {name}. Remove it, or choose {' or '.join(others)}."
             )
-        if not self.decoupled and "tis_cap" in self.changed:
+        unread = sorted(self.changed & _IMPORTANCE)
+        if not self.decoupled and unread:
             raise UsageError(
-                "decoupled=false takes the ratio to the rollout policy and does not read tis_cap. "
+                f"decoupled=false takes the ratio to the rollout policy and does not read {unread[0]}. "
                 "Remove one of the two."
             )
 
@@ -114,6 +123,11 @@ class LossConfig:
     def changed(self) -> frozenset[str]:
         """The settings that are not at their default."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+
+    @property
+    def rejects(self) -> bool:
+        """Whether tokens or sequences are rejected by their importance ratio."""
+        return self.reject_tokens is not None or self.reject_sequences is not None
 
     @property
     def clip(self) -> tuple[float, float]:
@@ -142,6 +156,10 @@ class LossConfig:
             bounds = getattr(self, name)
             valid = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1]
             _require(valid, f"{name} must be two bounds, 0 <= low <= high", bounds)
+        for name in ("reject_tokens", "reject_sequences"):
+            bounds = getattr(self, name)
+            valid = bounds is None or (len(bounds) == 2 and 0 <= bounds[0] <= 1 <= bounds[1])
+            _require(valid, f"{name} must be two bounds, 0 <= low <= 1 <= high", bounds)
         levels = ("sequence", "episode")
         _require(self.ratio_level in levels, "ratio_level must be 'sequence' or 'episode'", self.ratio_level)
         for name in ("entropy_coef", "kl_coef"):

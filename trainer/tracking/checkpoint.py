@@ -32,11 +32,11 @@ class Checkpoints:
 
         ``write`` fills a folder with everything that is not in ``state``, which holds JSON values.
         """
-        path = self._path(step)
+        path = self.path(step)
         self._write(path, {"step": step, **state}, write)
         # A damaged checkpoint of a later step was skipped and does not count.
         for old in [saved for saved in self.steps() if saved <= step][: -self._keep]:
-            shutil.rmtree(self._path(old), ignore_errors=True)
+            shutil.rmtree(self.path(old), ignore_errors=True)
         return path
 
     def save_best(self, step: int, state: dict[str, Any], write: Callable[[Path], None]) -> Path:
@@ -55,7 +55,7 @@ class Checkpoints:
         damaged = []
         for step in reversed(self.steps()):
             try:
-                return self._path(step), verify_checkpoint(self._path(step))
+                return self.path(step), verify_checkpoint(self.path(step))
             except ResultsError as error:
                 damaged.append(str(error))
                 notice(f"{error} Using the checkpoint before it.")
@@ -74,7 +74,8 @@ class Checkpoints:
             else:
                 old.rename(path)
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
+        """The folder of the checkpoint of a step."""
         return self.folder / f"step-{step:08d}"
 
     def _write(self, path: Path, state: dict[str, Any], write: Callable[[Path], None]) -> None:

@@ -121,6 +121,10 @@ class RunLogger:
             file.sync()
         for tracker in self._trackers:
             tracker.flush()
+        return self.sizes()
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes of all files, which need not be on disk yet."""
         return {name: file.size for name, file in self._files.items()}
 
     def rewind(self, marks: Mapping[str, int]) -> None:

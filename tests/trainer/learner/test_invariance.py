@@ -28,6 +28,7 @@ from rollgym.trainer.learner import forward as scoring  # noqa: E402
 from rollgym.trainer.learner import learner as learner_module  # noqa: E402
 from rollgym.trainer.learner import modules  # noqa: E402
 from rollgym.trainer.learner.learner import Learner  # noqa: E402
+from rollgym.trainer.learner.objective import batch_weights  # noqa: E402
 from rollgym.trainer.losses.settings import LossConfig  # noqa: E402
 
 LOSSES = [
@@ -279,6 +280,28 @@ def test_rows_without_an_advantage_are_computed_where_they_teach_something_else(
     found = gradient(batch, loss=LossConfig("grpo", **terms), critic=critic, max_tokens_per_microbatch=1)
     assert len(seen) == len(batch.sequences)
     assert differ(found, found | {name: 0 * value for name, value in found.items()}) > 1e-3
+
+
+@per_mode
+@pytest.mark.parametrize("critic", ["none", "shared"])
+def test_masked_tokens_have_no_gradient_and_are_in_no_denominator(mode: str, critic: str) -> None:
+    """Whatever the numbers of masked tokens are, the gradient is the same; and it is not zero."""
+    also = ("returns", "values") if critic == "shared" else ()
+    batch = mixed_batch(also=also)
+    trained = (np.arange(batch.num_tokens) % 3 != 0).astype(np.float64)
+    loss = weighing(mode, LossConfig("grpo", entropy_coef=0.1))
+    kept = gradient(batch.with_arrays(trained=trained), loss=loss, critic=critic)
+    other = {
+        name: np.where(trained, array, array + 5.0)
+        for name, array in batch.arrays.items()
+        if name in ("advantages", "returns", "behavior")
+    }
+    assert_same(kept, gradient(batch.with_arrays(trained=trained, **other), loss=loss, critic=critic))
+    assert differ(kept, gradient(batch, loss=loss, critic=critic)) > 1e-4
+    weights = batch_weights(batch.with_arrays(trained=trained), range(len(batch.episodes)), loss)
+    assert not weights[trained == 0].any()
+    if mode != "constant":
+        assert weights.sum() == pytest.approx(1.0)
 
 
 def test_a_batch_without_any_advantage_changes_nothing() -> None:

@@ -196,6 +196,53 @@ def test_far_ratios_stay_finite_and_are_counted(name: str) -> None:
         assert numbers["ratio_cut_off"] == 0.5
 
 
+def gradients(settings: LossConfig, ratios: list[float], lengths: list[int]) -> tuple[list[float], Any]:
+    """Derivatives by the log-probs, for tokens with these ratios proximal / rollout; and the metrics."""
+    fields = make_batch(lengths) | {
+        "logprobs": torch.full((len(ratios),), -1.0, dtype=torch.float64),
+        "old": torch.full((len(ratios),), -1.0, dtype=torch.float64),
+        "behavior": tensor(*(-1.0 - math.log(ratio) for ratio in ratios)),
+        "advantages": torch.ones(len(ratios), dtype=torch.float64),
+        "weights": torch.full((len(ratios),), 0.25, dtype=torch.float64),
+    }
+    tokens = tokens_of(fields)
+    result = policy_loss(tokens, settings)
+    result.loss.backward()
+    return tokens.logprobs.grad.tolist(), summary(result.metrics)
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_rejected_tokens_have_no_gradient_and_change_no_other(cap: float | None) -> None:
+    settings = LossConfig("grpo", tis_cap=cap, reject_tokens=(0.5, 4.0))
+    slopes, metrics = gradients(settings, [1.0, 0.4, 3.0, 5.0], [4])
+    assert slopes == pytest.approx([-0.25, 0.0, -0.25 * (cap or 1.0), 0.0])
+    assert metrics["rejected_tokens"] == 0.5
+
+
+def test_a_sequence_is_rejected_by_its_mean_ratio() -> None:
+    """The first sequence has the geometric mean 1, though single tokens are far off; the second has 3."""
+    settings = LossConfig("grpo", tis_cap=None, reject_sequences=(0.5, 2.0))
+    slopes, metrics = gradients(settings, [8.0, 0.125, 3.0, 3.0], [2, 2])
+    assert slopes == pytest.approx([-0.25, -0.25, 0.0, 0.0])
+    assert metrics["rejected_sequences"] == 0.5
+    both = LossConfig("grpo", tis_cap=None, reject_sequences=(0.5, 2.0), reject_tokens=(0.5, 10.0))
+    assert gradients(both, [8.0, 0.125, 3.0, 3.0], [2, 2])[0] == pytest.approx([-0.25, 0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "grpo", "reject_tokens": (1.5, 2.0)},
+        {"name": "grpo", "reject_sequences": (0.5,)},
+        {"name": "topr", "reject_tokens": (0.5, 2.0)},
+        {"name": "grpo", "decoupled": False, "reject_tokens": (0.5, 2.0)},
+    ],
+)
+def test_rejection_bounds_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="reject"):
+        LossConfig(**wrong)
+
+
 def test_terms_without_their_inputs_are_refused() -> None:
     fields = make_batch([3])
     bare = Tokens(**{k: v for k, v in fields.items() if k not in ("entropy", "reference")})

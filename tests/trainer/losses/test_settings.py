@@ -21,6 +21,8 @@ OTHER: dict[str, Any] = {
     "topr_negative": (0.0, 0.5),
     "decoupled": False,
     "tis_cap": 5.0,
+    "reject_tokens": (0.9, 1.1),
+    "reject_sequences": (0.9, 1.1),
 }
 COMMON = {"entropy_coef", "kl_coef", "kl_estimator", "kl_in"}
 BY_THE_LEARNER = {"ratio_level", "entropy_target", "kl_target", "aggregation", "aggregation_constant"}

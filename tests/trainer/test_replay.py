@@ -1,0 +1,125 @@
+"""Replay of training runs, and exact resumption of asynchronous ones."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import Forge, lines, write
+
+from rollgym.core.errors import UsageError
+from rollgym.core.types import Group
+from rollgym.trainer.replay import replay_run
+from rollgym.trainer.step_log import read_groups, read_steps
+
+Run = Callable[..., Path]
+AHEAD: dict[str, Any] = {
+    "rollout": {"max_staleness": 2, "max_in_flight": 7},
+    "checkpoints": {"every": 4, "keep": 2},
+    "evaluation": {"every": 3, "episodes": 4},
+    "stop": {"steps": 8},
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rollout": {"max_staleness": 0}},
+        {"rollout": {"max_staleness": 1, "on_stale": "mask"}},
+        {"loss": {"name": "grpo", "kl_coef": 0.05, "kl_target": 0.01, "reject_tokens": [0.5, 2]}},
+        {"estimator": "gae", "learner": {"critic": "shared"}, "loss": {"name": "ppo", "entropy_coef": 0.01}},
+    ],
+    ids=["wait", "synchronous", "mask", "kl", "critic"],
+)
+def test_a_replay_has_the_same_batches_and_weights(train_here: Run, changes: dict[str, Any]) -> None:
+    folder = train_here("run", **{**AHEAD, **changes})
+    seen: list[int] = []
+    result = replay_run(folder, on_step=seen.append)
+    assert result.same, result.different
+    assert seen == list(range(1, 9))
+    assert result.weights == ["checkpoint 4", "checkpoint 8", "final"]
+
+
+def test_a_run_with_a_warm_start_is_replayed_from_a_checkpoint(train_here: Run) -> None:
+    warm = {"agent": "random", "only_successful": False, "episodes": 4, "epochs": 1}
+    folder = train_here("run", **AHEAD, warm_start=warm)
+    result = replay_run(folder)
+    assert result.same, result.different
+    assert (result.first_step, result.last_step) == (5, 8)
+    assert "warm start" in result.notes[0]
+
+
+def test_a_changed_recording_is_found_at_its_step(train_here: Run) -> None:
+    folder = train_here("run", **AHEAD)
+    path = folder / "episodes.jsonl"
+    text = path.read_text().splitlines()
+    number = next(i for i, line in enumerate(text) if json.loads(line)["step"] == 6)
+    episode = json.loads(text[number])
+    episode["turns"][0]["logprobs"][0] = round(episode["turns"][0]["logprobs"][0] - 0.5, 3)
+    before, changed = len(text[number]), json.dumps(episode, separators=(",", ":"), ensure_ascii=False)
+    text[number] = changed + " " * (before - len(changed))
+    path.write_text("\n".join(text) + "\n")
+    result = replay_run(folder)
+    assert result.different == ["step 6: the batch differs from the recorded one"]
+    assert result.lines()[-1].endswith("different")
+
+
+def test_what_cannot_be_replayed_is_refused(train_here: Run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"not the folder of a training run: it has no manifest\.json"):
+        replay_run(tmp_path)
+    folder = train_here("run", stop={"steps": 1}, tracking={"tensorboard": False, "episodes": "none"})
+    with pytest.raises(UsageError, match=r"tracking\.episodes=none"):
+        replay_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("moment", "call", "kept"),
+    [
+        ("rollgym.trainer.learner.learner:Learner.update", 7, 6),  # in the middle of step 7
+        ("rollgym.trainer.train_run:TrainRun.log_step", 7, 6),  # step 7 has metrics and episodes only
+        ("rollgym.trainer.train_run:TrainRun.after_step", 7, 7),  # step 7 is complete
+        ("rollgym.trainer.train_run:TrainRun.evaluate", 3, 6),  # in the evaluation after step 6
+    ],
+)
+def test_a_killed_run_continues_exactly_from_its_log(
+    forge: Forge, tmp_path: Path, moment: str, call: int, kept: int
+) -> None:
+    """Checkpoints are at the steps 0, 4 and 8; the run is killed after step 6 or 7 and then resumed."""
+    write(tmp_path, **AHEAD)
+    train = ("train", "small.yaml", "--out", "run", "--plain")
+    assert forge.run(tmp_path, *train, at=(moment, call)) == -9
+    folder = tmp_path / "run"
+    logged = {step.step: (step.groups, step.batch) for step in read_steps(folder)}
+    assert max(logged) == kept
+    metrics = [line for line in lines(folder / "metrics.jsonl") if line["step"] <= kept]
+    assert forge.run(tmp_path, *train, "--resume") == 0, (tmp_path / "err.txt").read_text()
+    after = {step.step: (step.groups, step.batch) for step in read_steps(folder)}
+    assert list(after) == list(range(1, 9))
+    assert {step: after[step] for step in logged} == logged, "the logged steps are kept, not played again"
+    assert lines(folder / "metrics.jsonl")[:kept] == metrics, "nor written again"
+    assert [line["step"] for line in lines(folder / "metrics.jsonl")] == list(range(1, 9))
+    trained = [name for groups, _ in after.values() for name, _ in groups]
+    assert len(set(trained)) == len(trained) == 16, "no group is trained on twice"
+    evaluated = [line["step"] for line in lines(folder / "evaluations.jsonl")]
+    assert evaluated == [0, 3, 6, 8]
+    assert forge.run(tmp_path, "replay", "run", "--train", "--json") == 0, (tmp_path / "out.txt").read_text()
+    result = json.loads((tmp_path / "out.txt").read_text())
+    assert result["same"]
+    assert (result["first_step"], result["last_step"]) == (1, 8)
+    assert result["weights"] == ["checkpoint 4", "checkpoint 8", "final"]
+
+
+def test_the_event_log_says_which_episodes_a_step_was_trained_on(train_here: Run) -> None:
+    folder = train_here("run", **AHEAD)
+    steps = read_steps(folder)
+    start, found = 0, []
+    for logged in steps:
+        groups: list[Group] = read_groups(folder, logged, start, 4)
+        start = logged.marks["episodes.jsonl"]
+        found += [(logged.step, episode.spec.episode_id) for group in groups for episode in group.episodes]
+    episodes = lines(folder / "episodes.jsonl")
+    assert found == [(episode["step"], episode["spec"]["episode_id"]) for episode in episodes]
+    taken = [event["group"] for event in lines(folder / "events.jsonl") if event["kind"] == "group_taken"]
+    assert [name for logged in steps for name, _ in logged.groups] == taken[: 2 * len(steps)]
