@@ -113,8 +113,17 @@ class Learner:
             torch.set_num_threads(config.threads)
         self._keeps_reference = options.keep_reference and not options.value_only
         reference = self._keeps_reference and bool(loss.kl_coef) and config.lora is None
-        self.modules = TrainedModules(model, config, options, self._device, self._group, reference=reference)
         self.strategy = spec.make(config, self._device, self._group, cpu_offload=options.cpu_offload)
+        self.modules = TrainedModules(
+            model,
+            config,
+            options,
+            self._device,
+            self._group,
+            reference=reference,
+            on_meta=self.strategy.builds_on_meta,
+            autocast=not self.strategy.casts_weights,
+        )
         with self._rank_errors("start"):
             self.strategy.wrap(self.modules)
             self._wrap_reference()

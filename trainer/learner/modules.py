@@ -17,10 +17,17 @@ from rollgym.engines.embedded.precision import choose_dtype
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
 from rollgym.trainer.learner.forward import Layout, distinct, has_plain_head, parts, score, states
-from rollgym.trainer.learner.layout import choose_layout, known_layout, use_layout
+from rollgym.trainer.learner.layout import LayoutChoice, choose_layout, force_layout, known_layout, use_layout
 from rollgym.trainer.learner.lean_modules import WeightCasts, make_lean, shrink_frozen
 from rollgym.trainer.learner.lora import add_lora
 from rollgym.trainer.learner.process_group import ProcessGroup
+from rollgym.trainer.learner.sharded_loading import (
+    Owners,
+    build_on_meta,
+    load_shards,
+    parameter_owners,
+    read_first_layers,
+)
 
 Outputs = Literal["scores", "values", "both"]
 """What a policy module computes: log-probs and entropy, values, or all three."""
@@ -44,12 +51,12 @@ def mixed_precision(device: str, bfloat16: bool) -> torch.autocast:
 class Critic(nn.Module):
     """A zero-initialized value head on the policy's hidden states, or on a copy of its transformer's."""
 
-    def __init__(self, policy: Any, *, separate: bool) -> None:
+    def __init__(self, policy: Any, *, separate: bool, device: torch.device | None = None) -> None:
         super().__init__()
         body, head = parts(policy)
         width = head.weight.shape[1]
         self.body: Any = copy.deepcopy(body) if separate else None
-        self.head = nn.Linear(width, 1, device=head.weight.device, dtype=torch.float32)
+        self.head = nn.Linear(width, 1, device=device or head.weight.device, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -134,7 +141,16 @@ class CriticModule(nn.Module):
 class TrainedModules:
     """Policy, critic and reference of a learner on its device, before a strategy wraps them.
 
-    ``group``: the ranks, which must agree on a layout. ``reference``: keep a frozen copy of the policy.
+    Args:
+        model: A model folder, or a model.
+        config: The learner's.
+        options: The learner's.
+        device: The learner's.
+        group: The ranks, which must agree on a layout.
+        reference: Keep a frozen copy of the policy.
+        on_meta: Build without weights; the strategy calls `load_weights` after sharding. For a model folder
+            in safetensors format; any other model is whole at first.
+        autocast: Compute in bfloat16 by autocast, if at all; else the strategy casts the weights.
     """
 
     def __init__(
@@ -146,27 +162,38 @@ class TrainedModules:
         group: ProcessGroup | None,
         *,
         reference: bool,
+        on_meta: bool = False,
+        autocast: bool = True,
     ) -> None:
         self._config, self._temperature, self._device = config, options.temperature, device
-        plain: Any = model if options.share_model else load_model(model, device)
+        self._on_meta, self._folder, self._reference_folder = on_meta, _folder(model), _folder(model)
+        self._owners: list[Owners] = []
+        self._bodies: list[nn.Module] = []
+        plain: Any = None
+        if on_meta and self._folder is not None:
+            plain = build_on_meta(self._folder)
+        if plain is None:
+            self._folder = self._reference_folder = None
+            plain = model if options.share_model else load_model(model, device)
         self.parameters = sum(parameter.numel() for parameter in plain.parameters())
         """Number of the policy's parameters, trained or not."""
         self.dtype = choose_dtype(config.dtype, device, self.parameters)
         """The compute dtype; weights are float32."""
-        choose = known_layout if options.share_model else choose_layout
-        self.layout = choose(plain, config.layout).agree(group)
-        self._chunk_logits = has_plain_head(plain)
-        self._module_options: Any = {"layout": self.layout.layout, "bfloat16": self.dtype == torch.bfloat16}
+        self.layout, self._chunk_logits = self._check(plain, options, group)
+        bfloat16 = autocast and self.dtype == torch.bfloat16
+        self._module_options: Any = {"layout": self.layout.layout, "bfloat16": bfloat16}
         self.reference_model: Any = copy.deepcopy(plain).requires_grad_(False) if reference else None
         self.value_only = options.value_only
         self.critic: Critic | None = None
         """Trained beside the policy; a value-only learner's critic is its `model`."""
         if config.critic != "none" and not self.value_only:
-            self.critic = Critic(plain, separate=config.critic == "separate")
-        self.model: Any = plain if config.lora is None else add_lora(plain, config.lora)
+            self.critic = Critic(plain, separate=config.critic == "separate", device=device)
+        self._note_owners(plain)
+        self.model: Any = plain if config.lora is None else add_lora(plain, config.lora, device)
         """Trained module: a transformers or peft model, or a `Critic`."""
         if self.value_only:
-            self.model = Critic(plain, separate=True)
+            self.model = Critic(plain, separate=True, device=device)
+            self._note_body(plain, self.model)
         elif config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
             for module in self.model.modules():
@@ -201,8 +228,40 @@ class TrainedModules:
 
     def load_reference(self, model: Path) -> None:
         """Read another reference policy."""
-        self.reference_model = load_model(model, self._device).requires_grad_(False)
-        use_layout(self.reference_model, self.layout.layout)
+        plain = build_on_meta(model) if self._on_meta else None
+        self._reference_folder = None if plain is None else model
+        if plain is None:
+            self.reference_model = load_model(model, self._device).requires_grad_(False)
+            use_layout(self.reference_model, self.layout.layout)
+        else:
+            self.reference_model = plain.requires_grad_(False)
+            force_layout(plain, self.layout.layout)
+
+    def _note_owners(self, plain: Any) -> None:
+        """Note which parameters are read into the policy, before adapters rename them, and into a critic."""
+        if not self.value_only:
+            self._owners.append(parameter_owners(plain))
+            self._bodies.append(plain)
+        critic = self.critic
+        if critic is not None and critic.body is not None:
+            self._note_body(plain, critic)
+
+    def _note_body(self, plain: Any, critic: Critic) -> None:
+        inside = next(name for name, module in plain.named_modules() if module is parts(plain)[0])
+        self._owners.append(parameter_owners(critic.body, f"{inside}."))
+        self._bodies.append(critic.body)
+
+    def load_weights(self, device: torch.device) -> None:
+        """Read the weights of a policy and critic that were built without, after they were sharded."""
+        if self._folder is not None:
+            for owners, body in zip(self._owners, self._bodies, strict=True):
+                load_shards(self._folder, owners, body, device)
+
+    def load_reference_weights(self, device: torch.device) -> None:
+        """Read the weights of a reference policy that was built without, after it was sharded."""
+        if self._reference_folder is not None and self.reference_model is not None:
+            owners = parameter_owners(self.reference_model)
+            load_shards(self._reference_folder, owners, self.reference_model, device)
 
     def reference_module(self) -> PolicyModule | None:
         """Return a module of the reference policy, not wrapped yet."""
@@ -240,6 +299,23 @@ class TrainedModules:
         """Return a context in which weights do not change, so that each is cast once."""
         return nullcontext() if self.weight_casts is None else self.weight_casts.keep()
 
+    def _check(
+        self, plain: Any, options: LearnerOptions, group: ProcessGroup | None
+    ) -> tuple[LayoutChoice, bool]:
+        """Choose the layout of rows, and whether logits may be computed in chunks.
+
+        Without weights, both are checked on the first layers, or on all of a model that cannot be cut.
+        """
+        asked = self._config.layout
+        if self._folder is None:
+            choose = known_layout if options.share_model else choose_layout
+            return choose(plain, asked).agree(group), has_plain_head(plain)
+        probe = read_first_layers(self._folder, self._device)
+        probe = load_model(self._folder, self._device) if probe is None else probe
+        choice = choose_layout(probe, asked).agree(group)
+        force_layout(plain, choice.layout)
+        return choice, has_plain_head(probe)
+
     def _policy_module(
         self, model: Any, critic: Critic | None, casts: WeightCasts | None = None
     ) -> PolicyModule:
@@ -251,3 +327,7 @@ class TrainedModules:
             casts=casts,
             **self._module_options,
         )
+
+
+def _folder(model: nn.Module | Path) -> Path | None:
+    return model if isinstance(model, Path) else None
