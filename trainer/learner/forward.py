@@ -125,7 +125,7 @@ def score(
         cast = None if casts is None else casts(head.weight)
 
         def compute(hidden: Tensor) -> tuple[Tensor, Tensor]:
-            return chunked.chunked_logprobs(hidden, head.weight, head.bias, at, targets, temperature, cast)
+            return chunked.chunked_logprobs(hidden, head.weight, head.bias, again, targets, temperature, cast)
 
         logprobs, entropy = _through(head, compute, hidden)
         return TokenStats(logprobs, entropy[at], hidden[at])

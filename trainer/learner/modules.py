@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rollgym.engines.embedded.model import read_module
 from rollgym.engines.embedded.offload import trim_memory
 from rollgym.engines.embedded.precision import choose_dtype
 from rollgym.trainer.data.sequences import TokenSequence
@@ -22,22 +21,15 @@ from rollgym.trainer.learner.lean_modules import WeightCasts, make_lean, shrink_
 from rollgym.trainer.learner.lora import add_lora
 from rollgym.trainer.learner.process_group import ProcessGroup
 from rollgym.trainer.learner.sharded_loading import (
+    ModelSource,
     Owners,
-    build_on_meta,
-    load_shards,
+    load_model,
     parameter_owners,
-    read_first_layers,
+    source_of,
 )
 
 Outputs = Literal["scores", "values", "both"]
 """What a policy module computes: log-probs and entropy, values, or all three."""
-
-
-def load_model(model: nn.Module | Path, device: torch.device) -> Any:
-    """Read or copy a model onto a device, in float32 and evaluation mode."""
-    plain: Any = read_module(model, torch.float32) if isinstance(model, Path) else copy.deepcopy(model)
-    # Weights are float32 whatever the compute dtype: a step is too small for bfloat16.
-    return plain.to(device=device, dtype=torch.float32).train(False)
 
 
 def mixed_precision(device: str, bfloat16: bool) -> torch.autocast:
@@ -142,7 +134,7 @@ class TrainedModules:
     """Policy, critic and reference of a learner on its device, before a strategy wraps them.
 
     Args:
-        model: A model folder, or a model.
+        model: A model folder, a model, or a source of one.
         config: The learner's.
         options: The learner's.
         device: The learner's.
@@ -155,7 +147,7 @@ class TrainedModules:
 
     def __init__(
         self,
-        model: nn.Module | Path,
+        model: nn.Module | Path | ModelSource,
         config: LearnerConfig,
         options: LearnerOptions,
         device: torch.device,
@@ -166,15 +158,25 @@ class TrainedModules:
         autocast: bool = True,
     ) -> None:
         self._config, self._temperature, self._device = config, options.temperature, device
-        self._on_meta, self._folder, self._reference_folder = on_meta, _folder(model), _folder(model)
+        self._on_meta = on_meta
         self._owners: list[Owners] = []
         self._bodies: list[nn.Module] = []
-        plain: Any = None
-        if on_meta and self._folder is not None:
-            plain = build_on_meta(self._folder)
-        if plain is None:
-            self._folder = self._reference_folder = None
-            plain = model if options.share_model else load_model(model, device)
+        self._source: ModelSource | None = None
+        """Source of weights that are loaded after sharding; ``None``: the model has them from the start."""
+        self._given = model if not isinstance(model, nn.Module | Path) else None
+        plain: Any
+        if options.share_model:
+            plain = model
+        elif isinstance(model, nn.Module):
+            plain = load_model(model, device)
+        else:
+            source = source_of(model) if on_meta and isinstance(model, Path) else self._given
+            self._source = source if on_meta else None
+            if self._source is not None:
+                plain = self._source.build()
+            else:
+                plain = load_model(model, device) if isinstance(model, Path) else model.load_whole(device)
+        self._reference_source = self._source
         self.parameters = sum(parameter.numel() for parameter in plain.parameters())
         """Number of the policy's parameters, trained or not."""
         self.dtype = choose_dtype(config.dtype, device, self.parameters)
@@ -228,14 +230,14 @@ class TrainedModules:
 
     def load_reference(self, model: Path) -> None:
         """Read another reference policy."""
-        plain = build_on_meta(model) if self._on_meta else None
-        self._reference_folder = None if plain is None else model
-        if plain is None:
+        source = source_of(model) if self._on_meta else None
+        self._reference_source = source
+        if source is None:
             self.reference_model = load_model(model, self._device).requires_grad_(False)
             use_layout(self.reference_model, self.layout.layout)
         else:
-            self.reference_model = plain.requires_grad_(False)
-            force_layout(plain, self.layout.layout)
+            self.reference_model = source.build().requires_grad_(False)
+            force_layout(self.reference_model, self.layout.layout)
 
     def _note_owners(self, plain: Any) -> None:
         """Note which parameters are read into the policy, before adapters rename them, and into a critic."""
@@ -253,15 +255,15 @@ class TrainedModules:
 
     def load_weights(self, device: torch.device) -> None:
         """Read the weights of a policy and critic that were built without, after they were sharded."""
-        if self._folder is not None:
+        if self._source is not None:
             for owners, body in zip(self._owners, self._bodies, strict=True):
-                load_shards(self._folder, owners, body, device)
+                self._source.load(owners, body, device)
 
     def load_reference_weights(self, device: torch.device) -> None:
         """Read the weights of a reference policy that was built without, after it was sharded."""
-        if self._reference_folder is not None and self.reference_model is not None:
+        if self._reference_source is not None and self.reference_model is not None:
             owners = parameter_owners(self.reference_model)
-            load_shards(self._reference_folder, owners, self.reference_model, device)
+            self._reference_source.load(owners, self.reference_model, device)
 
     def reference_module(self) -> PolicyModule | None:
         """Return a module of the reference policy, not wrapped yet."""
@@ -302,19 +304,16 @@ class TrainedModules:
     def _check(
         self, plain: Any, options: LearnerOptions, group: ProcessGroup | None
     ) -> tuple[LayoutChoice, bool]:
-        """Choose the layout of rows, and whether logits may be computed in chunks.
-
-        Without weights, both are checked on the first layers, or on all of a model that cannot be cut.
-        """
+        """Choose the layout of rows, and whether logits may be computed in chunks."""
         asked = self._config.layout
-        if self._folder is None:
+        source = self._source or self._given
+        if source is None:
             choose = known_layout if options.share_model else choose_layout
             return choose(plain, asked).agree(group), has_plain_head(plain)
-        probe = read_first_layers(self._folder, self._device)
-        probe = load_model(self._folder, self._device) if probe is None else probe
-        choice = choose_layout(probe, asked).agree(group)
+        choice, plain_head = source.check(asked, self._device)
+        choice = choice.agree(group)
         force_layout(plain, choice.layout)
-        return choice, has_plain_head(probe)
+        return choice, plain_head
 
     def _policy_module(
         self, model: Any, critic: Critic | None, casts: WeightCasts | None = None
@@ -327,7 +326,3 @@ class TrainedModules:
             casts=casts,
             **self._module_options,
         )
-
-
-def _folder(model: nn.Module | Path) -> Path | None:
-    return model if isinstance(model, Path) else None

@@ -11,8 +11,9 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -20,11 +21,15 @@ from torch.distributed.tensor import DTensor, Shard
 
 from rollgym.core.errors import UsageError, one_line
 from rollgym.core.trust import check_model_folder
-from rollgym.engines.embedded.model import no_progress_bar
+from rollgym.engines.embedded.model import no_progress_bar, read_module
 from rollgym.models.checkpoint_names import model_on_meta
+from rollgym.trainer.learner.forward import has_plain_head
+from rollgym.trainer.learner.layout import LayoutChoice, choose_layout
 
 Owners = Mapping[str, tuple[nn.Module, str]]
 """The module and attribute of each parameter, by its name in the transformers model."""
+Checked = tuple[LayoutChoice, bool]
+"""The layout of rows, and whether logits may be computed in chunks."""
 FEWEST = 2
 """Layers of `read_first_layers` at least: a first and a last one."""
 
@@ -94,6 +99,59 @@ def parameter_owners(model: nn.Module, prefix: str = "") -> Owners:
     }
 
 
+def load_model(model: nn.Module | Path, device: torch.device) -> Any:
+    """Read or copy a model onto a device, in float32 and evaluation mode."""
+    plain: Any = read_module(model, torch.float32) if isinstance(model, Path) else copy.deepcopy(model)
+    # Weights are float32 whatever the compute dtype: a step is too small for bfloat16.
+    return plain.to(device=device, dtype=torch.float32).train(False)
+
+
+class ModelSource(Protocol):
+    """Where the weights of a model come from that is built without them."""
+
+    def build(self) -> Any:
+        """Return the model on the meta device, in float32."""
+
+    def check(self, asked: Literal["auto", "padded", "packed"], device: torch.device) -> Checked:
+        """Return the layout of rows, and whether logits may be computed in chunks."""
+
+    def load(self, owners: Owners, model: nn.Module, device: torch.device) -> None:
+        """Replace this rank's parameters and the buffers, which are on the meta device."""
+
+    def load_whole(self, device: torch.device) -> Any:
+        """Return the model with all weights on a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """A model folder with safetensors files."""
+
+    folder: Path
+
+    def build(self) -> Any:
+        """Return the model on the meta device, in float32."""
+        return build_on_meta(self.folder)
+
+    def check(self, asked: Literal["auto", "padded", "packed"], device: torch.device) -> Checked:
+        """Check the first layers, or all of a model that cannot be cut."""
+        probe = read_first_layers(self.folder, device)
+        probe = self.load_whole(device) if probe is None else probe
+        return choose_layout(probe, asked), has_plain_head(probe)
+
+    def load(self, owners: Owners, model: nn.Module, device: torch.device) -> None:
+        """Read this rank's shards."""
+        load_shards(self.folder, owners, model, device)
+
+    def load_whole(self, device: torch.device) -> Any:
+        """Read the model."""
+        return load_model(self.folder, device)
+
+
+def source_of(folder: Path) -> FolderSource | None:
+    """Return the source of a model folder; None if its model must be read as a whole."""
+    return None if build_on_meta(folder) is None else FolderSource(folder)
+
+
 @torch.no_grad()
 def load_shards(folder: Path, owners: Owners, model: nn.Module, device: torch.device) -> None:
     """Read this rank's shards of parameters that are on the meta device, and make the buffers.
@@ -122,10 +180,19 @@ def load_shards(folder: Path, owners: Owners, model: nn.Module, device: torch.de
     for name, (module, attribute) in owners.items():
         old = shards[name]
         if id(old) not in done:
-            done[id(old)] = nn.Parameter(loaded[name].data, requires_grad=old.requires_grad)
+            done[id(old)] = nn.Parameter(_unmapped(loaded[name]), requires_grad=old.requires_grad)
         module._parameters[attribute] = done[id(old)]
     buffers = dict(source.named_buffers())
     _copy_buffers(model, buffers, device)
+
+
+def _unmapped(shard: Any) -> DTensor:
+    """Return a shard that is no view of a file in memory, which may be replaced while it is used."""
+    result: DTensor = shard.data
+    local = result._local_tensor
+    if local.untyped_storage().nbytes() > local.nbytes:
+        result._local_tensor = local.clone()
+    return result
 
 
 def _on_meta(whole: torch.Tensor, mesh: Any) -> DTensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -33,7 +35,7 @@ class Fsdp2Strategy(ParallelStrategy):
         """Shard the modules in place, read the shards, and make the optimizer."""
         for module in (modules.policy, modules.separate_critic):
             if module is not None:
-                shard(module, self.cpu_offload, modules.dtype)
+                shard(module, self.cpu_offload, modules.dtype, self.mesh)
         with all_or_none(self.group):
             modules.load_weights(self._stored_on)
         for module in (modules.policy, modules.separate_critic):
@@ -42,11 +44,16 @@ class Fsdp2Strategy(ParallelStrategy):
 
     def wrap_frozen(self, module: PolicyModule) -> PolicyModule:
         """Shard the module, and read its shards."""
-        self._frozen = shard(module, self.cpu_offload, self.modules.dtype)
+        self._frozen = shard(module, self.cpu_offload, self.modules.dtype, self.mesh)
         with all_or_none(self.group):
             self.modules.load_reference_weights(self._stored_on)
         reset_shards(self._frozen)
         return cast(PolicyModule, self._frozen)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The ranks that share the parameters."""
+        return init_device_mesh(self.device.type, (self.world,))
 
     @property
     def _stored_on(self) -> torch.device:
@@ -82,15 +89,19 @@ class Fsdp2Strategy(ParallelStrategy):
         return moved
 
 
-def shard(module: Any, cpu_offload: bool, dtype: torch.dtype = torch.float32) -> Any:
+def shard(
+    module: Any, cpu_offload: bool, dtype: torch.dtype = torch.float32, mesh: DeviceMesh | None = None
+) -> Any:
     """Shard a module in place: layers, embedding and head are gathered one by one, the rest at once.
 
     ``dtype``: gathered weights are cast to it. Gradients are summed over ranks in float32.
+    ``mesh``: the ranks; default: all.
     """
     options: dict[str, Any] = {
+        "mesh": mesh,
         "offload_policy": CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
         if cpu_offload
-        else OffloadPolicy()
+        else OffloadPolicy(),
     }
     for inner in list(module.modules()):
         if isinstance(inner, Critic):

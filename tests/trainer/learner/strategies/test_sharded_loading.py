@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from learner_cases import tiny, with_experts
 from rank_cases import Ranks, make_any, numbers_any, train_any
 
@@ -22,7 +23,7 @@ def written(folder: Path, given: dict[str, Any]) -> Path:
     """The folder of the model that a learner is given."""
     experts = given.get("experts")
     model = tiny(0, **given.get("model", {})) if experts is None else with_experts(experts)
-    model.save_pretrained(folder)
+    model.to(given.get("saved_as", torch.float32)).save_pretrained(folder)
     return folder
 
 
@@ -59,8 +60,8 @@ def test_another_reference_is_read_shard_by_shard(pair: Ranks, tmp_path: Path) -
 def test_no_rank_holds_a_whole_model(pair: Ranks, tmp_path: Path) -> None:
     """Not even while it starts: of 16 layers, two are read to choose the layout."""
     sizes = {"num_hidden_layers": 16, "hidden_size": 256, "intermediate_size": 1024}
-    folder = written(tmp_path / "model", {"model": sizes})
-    whole = (folder / "model.safetensors").stat().st_size
+    folder = written(tmp_path / "model", {"model": sizes, "saved_as": torch.bfloat16})
+    whole = 2 * (folder / "model.safetensors").stat().st_size  # in float32
     pair("start_peak", folder)  # imports
     for peak in pair.try_all("start_peak", folder):
         # Policy and reference, of which each rank holds one half, and what is read at the moment.
