@@ -107,7 +107,7 @@ def load_model(model: nn.Module | Path, device: torch.device) -> Any:
 
 
 class ModelSource(Protocol):
-    """Where the weights of a model come from that is built without them."""
+    """Source of the weights of a model that is built without them."""
 
     def build(self) -> Any:
         """Return the model on the meta device, in float32."""
@@ -187,7 +187,7 @@ def load_shards(folder: Path, owners: Owners, model: nn.Module, device: torch.de
 
 
 def _unmapped(shard: Any) -> DTensor:
-    """Return a shard that is no view of a file in memory, which may be replaced while it is used."""
+    """Return a shard with its own memory: a view of a mapped file would change with the file."""
     result: DTensor = shard.data
     local = result._local_tensor
     if local.untyped_storage().nbytes() > local.nbytes:

@@ -85,7 +85,9 @@ def simulate(
             "learner.strategy."
         )
     if dist.is_initialized():
-        raise UsageError("A simulation makes a process group of its own: call leave_group first.")
+        raise UsageError(
+            "A simulation makes a process group, but this process is in one already: call leave_group first."
+        )
     device = _register_device()
     dtype = "bfloat16" if config.dtype in (None, "auto") else config.dtype
     count = StorageCount(fake_only=True)
