@@ -201,9 +201,7 @@ def simulated(case: str, kind: str) -> dict[str, int]:
 
     name, _, ranks = case.partition(":")
     shape, (checkpointing, rank) = find_model(name), CASES[kind]
-    work = Workload(
-        prompt_tokens=6192, reply_tokens=2000, context=8192, checkpointing=checkpointing
-    )
+    work = Workload(prompt_tokens=6192, reply_tokens=2000, context=8192, checkpointing=checkpointing)
     job = Job(actor=shape, lora_rank=rank, workload=work)
     state = memory.training_state(shape, int(ranks), "weights", rank)
     said = sum(state.values()) + memory.update_activations(shape, job, vocabulary=True)
@@ -233,7 +231,7 @@ def compare(cases: list[str]) -> None:
 
 
 def main() -> None:
-Print a table, one process for each way."""
+    """Print a table, one process for each way."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (
         ("layers", 8),
