@@ -172,6 +172,13 @@ def _tensor_parallels(
     heads = job.actor.heads
     pinned = pins.get("actor_infer")
     asked = requested.tensor_parallel
+    if not job.tensor_parallel_engine:
+        if asked is not None and asked > 1:
+            raise UsageError(
+                f"devices.tensor_parallel is {asked}, but the embedded engine uses one device: set "
+                "engine.kind=sglang."
+            )
+        return [1]
     if asked is not None and heads % asked:
         raise UsageError(
             f"devices.tensor_parallel is {asked}, which does not divide the {heads} heads of "

@@ -80,6 +80,8 @@ class Job:
     precision: Precision = "mixed"
     """``mixed``: learners compute in bfloat16 with float32 weights, engines use bfloat16. ``float32``:
     float32 throughout, as on CPUs."""
+    tensor_parallel_engine: bool = True
+    """Whether the engine can use several devices; the embedded engine cannot."""
     workload: Workload = field(default_factory=Workload)
 
     def models(self) -> dict[Role, ModelShape]:

@@ -228,6 +228,14 @@ def test_infeasible_plans_are_rejected_with_numbers_and_fixes() -> None:
     assert fits(gpu_cluster(nodes=4, gpus=8, model="H100"), job, DeviceConfig())
 
 
+def test_an_engine_without_tensor_parallelism_gets_one_device() -> None:
+    job = Job(actor=PRESETS["7b"], workload=LONG, tensor_parallel_engine=False)
+    cluster = gpu_cluster(gpus=8, model="H100")
+    assert make_plan(cluster, job).plan.placements["actor_infer"].tensor_parallel == 1
+    with pytest.raises(UsageError, match="the embedded engine uses one device: set engine.kind=sglang"):
+        make_plan(cluster, job, DeviceConfig(tensor_parallel=2))
+
+
 @pytest.mark.parametrize(
     ("requested", "words"),
     [

@@ -41,11 +41,16 @@ def plan_training(
     name: str | None, overrides: Sequence[str], cluster: str | None = None, what_if: WhatIf | None = None
 ) -> PlanReport:
     """Plan a config, by name or path, on a cluster (see `find_cluster`)."""
-    if name is None:
-        raise UsageError("No config given: pass a YAML file or a name from `rollgym config list`.")
-    config = load(TrainConfig, find_config(name), overrides)
+    config = read_train_config(name, overrides)
     devices = find_cluster(cluster)
     return make_plan(devices, job_of(config, devices, what_if or WhatIf()), config.devices)
+
+
+def read_train_config(name: str | None, overrides: Sequence[str]) -> TrainConfig:
+    """Read a config, by name or path, with overrides."""
+    if name is None:
+        raise UsageError("No config given: pass a YAML file or a name from `rollgym config list`.")
+    return load(TrainConfig, find_config(name), overrides)
 
 
 def job_of(config: TrainConfig, cluster: Cluster, what_if: WhatIf) -> Job:
@@ -63,6 +68,7 @@ def job_of(config: TrainConfig, cluster: Cluster, what_if: WhatIf) -> Job:
         reward=_reward_shape(config, what_if),
         lora_rank=None if learner.lora is None else learner.lora.rank,
         precision="float32" if dtype == "float32" else "mixed",
+        tensor_parallel_engine=config.engine.kind != "embedded",
         workload=workload(config, actor, what_if),
     )
 

@@ -6,6 +6,7 @@ every partition into micro-batches has the same gradient; the partition affects 
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -100,16 +101,18 @@ def micro_batches(lengths: Sequence[int], budget: int, *, padded: bool) -> list[
     if padded:
         return _in_order(order, lengths, budget)
     parts: list[list[int]] = []
-    room: list[int] = []
+    free: list[tuple[int, int]] = []  # (room, part), sorted; without parts that have room for no sequence
+    least = min(lengths, default=0)
     for index in order:
-        fits = [part for part in range(len(parts)) if room[part] >= lengths[index]]
-        if not fits:
+        at = bisect.bisect_left(free, (lengths[index], 0))
+        if at < len(free):
+            room, best = free.pop(at)
+        else:
+            room, best = budget, len(parts)
             parts.append([])
-            room.append(budget)
-            fits = [len(parts) - 1]
-        best = min(fits, key=lambda part: (room[part], part))
         parts[best].append(index)
-        room[best] -= lengths[index]
+        if room - lengths[index] >= least:
+            bisect.insort(free, (room - lengths[index], best))
     return parts
 
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from rollgym.trainer.data.sequences import IntArray
 
 MAX_LOGITS = 2**24
 """Logits in memory at once: 64 MB in float32. Fewer are computed in one piece."""
@@ -21,7 +24,7 @@ def chunked_logprobs(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    rows: Tensor,
+    rows: IntArray,
     targets: Tensor,
     temperature: float,
     cast: Tensor | None = None,
@@ -32,7 +35,7 @@ def chunked_logprobs(
         hidden: [N, width] states.
         weight: [V, width] of the output layer.
         bias: [V] of the output layer.
-        rows: [M] the state that predicts each token.
+        rows: [M] the state that predicts each token; on the host.
         targets: [M] token ids.
         temperature: The logits are divided by it.
         cast: The weight in the dtype of autocast, to compute with.
@@ -58,12 +61,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        rows: Tensor,
+        rows: IntArray,
         targets: Tensor,
         temperature: float,
         cast: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        ctx.weight_dtype = weight.dtype
+        ctx.weight_dtype, ctx.rows = weight.dtype, rows
+        at = torch.from_numpy(rows).to(hidden.device)
         weight = weight if cast is None else cast
         logprobs = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
         normalizers = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
@@ -71,30 +75,30 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for chunk, picked in _chunks(hidden, weight, rows):
             logits = _logits(hidden[chunk], weight, bias, temperature)
             normalizers[chunk] = torch.logsumexp(logits, -1)
-            logprobs[picked] = logits[rows[picked] - chunk.start, targets[picked]] - normalizers[rows[picked]]
+            logprobs[picked] = logits[at[picked] - chunk.start, targets[picked]] - normalizers[at[picked]]
             logs = logits.sub_(normalizers[chunk, None])
             entropy[chunk] = -(logs.exp().mul_(logs)).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, rows, targets, normalizers, entropy)
+        ctx.save_for_backward(hidden, weight, bias, at, targets, normalizers, entropy)
         ctx.temperature = temperature
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         logprob_grad, entropy_grad = grads
-        hidden, weight, bias, rows, targets, normalizers, entropy = ctx.saved_tensors
+        hidden, weight, bias, of_token, targets, normalizers, entropy = ctx.saved_tensors
         hidden_grad = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         # Sums over chunks are kept in float32, whatever the compute dtype.
         weight_grad = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         bias_grad = torch.zeros_like(bias, dtype=torch.float32) if ctx.needs_input_grad[2] else None
-        of_row = torch.zeros_like(normalizers).index_add_(0, rows, logprob_grad)
-        for chunk, picked in _chunks(hidden, weight, rows):
+        of_row = torch.zeros_like(normalizers).index_add_(0, of_token, logprob_grad)
+        for chunk, picked in _chunks(hidden, weight, ctx.rows):
             logits = _logits(hidden[chunk], weight, bias, ctx.temperature)
             logs = logits.sub_(normalizers[chunk, None])
             probs = logs.exp()
             # d entropy / d logit = -p (log p + entropy); d logprob / d logit = [target] - p
             slope = logs.add_(entropy[chunk, None]).mul_(-entropy_grad[chunk, None])
             grad = slope.sub_(of_row[chunk, None]).mul_(probs)
-            at = (rows[picked] - chunk.start, targets[picked])
+            at = (of_token[picked] - chunk.start, targets[picked])
             grad.index_put_(at, logprob_grad[picked], accumulate=True)
             grad = grad.div_(ctx.temperature).to(hidden.dtype)
             if hidden_grad is not None:
@@ -111,14 +115,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return hidden_grad, weight_grad, bias_grad, None, None, None, None
 
 
-def _chunks(hidden: Tensor, weight: Tensor, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _chunks(hidden: Tensor, weight: Tensor, rows: IntArray) -> Iterator[tuple[slice, Tensor]]:
     """Return the states of each chunk, and the indices of the tokens that they predict."""
     # In lower precision, copies in both dtypes exist at once.
     limit = MAX_LOGITS if weight.dtype == torch.float32 else MAX_LOGITS // 2
     size = max(1, limit // len(weight))
-    for start in range(0, len(hidden), size):
+    # On the host: the number of tokens of a chunk decides about shapes, for which a device would be waited.
+    order = np.argsort(rows, kind="stable")
+    bounds = np.searchsorted(rows[order], np.arange(0, len(hidden) + size, size))
+    for number, start in enumerate(range(0, len(hidden), size)):
         chunk = slice(start, min(start + size, len(hidden)))
-        yield chunk, ((rows >= chunk.start) & (rows < chunk.stop)).nonzero()[:, 0]
+        yield chunk, torch.from_numpy(order[bounds[number] : bounds[number + 1]]).to(hidden.device)
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:

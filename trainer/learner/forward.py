@@ -119,13 +119,15 @@ def score(
     num_logits = sum(len(row.action_positions) for row in once) * len(head.weight)
     # With casts, gradients of few logits are also computed without keeping them.
     most = chunked.MAX_LOGITS if casts is None else 0
-    if chunk_logits and num_logits > most and _is_whole(head.weight):
+    if chunk_logits and num_logits > most and _computes_inside(head):
         hidden = states(body, once, layout, device)
         at = torch.from_numpy(again).to(device)
         cast = None if casts is None else casts(head.weight)
-        logprobs, entropy = chunked.chunked_logprobs(
-            hidden, head.weight, head.bias, at, targets, temperature, cast
-        )
+
+        def compute(hidden: Tensor) -> tuple[Tensor, Tensor]:
+            return chunked.chunked_logprobs(hidden, head.weight, head.bias, again, targets, temperature, cast)
+
+        logprobs, entropy = _through(head, compute, hidden)
         return TokenStats(logprobs, entropy[at], hidden[at])
     hidden, logits = _states_and_logits(model, once, layout, device)
     if temperature != 1.0:
@@ -152,9 +154,25 @@ def top_logprobs(
     return top.values[at], top.indices[at]
 
 
-def _is_whole(weight: Tensor) -> bool:
-    """Return whether a weight may be used outside its module: not under ZeRO 3, which marks parameters."""
-    return type(weight) in (Tensor, torch.nn.Parameter) and not hasattr(weight, "ds_id")
+def _computes_inside(head: Any) -> bool:
+    """Return whether something else than logits may be computed in a head's forward.
+
+    Not in adapted heads, whose weight is not all, nor under ZeRO 3, which marks parameters.
+    """
+    return isinstance(head, torch.nn.Linear) and not hasattr(head.weight, "ds_id")
+
+
+def _through(module: Any, compute: Callable[..., Any], *args: Any) -> Any:
+    """Call a module that computes something else than usual; a sharded one is whole meanwhile."""
+    replaced = vars(module).get("forward")
+    module.forward = compute
+    try:
+        return module(*args)
+    finally:
+        if replaced is None:
+            del module.forward
+        else:
+            module.forward = replaced
 
 
 @torch.no_grad()
@@ -253,9 +271,6 @@ def parts(model: Any) -> tuple[Any, Any]:
 @torch.no_grad()
 def allow_packing(model: Any) -> str | None:
     """Enable packed rows in a transformers model; returns the reason if it does not support them."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
-
     if packs(model):
         return None
     config = parts(model)[0].config
@@ -263,11 +278,9 @@ def allow_packing(model: Any) -> str | None:
         return f"it has {' and '.join(strange)} layers, which do not keep packed rows apart"
     if beyond := length_dependent_settings(config):
         return f"it changes with the number of tokens ({', '.join(beyond)})"
-    AttentionInterface.register(PACKED, attend)
-    AttentionMaskInterface.register(PACKED, local_mask)
     usual = model.config._attn_implementation
     try:
-        model.set_attn_implementation(PACKED)
+        _replace_attention(model)
         model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
         spare_last_layer(parts(model)[0])
     except Unsupported as error:
@@ -277,6 +290,22 @@ def allow_packing(model: Any) -> str | None:
         model.set_attn_implementation(usual)
         return f"its attention is custom ({one_line(error)})"
     return None if packs(model) else "its attention cannot be replaced"
+
+
+def pack_rows(model: Any) -> None:
+    """Enable packed rows in a model that is known to support them."""
+    if not packs(model):
+        _replace_attention(model)
+        spare_last_layer(parts(model)[0])
+
+
+def _replace_attention(model: Any) -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(PACKED, attend)
+    AttentionMaskInterface.register(PACKED, local_mask)
+    model.set_attn_implementation(PACKED)
 
 
 def packs(model: Any) -> bool:

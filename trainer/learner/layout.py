@@ -19,7 +19,7 @@ from rollgym.core.errors import UsageError, boundary, one_line
 from rollgym.engines.embedded.features import local_sizes, position_limit
 from rollgym.trainer.data.packing import MIN_OVERLAP
 from rollgym.trainer.data.sequences import TokenSequence
-from rollgym.trainer.learner.forward import Layout, allow_packing, packs, parts, score
+from rollgym.trainer.learner.forward import Layout, allow_packing, pack_rows, packs, parts, score
 from rollgym.trainer.learner.process_group import ProcessGroup
 
 TOLERANCE = 0.01
@@ -108,6 +108,12 @@ def use_layout(model: Any, layout: Layout) -> None:
     """Prepare a model for a layout that was chosen for another one of its architecture."""
     if layout == "packed" and (reason := allow_packing(model)) is not None:
         raise UsageError(f"{type(model).__name__} cannot be trained on packed rows: {reason}.")
+
+
+def force_layout(model: Any, layout: Layout) -> None:
+    """Prepare a model without weights for a layout that was chosen for its first layers."""
+    if layout == "packed":
+        pack_rows(model)
 
 
 def probe_rows(model: Any) -> list[TokenSequence]:

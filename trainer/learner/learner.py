@@ -49,6 +49,7 @@ from rollgym.trainer.learner.offload import size
 from rollgym.trainer.learner.optim import lr_scale
 from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
+from rollgym.trainer.learner.sharded_loading import ModelSource
 from rollgym.trainer.learner.strategies import find_strategy
 from rollgym.trainer.learner.weight_export import Bucket, Piece, in_buckets, pieces_of, write_model
 from rollgym.trainer.losses.adaptive import AdaptiveEntropy, AdaptiveKL, Coefficients
@@ -68,6 +69,7 @@ class Learner:
             ``zero3`` or another. All but ``single`` need `join_group` first.
         rank: This process's rank, from 0.
         world: Number of ranks.
+        group: The ranks; default: the process group that this process joined.
 
     Example:
         >>> learner = Learner(Path("model"), LearnerConfig(learning_rate=1e-5), LossConfig("grpo"))
@@ -76,7 +78,7 @@ class Learner:
 
     def __init__(
         self,
-        model: nn.Module | Path,
+        model: nn.Module | Path | ModelSource,
         config: LearnerConfig,
         loss: LossConfig,
         options: LearnerOptions | None = None,
@@ -84,6 +86,7 @@ class Learner:
         strategy: str = "single",
         rank: int = 0,
         world: int = 1,
+        group: ProcessGroup | None = None,
     ) -> None:
         options = options or LearnerOptions()
         spec = find_strategy(strategy)
@@ -107,14 +110,23 @@ class Learner:
                 name = f"cuda:{rank % torch.cuda.device_count()}"
             if name is not None and name.startswith("cuda"):
                 torch.cuda.set_device(name)
-            self._group = ProcessGroup(rank, world)
+            self._group = group or ProcessGroup(rank, world)
         self._device = torch_device(name, "learner.device")
         if config.threads is not None and self._device.type == "cpu":
             torch.set_num_threads(config.threads)
         self._keeps_reference = options.keep_reference and not options.value_only
         reference = self._keeps_reference and bool(loss.kl_coef) and config.lora is None
-        self.modules = TrainedModules(model, config, options, self._device, self._group, reference=reference)
         self.strategy = spec.make(config, self._device, self._group, cpu_offload=options.cpu_offload)
+        self.modules = TrainedModules(
+            model,
+            config,
+            options,
+            self._device,
+            self._group,
+            reference=reference,
+            on_meta=self.strategy.builds_on_meta,
+            autocast=not self.strategy.casts_weights,
+        )
         with self._rank_errors("start"):
             self.strategy.wrap(self.modules)
             self._wrap_reference()

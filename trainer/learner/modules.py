@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rollgym.engines.embedded.model import read_module
 from rollgym.engines.embedded.offload import trim_memory
 from rollgym.engines.embedded.precision import choose_dtype
 from rollgym.trainer.data.sequences import TokenSequence
@@ -25,20 +24,20 @@ from rollgym.trainer.learner.forward import (
     states,
     top_logprobs,
 )
-from rollgym.trainer.learner.layout import choose_layout, known_layout, use_layout
+from rollgym.trainer.learner.layout import LayoutChoice, choose_layout, force_layout, known_layout, use_layout
 from rollgym.trainer.learner.lean_modules import WeightCasts, make_lean, shrink_frozen
 from rollgym.trainer.learner.lora import add_lora
 from rollgym.trainer.learner.process_group import ProcessGroup
+from rollgym.trainer.learner.sharded_loading import (
+    ModelSource,
+    Owners,
+    load_model,
+    parameter_owners,
+    source_of,
+)
 
 Outputs = Literal["scores", "values", "both"]
 """What a policy module computes: log-probs and entropy, values, or all three."""
-
-
-def load_model(model: nn.Module | Path, device: torch.device) -> Any:
-    """Read or copy a model onto a device, in float32 and evaluation mode."""
-    plain: Any = read_module(model, torch.float32) if isinstance(model, Path) else copy.deepcopy(model)
-    # Weights are float32 whatever the compute dtype: a step is too small for bfloat16.
-    return plain.to(device=device, dtype=torch.float32).train(False)
 
 
 def mixed_precision(device: str, bfloat16: bool) -> torch.autocast:
@@ -52,12 +51,12 @@ def mixed_precision(device: str, bfloat16: bool) -> torch.autocast:
 class Critic(nn.Module):
     """A zero-initialized value head on the policy's hidden states, or on a copy of its transformer's."""
 
-    def __init__(self, policy: Any, *, separate: bool) -> None:
+    def __init__(self, policy: Any, *, separate: bool, device: torch.device | None = None) -> None:
         super().__init__()
         body, head = parts(policy)
         width = head.weight.shape[1]
         self.body: Any = copy.deepcopy(body) if separate else None
-        self.head = nn.Linear(width, 1, device=head.weight.device, dtype=torch.float32)
+        self.head = nn.Linear(width, 1, device=device or head.weight.device, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -147,39 +146,69 @@ class CriticModule(nn.Module):
 class TrainedModules:
     """Policy, critic and reference of a learner on its device, before a strategy wraps them.
 
-    ``group``: the ranks, which must agree on a layout. ``reference``: keep a frozen copy of the policy.
+    Args:
+        model: A model folder, a model, or a source of one.
+        config: The learner's.
+        options: The learner's.
+        device: The learner's.
+        group: The ranks, which must agree on a layout.
+        reference: Keep a frozen copy of the policy.
+        on_meta: Build without weights; the strategy calls `load_weights` after sharding. For a model folder
+            in safetensors format; any other model is whole at first.
+        autocast: Compute in bfloat16 by autocast, if at all; else the strategy casts the weights.
     """
 
     def __init__(
         self,
-        model: nn.Module | Path,
+        model: nn.Module | Path | ModelSource,
         config: LearnerConfig,
         options: LearnerOptions,
         device: torch.device,
         group: ProcessGroup | None,
         *,
         reference: bool,
+        on_meta: bool = False,
+        autocast: bool = True,
     ) -> None:
         self._config, self._temperature, self._device = config, options.temperature, device
-        plain: Any = model if options.share_model else load_model(model, device)
+        self._on_meta = on_meta
+        self._owners: list[Owners] = []
+        self._bodies: list[nn.Module] = []
+        self._source: ModelSource | None = None
+        """Source of weights that are loaded after sharding; ``None``: the model has them from the start."""
+        self._given = model if not isinstance(model, nn.Module | Path) else None
+        plain: Any
+        if options.share_model:
+            plain = model
+        elif isinstance(model, nn.Module):
+            plain = load_model(model, device)
+        else:
+            source = source_of(model) if on_meta and isinstance(model, Path) else self._given
+            self._source = source if on_meta else None
+            if self._source is not None:
+                plain = self._source.build()
+            else:
+                plain = load_model(model, device) if isinstance(model, Path) else model.load_whole(device)
+        self._reference_source = self._source
         self.parameters = sum(parameter.numel() for parameter in plain.parameters())
         """Number of the policy's parameters, trained or not."""
         self.dtype = choose_dtype(config.dtype, device, self.parameters)
         """The compute dtype; weights are float32."""
-        choose = known_layout if options.share_model else choose_layout
-        self.layout = choose(plain, config.layout).agree(group)
-        self._chunk_logits = has_plain_head(plain)
-        self._module_options: Any = {"layout": self.layout.layout, "bfloat16": self.dtype == torch.bfloat16}
+        self.layout, self._chunk_logits = self._check(plain, options, group)
+        bfloat16 = autocast and self.dtype == torch.bfloat16
+        self._module_options: Any = {"layout": self.layout.layout, "bfloat16": bfloat16}
         self.reference_model: Any = copy.deepcopy(plain).requires_grad_(False) if reference else None
         self.value_only = options.value_only
         self.critic: Critic | None = None
         """Trained beside the policy; a value-only learner's critic is its `model`."""
         if config.critic != "none" and not self.value_only:
-            self.critic = Critic(plain, separate=config.critic == "separate")
-        self.model: Any = plain if config.lora is None else add_lora(plain, config.lora)
+            self.critic = Critic(plain, separate=config.critic == "separate", device=device)
+        self._note_owners(plain)
+        self.model: Any = plain if config.lora is None else add_lora(plain, config.lora, device)
         """Trained module: a transformers or peft model, or a `Critic`."""
         if self.value_only:
-            self.model = Critic(plain, separate=True)
+            self.model = Critic(plain, separate=True, device=device)
+            self._note_body(plain, self.model)
         elif config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
             for module in self.model.modules():
@@ -214,8 +243,40 @@ class TrainedModules:
 
     def load_reference(self, model: Path) -> None:
         """Read another reference policy."""
-        self.reference_model = load_model(model, self._device).requires_grad_(False)
-        use_layout(self.reference_model, self.layout.layout)
+        source = source_of(model) if self._on_meta else None
+        self._reference_source = source
+        if source is None:
+            self.reference_model = load_model(model, self._device).requires_grad_(False)
+            use_layout(self.reference_model, self.layout.layout)
+        else:
+            self.reference_model = source.build().requires_grad_(False)
+            force_layout(self.reference_model, self.layout.layout)
+
+    def _note_owners(self, plain: Any) -> None:
+        """Note which parameters are read into the policy, before adapters rename them, and into a critic."""
+        if not self.value_only:
+            self._owners.append(parameter_owners(plain))
+            self._bodies.append(plain)
+        critic = self.critic
+        if critic is not None and critic.body is not None:
+            self._note_body(plain, critic)
+
+    def _note_body(self, plain: Any, critic: Critic) -> None:
+        inside = next(name for name, module in plain.named_modules() if module is parts(plain)[0])
+        self._owners.append(parameter_owners(critic.body, f"{inside}."))
+        self._bodies.append(critic.body)
+
+    def load_weights(self, device: torch.device) -> None:
+        """Read the weights of a policy and critic that were built without, after they were sharded."""
+        if self._source is not None:
+            for owners, body in zip(self._owners, self._bodies, strict=True):
+                self._source.load(owners, body, device)
+
+    def load_reference_weights(self, device: torch.device) -> None:
+        """Read the weights of a reference policy that was built without, after it was sharded."""
+        if self._reference_source is not None and self.reference_model is not None:
+            owners = parameter_owners(self.reference_model)
+            self._reference_source.load(owners, self.reference_model, device)
 
     def reference_module(self) -> PolicyModule | None:
         """Return a module of the reference policy, not wrapped yet."""
@@ -252,6 +313,20 @@ class TrainedModules:
     def keep_casts(self) -> AbstractContextManager[None]:
         """Return a context in which weights do not change, so that each is cast once."""
         return nullcontext() if self.weight_casts is None else self.weight_casts.keep()
+
+    def _check(
+        self, plain: Any, options: LearnerOptions, group: ProcessGroup | None
+    ) -> tuple[LayoutChoice, bool]:
+        """Choose the layout of rows, and whether logits may be computed in chunks."""
+        asked = self._config.layout
+        source = self._source or self._given
+        if source is None:
+            choose = known_layout if options.share_model else choose_layout
+            return choose(plain, asked).agree(group), has_plain_head(plain)
+        choice, plain_head = source.check(asked, self._device)
+        choice = choice.agree(group)
+        force_layout(plain, choice.layout)
+        return choice, plain_head
 
     def _policy_module(
         self, model: Any, critic: Critic | None, casts: WeightCasts | None = None

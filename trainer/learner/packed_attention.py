@@ -31,6 +31,9 @@ MUCH_SHARED = 16
 """Ratio of the rows' tokens to the computed ones from which the backward pass gathers the keys and values of
 shared prefixes again: kept for each row, they would outweigh all other activations."""
 
+MAX_SCORES = 2**26
+"""Scores of heads, queries and keys that masked attention holds at once: 128 MB in bfloat16."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paths:
@@ -168,9 +171,26 @@ def _row(
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, **how)
         if len(at) == 1 and bool(at[0] == size - 1):
             return F.scaled_dot_product_attention(query, key, value, **how)
-    every = torch.arange(size, device=query.device)
-    seen = features.sees(every if at is None else at, every)
+    at = torch.arange(size, device=query.device) if at is None else at
+    step = max(1, MAX_SCORES // (query.shape[0] * query.shape[1] * size))
+    if len(at) <= step:
+        return _masked(query, key, value, at, scale, features)
+    # With a mask, kernels may hold the scores of all heads, queries and keys: so few queries at a time.
+    parts = zip(torch.split(query, step, 2), torch.split(at, step), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.cat([_masked(q, key, value, part, scale, features) for q, part in parts], 2)
+    again: Any = {"use_reentrant": False, "preserve_rng_state": False}
+    outputs = [checkpoint(_masked, q, key, value, part, scale, features, **again) for q, part in parts]
+    return torch.cat(outputs, 2)
+
+
+def _masked(
+    query: Tensor, key: Tensor, value: Tensor, at: Tensor, scale: float, features: Features
+) -> Tensor:
+    """Compute attention of queries at some positions of a row, with a mask."""
+    seen = features.sees(at, torch.arange(key.shape[2], device=query.device))
     if features.plain_softmax:
+        how: Any = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
         return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, **how)
     return eager_attention(query, key, value, seen, scale, features)
 

@@ -42,7 +42,7 @@ class LossResult:
 
 def sum_of(values: Tensor) -> Metric:
     """A sum, for terms of the loss."""
-    return Metric("sum", values.detach().sum(), values.new_tensor(float(values.numel())))
+    return Metric("sum", values.detach().sum(), values.new_full((), float(values.numel())))
 
 
 def mean_of(values: Tensor, mask: Tensor) -> Metric:

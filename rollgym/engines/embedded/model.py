@@ -317,7 +317,7 @@ def read_module(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module
         raise UsageError(f"Cannot load a model from {path}: the folder does not exist.")
     check_model_folder(Path(path))
     try:
-        with _no_progress_bar():
+        with no_progress_bar():
             module: nn.Module = AutoModelForCausalLM.from_pretrained(
                 path, dtype=dtype or "auto", trust_remote_code=False, local_files_only=True
             )
@@ -327,7 +327,7 @@ def read_module(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
     """Disable the progress bar of transformers, which would break ours."""
     from transformers.utils import logging
 

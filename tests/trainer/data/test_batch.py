@@ -74,6 +74,23 @@ def test_packed_sequences_are_placed_by_best_fit() -> None:
     assert micro_batches([1, 5, 5, 3, 2], 8, padded=False) == [[1, 3], [2, 4, 0]]
 
 
+@few
+@given(lengths=LENGTHS, budget=st.integers(1, 60))
+def test_best_fit_is_that_of_a_search_over_all_parts(lengths: list[int], budget: int) -> None:
+    parts: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        fits = [part for part in range(len(parts)) if room[part] >= lengths[index]]
+        if not fits:
+            parts.append([])
+            room.append(budget)
+            fits = [len(parts) - 1]
+        best = min(fits, key=lambda part: (room[part], part))
+        parts[best].append(index)
+        room[best] -= lengths[index]
+    assert micro_batches(lengths, budget, padded=False) == parts
+
+
 def test_padded_sequences_are_grouped_by_length() -> None:
     assert micro_batches([1, 9, 2, 8, 1], 18, padded=True) == [[1, 3], [2, 0, 4]]
 

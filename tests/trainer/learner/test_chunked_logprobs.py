@@ -46,7 +46,7 @@ def inputs(with_bias: bool, dtype: Any = torch.float64) -> list[Any]:
     hidden = torch.randn(11, WIDTH, dtype=dtype, requires_grad=True)
     weight = torch.randn(VOCABULARY, WIDTH, dtype=dtype, requires_grad=True)
     bias = torch.randn(VOCABULARY, dtype=dtype, requires_grad=True) if with_bias else None
-    rows = torch.tensor([0, 1, 2, 5, 5, 4, 3, 5, 8, 9, 10, 7, 0])
+    rows = np.array([0, 1, 2, 5, 5, 4, 3, 5, 8, 9, 10, 7, 0])
     return [hidden, weight, bias, rows, torch.randint(0, VOCABULARY, (len(rows),))]
 
 

@@ -267,3 +267,34 @@ def test_packed_rows_are_computed_as_they_are_and_not_padded() -> None:
     score(model, rows_of(), layout="padded")
     lengths = [len(row.inputs) for row in rows_of()]
     assert seen == [(1, sum(lengths)), (len(lengths), max(lengths))]
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_masked_attention_over_few_queries_at_a_time_is_the_same(
+    monkeypatch: Any, window: int | None
+) -> None:
+    """Scores of all heads, queries and keys never exist at once, and gradients are the same."""
+    rng = np.random.default_rng(0)
+    rows = [make_row(rng, [(30, 3), (20, 9)]), make_row(rng, [(12, 5)])]
+    config = MistralConfig(**SIZES, sliding_window=window)
+    results = []
+    for limit in (2**26, 4 * 62 * 2):
+        monkeypatch.setattr(packed_attention, "MAX_SCORES", limit)
+        model = ready(shaken(MistralForCausalLM(config).eval()), "packed")
+        largest: list[int] = []
+        masked = packed_attention._masked
+        monkeypatch.setattr(
+            packed_attention,
+            "_masked",
+            lambda query, key, *rest, masked=masked, largest=largest: (
+                largest.append(query.shape[1] * query.shape[2] * key.shape[2]) or masked(query, key, *rest)
+            ),
+        )
+        stats = score(model, rows, layout="packed")
+        stats.logprobs.sum().backward()
+        monkeypatch.setattr(packed_attention, "_masked", masked)
+        results.append((stats.logprobs.detach(), model.model.layers[0].self_attn.q_proj.weight.grad, largest))
+    (whole, gradient, many), (parts, again, few) = results
+    assert max(many) > limit >= max(few)
+    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(again, gradient, atol=1e-5, rtol=1e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,10 @@ class ParallelStrategy:
 
     modules: TrainedModules
     optimizer: torch.optim.Optimizer
+    builds_on_meta: ClassVar[bool] = False
+    """True if it shards models that have no weights yet, and then calls `TrainedModules.load_weights`."""
+    casts_weights: ClassVar[bool] = False
+    """True if it casts the weights to bfloat16 itself where the learner computes in it; else by autocast."""
 
     def __init__(
         self,

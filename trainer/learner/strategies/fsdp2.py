@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from functools import cached_property
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
-from rollgym.trainer.learner.modules import PolicyModule, TrainedModules
+from rollgym.trainer.learner.modules import Critic, PolicyModule, TrainedModules
+from rollgym.trainer.learner.process_group import all_or_none
 from rollgym.trainer.learner.sharded_checkpoint import Fragment, adam_fragments
 from rollgym.trainer.learner.strategies.base import ParallelStrategy
 
@@ -18,19 +27,37 @@ from rollgym.trainer.learner.strategies.base import ParallelStrategy
 class Fsdp2Strategy(ParallelStrategy):
     """A rank with some rows of every parameter."""
 
+    builds_on_meta: ClassVar[bool] = True
+    casts_weights: ClassVar[bool] = True
     _frozen: nn.Module | None = None
 
     def wrap(self, modules: TrainedModules) -> None:
-        """Shard the modules in place, and make the optimizer."""
-        shard(modules.policy, self.cpu_offload)
-        if modules.separate_critic is not None:
-            shard(modules.separate_critic, self.cpu_offload)
+        """Shard the modules in place, read the shards, and make the optimizer."""
+        for module in (modules.policy, modules.separate_critic):
+            if module is not None:
+                shard(module, self.cpu_offload, modules.dtype, self.mesh)
+        with all_or_none(self.group):
+            modules.load_weights(self._stored_on)
+        for module in (modules.policy, modules.separate_critic):
+            reset_shards(module)
         super().wrap(modules)
 
     def wrap_frozen(self, module: PolicyModule) -> PolicyModule:
-        """Shard the module."""
-        self._frozen = shard(module, self.cpu_offload)
+        """Shard the module, and read its shards."""
+        self._frozen = shard(module, self.cpu_offload, self.modules.dtype, self.mesh)
+        with all_or_none(self.group):
+            self.modules.load_reference_weights(self._stored_on)
+        reset_shards(self._frozen)
         return cast(PolicyModule, self._frozen)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The ranks that share the parameters."""
+        return init_device_mesh(self.device.type, (self.world,))
+
+    @property
+    def _stored_on(self) -> torch.device:
+        return torch.device("cpu") if self.cpu_offload else self.device
 
     def clip(self, parameters: list[nn.Parameter], max_norm: float) -> Tensor:
         """Clip gradients to a norm; returns the norm before, over all ranks."""
@@ -62,15 +89,53 @@ class Fsdp2Strategy(ParallelStrategy):
         return moved
 
 
-def shard(module: Any, cpu_offload: bool) -> Any:
-    """Shard a module in place: its layers are gathered one by one, and the rest of it at once."""
-    policy = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if cpu_offload else OffloadPolicy()
+def shard(
+    module: Any, cpu_offload: bool, dtype: torch.dtype = torch.float32, mesh: DeviceMesh | None = None
+) -> Any:
+    """Shard a module in place: layers, embedding and head are gathered one by one, the rest at once.
+
+    ``dtype``: gathered weights are cast to it. Gradients are summed over ranks in float32.
+    ``mesh``: the ranks; default: all.
+    """
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "offload_policy": CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+        if cpu_offload
+        else OffloadPolicy(),
+    }
+    for inner in list(module.modules()):
+        if isinstance(inner, Critic):
+            # Values are computed in float32: bfloat16 rounds a value near 1 to 1/128.
+            fully_shard(inner.head, **options)
+    if dtype != torch.float32:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     blocks = {name for inner in module.modules() for name in getattr(inner, "_no_split_modules", None) or ()}
     for inner in list(module.modules()):
         if type(inner).__name__ in blocks:
-            fully_shard(inner, offload_policy=policy)
+            fully_shard(inner, **options)
+    for end in _ends(module):
+        fully_shard(end, **options)
     # Otherwise the root stays whole after a pass without gradients.
-    return fully_shard(module, reshard_after_forward=True, offload_policy=policy)
+    return fully_shard(module, reshard_after_forward=True, **options)
+
+
+def _ends(module: nn.Module) -> list[nn.Module]:
+    """Return the embeddings and output layers whose weights nothing else has: tied ones stay together."""
+    ends = []
+    for inner in module.modules():
+        for name in ("get_input_embeddings", "get_output_embeddings"):
+            try:
+                end = getattr(inner, name)() if hasattr(inner, name) else None
+            except (AttributeError, NotImplementedError):
+                end = None
+            if isinstance(end, nn.Module) and end not in ends:
+                ends.append(end)
+    owners: dict[int, int] = {}
+    for inner in module.modules():
+        for parameter in inner._parameters.values():
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    free = [end for end in ends if not isinstance(end, FSDPModule)]
+    return [end for end in free if all(owners[id(parameter)] == 1 for parameter in end.parameters())]
 
 
 @torch.no_grad()
