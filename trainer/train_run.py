@@ -178,7 +178,8 @@ class TrainRun:
             return []
         if self.fresh or start > self.events.size:
             return []
-        sizes, steps = self.logger.sizes(), []
+        sizes = self.logger.sizes()
+        steps: list[LoggedStep] = []
         for logged in read_steps(self.folder, start):
             complete = all(logged.marks.get(name, size + 1) <= size for name, size in sizes.items())
             if logged.step != self.state.step + len(steps) + 1 or not complete:

@@ -82,7 +82,7 @@ class RollgymTaskset(vf.Taskset[RollgymTask, RollgymConfig]):  # type: ignore[mi
         split = config.split or next(iter(sizes), None)
         if sizes and split not in sizes:
             raise UsageError(f"{config.env} has no split {split!r}: its splits are {', '.join(sizes)}.")
-        for index in range(sizes[split] if sizes else config.size):
+        for index in range(sizes[str(split)] if sizes else config.size):
             options = {"task": index, "split": split} if sizes else {}
             yield RollgymTask(
                 RollgymData(
@@ -192,7 +192,8 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):  # type: ignore[misc]
             messages.append({"role": "user", "content": prompt})
         else:
             messages += [message_to_wire(message) for message in prompt or ()]
-        async with AsyncOpenAI(
+        make_client: Any = AsyncOpenAI
+        async with make_client(
             base_url=endpoint,
             api_key=secret,
             max_retries=self.config.max_retries,

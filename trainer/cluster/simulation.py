@@ -141,7 +141,7 @@ def config_of(shape: ModelShape) -> Any:
     if shape.experts:
         raise UsageError(f"{shape.name} has experts, which cannot be simulated: choose a dense model.")
     family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias and not shape.out_bias else "llama"
-    more = {} if family == "qwen2" else {"attention_bias": shape.out_bias}
+    more: dict[str, Any] = {} if family == "qwen2" else {"attention_bias": shape.out_bias}
     more |= {"mlp_bias": shape.mlp_bias} if family == "llama" else {}
     more |= {} if family == "qwen2" else {"head_dim": shape.head_dim}
     return AutoConfig.for_model(

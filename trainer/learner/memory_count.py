@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class StorageCount(TorchDispatchMode):
+class StorageCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts bytes of storages that operations make within the context.
 
     Args:
@@ -27,7 +27,7 @@ class StorageCount(TorchDispatchMode):
     """
 
     def __init__(self, *, fake_only: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         """Bytes that live now."""
         self.peak = 0
@@ -48,12 +48,12 @@ class StorageCount(TorchDispatchMode):
     def __enter__(self) -> StorageCount:
         """Start counting."""
         self._undo = [_replace(torch.UntypedStorage, "resize_", self._resizing), *self._ignore_sharding()]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Stop counting."""
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for undo in self._undo:
             undo()
 

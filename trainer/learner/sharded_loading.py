@@ -81,7 +81,7 @@ def cut_layers(config: Any) -> bool:
     types = getattr(config, "layer_types", None)
     if not isinstance(layers, int) or layers <= FEWEST:
         return False
-    count = max([FEWEST, *(list(types).index(kind) + 1 for kind in set(types or ()))])
+    count = max([FEWEST, *(list(types or ()).index(kind) + 1 for kind in set(types or ()))])
     for name, value in list(vars(config).items()):
         if isinstance(value, list | tuple) and len(value) == layers:
             setattr(config, name, value[:count])
@@ -211,11 +211,12 @@ def _read(folder: Path, source: Any, device: torch.device) -> None:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.modeling_utils import LoadStateDictConfig
 
+    mapping: Any = get_model_conversion_mapping(source)
     options = LoadStateDictConfig(
         pretrained_model_name_or_path=str(folder),
         device_map={"": device},
         dtype=torch.float32,
-        weight_mapping=get_model_conversion_mapping(source),
+        weight_mapping=mapping,
     )
     kind: Any = type(source)
     files = [str(file) for file in weight_files(folder)]

@@ -227,7 +227,7 @@ def _fake_group(world: int) -> Iterator[None]:
         f"cpu:fake,{DEVICE}:fake",
         rank=0,
         world_size=world,
-        store=FakeStore(),  # type: ignore[no-untyped-call]
+        store=FakeStore(),
     )
     try:
         yield
@@ -246,7 +246,7 @@ def _fake_tensors() -> Iterator[None]:
 
     def real_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
         def init(*args: Any, **kwargs: Any) -> Any:  # the ranks of a mesh are real numbers
-            with _disable_current_modes():  # type: ignore[no-untyped-call]
+            with _disable_current_modes():
                 return plain(*args, **kwargs)
 
         return init
