@@ -13,7 +13,7 @@ from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.answers import read_answer, trim
 from rollgym.envs.arguments import check_choice, check_range
-from rollgym.envs.questions.facts import LETTERS, LEVELS, WORDS, Question, random_question
+from rollgym.envs.questions.facts import LETTERS, LEVELS, VOCABULARY, Question, random_question
 from rollgym.envs.questions.files import load_questions
 from rollgym.envs.task_files import FileTasks
 
@@ -116,7 +116,7 @@ class QuestionsEnv(TextEnv):
     @property
     def words(self) -> tuple[str, ...]:
         """Words of generated questions."""
-        return () if self._file is not None else WORDS
+        return () if self._file is not None else VOCABULARY
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         """A random letter, or a random number where there are no choices."""

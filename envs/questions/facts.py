@@ -53,6 +53,11 @@ UNITS: Mapping[str, tuple[str, int]] = {
     "years": ("months", 12),
     "dozens": ("pieces", 12),
 }
+VOCABULARY = (
+    *WORDS, *DAYS, *MONTHS, *PEOPLE, *OBJECTS, *(f"{name}s" for name in OBJECTS), *PLACES,
+    *UNITS, *dict.fromkeys(unit for unit, _ in UNITS.values()),
+)  # fmt: skip
+"""All words that questions take from lists, so that a tokenizer need not spell those that are rare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

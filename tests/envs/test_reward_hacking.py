@@ -11,6 +11,7 @@ from rollgym.core.registry import make
 
 DOMAINS: dict[str, tuple[str, dict[str, Any]]] = {
     "math": ("rollgym/Math-v0", {}),
+    "math with working": ("rollgym/Math-v0", {"level": 1, "working": True}),
     "instructions": ("rollgym/Instructions-v0", {}),
     "instructions, by fraction": ("rollgym/Instructions-v0", {"reward": "fraction"}),
     "questions": ("rollgym/Questions-v0", {}),
