@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ from rollgym.core.env import StepResult, TextEnv
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.answers import read_answer
-from rollgym.envs.arguments import check_choice, check_range
+from rollgym.envs.arguments import check_choice, check_kinds, check_range
 from rollgym.envs.math.files import load_problems
 from rollgym.envs.math.judge import JUDGES, Judge, read_number
-from rollgym.envs.math.problems import LEVELS, Problem, random_problem
+from rollgym.envs.math.problems import KINDS, LEVELS, Problem, random_problem
 from rollgym.envs.math.working import LEVEL as WORKING_LEVEL
 from rollgym.envs.task_files import FileTasks
 
@@ -55,12 +55,15 @@ class MathEnv(TextEnv):
         problems: str | Mapping[str, str] = "generated",
         *,
         level: int | None = None,
+        kinds: Sequence[str] | None = None,
         attempts: int = 1,
         judge: str = "auto",
         working: bool = False,
         render_mode: str | None = None,
     ) -> None:
         """Problems are ``generated``, of one ``level`` (1 to 5) or all, or from a file or files by split.
+
+        ``kinds`` restricts generated problems to these, such as ``["addition", "subtraction"]``.
 
         With ``working``, the instructions ask for written working, and the expert writes it; only the answer
         is judged.
@@ -74,10 +77,15 @@ class MathEnv(TextEnv):
         self._level, self._attempts, self._working = level, attempts, working
         self._judge = Judge(judge)
         self._file: FileTasks[Problem] | None = None
-        self.tasks = TaskSet(f"Math-{level or 'all'}")
+        known = [kind.name for kind in KINDS.values() if level in (None, kind.level)]
+        self._kinds = check_kinds(kinds, known, level)
+        named = "" if kinds is None else f"-{'-'.join(sorted(self._kinds))}"
+        self.tasks = TaskSet(f"Math-{level or 'all'}{named}")
         if problems != "generated":
-            if level is not None:
-                raise UsageError("level applies to generated problems only: remove it, or filter the file.")
+            if level is not None or kinds is not None:
+                raise UsageError(
+                    "level and kinds apply to generated problems only: remove them, or filter the file."
+                )
             self._file = load_problems(problems)
             self.tasks = self._file.tasks
             used = {self._judge.used_for(p.answer) for own in self._file.contents.values() for p in own}
@@ -135,7 +143,7 @@ class MathEnv(TextEnv):
         if self._file is not None:
             return self._file.content(task)
         return self.tasks.draw(
-            task, lambda rng: random_problem(rng, self._level), lambda problem: problem.key
+            task, lambda rng: random_problem(rng, self._level, self._kinds), lambda problem: problem.key
         )
 
     def _again(self, note: str) -> str:
