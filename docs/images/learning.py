@@ -3,8 +3,8 @@
     rollgym train sokoban-ppo seed=1 --out runs/sokoban-ppo-s1
     python docs/images/learning.py sokoban-ppo "Sokoban 6x6, PPO" runs/sokoban-ppo-s*
 
-The picture is docs/images/learning-NAME.svg. Runs are labeled by their seeds; of runs with several environments,
-each environment has a curve and a row.
+The picture is docs/images/learning-NAME.svg. Runs are labeled by their seeds; of runs with several
+environments, each one has a curve and a row.
 """
 
 from __future__ import annotations
