@@ -1,6 +1,7 @@
 """Math with written working: the expert's steps, and that only the answer counts."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from rollgym.core.errors import UsageError
 from rollgym.core.registry import make
 from rollgym.envs.math.working import working
 
-KWARGS = {"level": 1, "working": True}
+KWARGS: dict[str, Any] = {"level": 1, "working": True}
 
 
 @pytest.mark.parametrize(
@@ -30,10 +31,10 @@ def test_steps_lead_to_the_answer(kind: str, a: int, b: int, expected: str) -> N
 
 def test_the_expert_is_right_and_its_steps_are_true() -> None:
     env = make("rollgym/Math-v0", **KWARGS)
-    expert = make_agent("expert", AgentSetup(env_id="rollgym/Math-v0", env_kwargs=KWARGS))
+    expert: Any = make_agent("expert", AgentSetup(env_id="rollgym/Math-v0", env_kwargs=KWARGS))
     for task in range(100):
         observation, info = env.reset(seed=0, options={"task": task, "split": "train"})
-        reply = expert.choose(observation, info)  # type: ignore[attr-defined]
+        reply = expert.choose(observation, info)
         steps = re.findall(r"([0-9]+(?: [+-] [0-9]+)+) = ([0-9]+)", reply)
         assert all(_value(left) == int(right) for left, right in steps)
         assert steps or "1: " in reply

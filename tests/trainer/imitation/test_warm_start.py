@@ -109,12 +109,9 @@ def test_an_easy_domain_does_not_end_the_imitation_of_the_others(
     assert rates[-1] >= 0.3
 
 
-def validated(*rates: float) -> list[list[Episode]]:
+def validated(*rates: float) -> Any:
     """Ten validation episodes of each environment, with this success."""
-    return [
-        [SimpleNamespace(success=number < round(10 * rate)) for number in range(10)]  # type: ignore[misc]
-        for rate in rates
-    ]
+    return [[SimpleNamespace(success=number < round(10 * rate)) for number in range(10)] for rate in rates]
 
 
 def test_a_domain_rests_while_it_is_at_its_target_and_learns_again_below_it() -> None:
