@@ -146,7 +146,9 @@ class WarmStartConfig(Settings):
     learning_rate: float = Field(default=1e-3, gt=0)
     """Learning rate of the warm start."""
     until_success: float | None = Field(default=None, gt=0, le=1)
-    """Stop early at this success rate on validation episodes. Default: train for all epochs."""
+    """Stop early at this success rate on validation episodes. With several ``envs.domain``, every domain must
+    reach it: one that has is left out of the batches until a validation finds it below again. Default: train
+    for all epochs."""
     check_every: int | None = Field(default=None, ge=1)
     """Batches between validations for ``until_success``. Default: one epoch."""
     validation_episodes: int = Field(default=100, ge=1)
@@ -592,6 +594,12 @@ def domains(config: TrainConfig) -> dict[str, list[int]]:
         if env.domain:
             members.setdefault(env.domain, []).append(number)
     return members
+
+
+def domain_groups(config: TrainConfig) -> dict[str, list[int]]:
+    """Return `domains`, and the environments without a domain together under an empty name."""
+    alone = [number for number, env in enumerate(config.envs) if not env.domain]
+    return {**domains(config), **({"": alone} if alone else {})}
 
 
 def env_labels(config: TrainConfig) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollgym.core.types import Group
-from rollgym.trainer.config import CurriculumConfig, TrainConfig, domains, plays_in
+from rollgym.trainer.config import CurriculumConfig, TrainConfig, domain_groups, plays_in
 
 
 def updated_pass_rates(
@@ -39,10 +39,8 @@ def pass_rate_weights(
     base = [env.weight for env in config.envs]
     factors = [_factor(rate, settings.floor) for rate in rates]
     weights = list(base)
-    grouped = [number for members in domains(config).values() for number in members]
-    alone = [number for number in range(len(base)) if number not in grouped]
     # Environments without a domain share one: a list of levels needs no names.
-    for members in [*domains(config).values(), alone]:
+    for members in domain_groups(config).values():
         raw = [base[number] * factors[number] for number in members]
         for number, share in zip(members, raw, strict=True):
             weights[number] = sum(base[n] for n in members) * share / sum(raw)

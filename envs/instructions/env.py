@@ -13,7 +13,9 @@ from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.arguments import check_choice, check_range
 from rollgym.envs.instructions.files import load_instructions
 from rollgym.envs.instructions.generate import (
+    ENDINGS,
     FILLERS,
+    KEYS,
     LEVELS,
     NOUNS,
     Instruction,
@@ -124,7 +126,7 @@ class InstructionsEnv(TextEnv):
     @property
     def words(self) -> tuple[str, ...]:
         """Words of generated tasks and of the expert's texts."""
-        return () if self._file is not None else (*NOUNS, *FILLERS)
+        return () if self._file is not None else (*NOUNS, *FILLERS, *KEYS, *ENDINGS)
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         """A few random words."""

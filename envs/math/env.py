@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ from rollgym.core.env import StepResult, TextEnv
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.answers import read_answer
-from rollgym.envs.arguments import check_choice, check_range
+from rollgym.envs.arguments import check_choice, check_kinds, check_range
 from rollgym.envs.math.files import load_problems
 from rollgym.envs.math.judge import JUDGES, Judge, read_number
-from rollgym.envs.math.problems import LEVELS, Problem, random_problem
+from rollgym.envs.math.problems import KINDS, LEVELS, Problem, random_problem
+from rollgym.envs.math.working import LEVEL as WORKING_LEVEL
 from rollgym.envs.task_files import FileTasks
 
 _INSTRUCTIONS = r"""Solve the problem. You may think first.
@@ -22,7 +23,8 @@ End with a line of the form
 Answer: X
 where X is the answer alone, such as 42, -7 or 3/4. \boxed{{X}} or X alone on the last line works, too.
 Give the answer once: a reply with several answers has none.
-You have {attempts} attempt{s}. The reward is 1 for the right answer, else 0."""
+{working}You have {attempts} attempt{s}. The reward is 1 for the right answer, else 0."""
+_SHOW_WORKING = "Write the steps of your working in a line before the answer.\n"
 
 
 class MathEnv(TextEnv):
@@ -53,28 +55,45 @@ class MathEnv(TextEnv):
         problems: str | Mapping[str, str] = "generated",
         *,
         level: int | None = None,
+        kinds: Sequence[str] | None = None,
         attempts: int = 1,
         judge: str = "auto",
+        working: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        """Problems are ``generated``, of one ``level`` (1 to 5) or all, or from a file or files by split."""
+        """Problems are ``generated``, of one ``level`` (1 to 5) or all, or from a file or files by split.
+
+        ``kinds`` restricts generated problems to these, such as ``["addition", "subtraction"]``.
+
+        With ``working``, the instructions ask for written working, and the expert writes it; only the answer
+        is judged.
+        """
         check_range("attempts", attempts, 1, 1_000)
         check_choice("judge", judge, JUDGES)
         if level is not None and level not in LEVELS:
             raise UsageError(f"level must be from 1 to 5, or null for all levels, not {level!r}.")
-        self._level, self._attempts = level, attempts
+        if working and level != WORKING_LEVEL:
+            raise UsageError(f"working requires level={WORKING_LEVEL}, whose problems have written working.")
+        self._level, self._attempts, self._working = level, attempts, working
         self._judge = Judge(judge)
         self._file: FileTasks[Problem] | None = None
-        self.tasks = TaskSet(f"Math-{level or 'all'}")
+        known = [kind.name for kind in KINDS.values() if level in (None, kind.level)]
+        self._kinds = check_kinds(kinds, known, level)
+        named = "" if kinds is None else f"-{'-'.join(sorted(self._kinds))}"
+        self.tasks = TaskSet(f"Math-{level or 'all'}{named}")
         if problems != "generated":
-            if level is not None:
-                raise UsageError("level applies to generated problems only: remove it, or filter the file.")
+            if level is not None or kinds is not None:
+                raise UsageError(
+                    "level and kinds apply to generated problems only: remove them, or filter the file."
+                )
             self._file = load_problems(problems)
             self.tasks = self._file.tasks
             used = {self._judge.used_for(p.answer) for own in self._file.contents.values() for p in own}
             if "math_verify" in used:
                 self.pool_thread = "own"  # it waits for another process
-        self.instructions = _INSTRUCTIONS.format(attempts=attempts, s="s"[: attempts != 1])
+        self.instructions = _INSTRUCTIONS.format(
+            working=_SHOW_WORKING if working else "", attempts=attempts, s="s"[: attempts != 1]
+        )
         super().__init__(render_mode=render_mode)
 
     def begin(self, task: Task) -> str:
@@ -97,13 +116,15 @@ class MathEnv(TextEnv):
         return StepResult(self._again("Wrong."), terminated=over, info=info)
 
     def facts(self) -> Mapping[str, Any]:
-        """Level, kind and numbers of a generated problem, and the attempts left."""
+        """Level, kind and numbers of a generated problem, whether working is asked for, and attempts left."""
         problem = self._problem
         facts: dict[str, Any] = {"attempts_left": self._left}
         if problem.level is not None:
             facts["level"] = problem.level
         if problem.values is not None:
             facts |= {"kind": problem.kind, "values": dict(problem.values)}
+        if self._working:
+            facts["working"] = True
         return facts
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
@@ -122,7 +143,7 @@ class MathEnv(TextEnv):
         if self._file is not None:
             return self._file.content(task)
         return self.tasks.draw(
-            task, lambda rng: random_problem(rng, self._level), lambda problem: problem.key
+            task, lambda rng: random_problem(rng, self._level, self._kinds), lambda problem: problem.key
         )
 
     def _again(self, note: str) -> str:

@@ -8,13 +8,16 @@ from typing import Any
 from rollgym.core.agent import SoloAgent
 from rollgym.core.errors import UsageError
 from rollgym.envs.math.problems import solve
+from rollgym.envs.math.working import working
 
 
 class MathExpert(SoloAgent):
     """Solves every generated problem."""
 
     def choose(self, observation: str, info: Mapping[str, Any]) -> str:
-        """The answer."""
+        """The answer, after the working where the environment asks for it."""
         if "values" not in info:
             raise UsageError("The expert of Math solves generated problems only, not those of a file.")
-        return f"Answer: {solve(info['kind'], info['values'])}"
+        kind, values = info["kind"], info["values"]
+        answer = f"Answer: {solve(kind, values)}"
+        return f"{working(kind, values)}\n{answer}" if info.get("working") else answer

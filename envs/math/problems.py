@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import comb, isqrt
@@ -81,11 +81,13 @@ class Problem:
         return f"{self.kind} {sorted((self.values or {}).values())}"
 
 
-def random_problem(rng: Rng, level: int | None = None) -> Problem:
-    """A problem of a level, or of any."""
+def random_problem(rng: Rng, level: int | None = None, only: Collection[str] | None = None) -> Problem:
+    """A problem of a level, or of any; ``only`` of these kinds if given."""
+    known = [kind for kind in KINDS.values() if only is None or kind.name in only]
     if level is None:
-        level = LEVELS[int(rng.integers(len(LEVELS)))]
-    kinds = [kind for kind in KINDS.values() if kind.level == level]
+        levels = [level for level in LEVELS if any(kind.level == level for kind in known)]
+        level = levels[int(rng.integers(len(levels)))]
+    kinds = [kind for kind in known if kind.level == level]
     return kinds[int(rng.integers(len(kinds)))].draw(rng)
 
 

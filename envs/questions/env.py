@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from rollgym.core.env import StepResult, TextEnv
 from rollgym.core.errors import UsageError
 from rollgym.core.tasks import Task, TaskSet
 from rollgym.envs.answers import read_answer, trim
-from rollgym.envs.arguments import check_choice, check_range
-from rollgym.envs.questions.facts import LETTERS, LEVELS, WORDS, Question, random_question
+from rollgym.envs.arguments import check_choice, check_kinds, check_range
+from rollgym.envs.questions.facts import KINDS, LETTERS, LEVELS, VOCABULARY, Question, random_question
 from rollgym.envs.questions.files import load_questions
 from rollgym.envs.task_files import FileTasks
 
@@ -61,11 +61,15 @@ class QuestionsEnv(TextEnv):
         questions: str | Mapping[str, str] = "generated",
         *,
         level: int | None = None,
+        kinds: Sequence[str] | None = None,
         form: str = "mixed",
         attempts: int = 1,
         render_mode: str | None = None,
     ) -> None:
-        """Questions are ``generated``, of one ``level`` (1 to 3) or all, or from a file or files by split."""
+        """Questions are ``generated``, of one ``level`` (1 to 3) or all, or from a file or files by split.
+
+        ``kinds`` restricts generated questions to these, such as ``["largest", "smallest"]``.
+        """
         check_range("attempts", attempts, 1, 1_000)
         check_choice("form", form, FORMS)
         if level is not None and level not in LEVELS:
@@ -73,10 +77,13 @@ class QuestionsEnv(TextEnv):
         self._level, self._attempts = level, attempts
         self._choice = {"choice": True, "short": False}.get(form)
         self._file: FileTasks[Question] | None = None
-        self.tasks = TaskSet(f"Questions-{level or 'all'}-{form}")
+        known = [kind.name for kind in KINDS.values() if level in (None, kind.level)]
+        self._kinds = check_kinds(kinds, known, level)
+        named = "" if kinds is None else f"-{'-'.join(sorted(self._kinds))}"
+        self.tasks = TaskSet(f"Questions-{level or 'all'}-{form}{named}")
         if questions != "generated":
-            if level is not None or form != "mixed":
-                raise UsageError("level and form apply to generated questions only: remove them.")
+            if level is not None or form != "mixed" or kinds is not None:
+                raise UsageError("level, kinds and form apply to generated questions only: remove them.")
             self._file = load_questions(questions)
             self.tasks = self._file.tasks
         self.instructions = _INSTRUCTIONS.format(attempts=attempts, s="s"[: attempts != 1])
@@ -116,7 +123,7 @@ class QuestionsEnv(TextEnv):
     @property
     def words(self) -> tuple[str, ...]:
         """Words of generated questions."""
-        return () if self._file is not None else WORDS
+        return () if self._file is not None else VOCABULARY
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         """A random letter, or a random number where there are no choices."""
@@ -128,7 +135,7 @@ class QuestionsEnv(TextEnv):
             return self._file.content(task)
         return self.tasks.draw(
             task,
-            lambda rng: random_question(rng, self._level, choice=self._choice),
+            lambda rng: random_question(rng, self._level, choice=self._choice, only=self._kinds),
             lambda question: question.key,
         )
 

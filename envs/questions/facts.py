@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,11 @@ UNITS: Mapping[str, tuple[str, int]] = {
     "years": ("months", 12),
     "dozens": ("pieces", 12),
 }
+VOCABULARY = (
+    *WORDS, *DAYS, *MONTHS, *PEOPLE, *OBJECTS, *(f"{name}s" for name in OBJECTS), *PLACES,
+    *UNITS, *dict.fromkeys(unit for unit, _ in UNITS.values()),
+)  # fmt: skip
+"""All words that questions take from lists, so that a tokenizer need not spell those that are rare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +116,15 @@ class Kind:
         )
 
 
-def random_question(rng: Rng, level: int | None, *, choice: bool | None) -> Question:
+def random_question(
+    rng: Rng, level: int | None, *, choice: bool | None, only: Collection[str] | None = None
+) -> Question:
     """A question of a level, or of any; with ``choice=None`` half of them have choices."""
+    known = [kind for kind in KINDS.values() if only is None or kind.name in only]
     if level is None:
-        level = LEVELS[int(rng.integers(len(LEVELS)))]
-    kinds = [kind for kind in KINDS.values() if kind.level == level]
+        levels = [level for level in LEVELS if any(kind.level == level for kind in known)]
+        level = levels[int(rng.integers(len(levels)))]
+    kinds = [kind for kind in known if kind.level == level]
     kind = kinds[int(rng.integers(len(kinds)))]
     with_choices = bool(rng.integers(2)) if choice is None else choice
     return kind.question(rng, choice=with_choices)

@@ -117,6 +117,16 @@ class GameTable:
         actions = self.game.actions() if self._list_actions else []
         return {"actions": actions} if actions else {}
 
+    def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """A listed action; where none are listed, one of ``action_examples``, or one that the text shows."""
+        choices = info.get("actions") or self.game.shown_actions(observation)
+        if not choices:
+            raise UsageError(
+                f"A random agent cannot play textarena:{self.game.name}: no action is listed in "
+                "info['actions'] or shown in square brackets. Give some with action_examples."
+            )
+        return str(choices[int(rng.integers(len(choices)))])
+
 
 class TextArenaEnv(TextEnv):
     """A game of TextArena for one player.
@@ -169,6 +179,10 @@ class TextArenaEnv(TextEnv):
     def facts(self) -> Mapping[str, Any]:
         """The legal actions that a trial finds."""
         return {} if self._over else self._table.facts()
+
+    def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """An action that is listed, or given as an example, or shown."""
+        return self._table.random_action(observation, info, rng)
 
 
 class TextArenaRoleEnv(RoleEnv):
@@ -231,6 +245,10 @@ class TextArenaRoleEnv(RoleEnv):
     def facts(self) -> Mapping[str, Any]:
         """The legal actions that a trial finds, of the player to move."""
         return {} if self._over else self._table.facts()
+
+    def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """An action that is listed, or given as an example, or shown."""
+        return self._table.random_action(observation, info, rng)
 
     def scripted(self, role: str, name: str, rng: np.random.Generator) -> ScriptedRole:
         """Random legal actions, the same for every episode of a task."""

@@ -124,6 +124,10 @@ class Game:
                 return legal
         return []
 
+    def shown_actions(self, text: str) -> list[str]:
+        """The examples that the game was made with, or else what a text shows in square brackets."""
+        return list(self._more_examples) or list(dict.fromkeys(_BRACKETED.findall(text)))
+
     # Details.
 
     def _step(self, env: Any, action: str) -> tuple[bool, bool]:

@@ -157,6 +157,19 @@ def test_a_game_without_examples_of_actions_takes_some_from_the_user():
     assert shown.reset(seed=0)[1]["actions"] == ["[blue]", "[red]"]
 
 
+def test_without_listed_actions_a_random_agent_plays_examples_or_what_the_text_shows():
+    rng = np.random.default_rng(0)
+    plain = rollgym.make("textarena:FrozenLake-v0", list_actions=False)
+    observation, info = plain.reset(seed=0)
+    assert "actions" not in info
+    shown = {plain.unwrapped.random_action(observation, info, rng) for _ in range(100)}
+    assert shown == {"[up]", "[down]", "[left]", "[right]", "[w]", "[a]", "[s]", "[d]"}
+    some = rollgym.make("textarena:FrozenLake-v0", list_actions=False, action_examples=["[up]", "[left]"])
+    assert {some.unwrapped.random_action("", {}, rng) for _ in range(50)} == {"[up]", "[left]"}
+    with pytest.raises(UsageError, match="Give some with action_examples"):
+        plain.unwrapped.random_action("Your move.", {}, rng)
+
+
 def test_it_keeps_the_contract():
     rules = [
         "runs",

@@ -1,16 +1,19 @@
 """Replies without an answer earn nothing in any domain with verifiable rewards."""
 
 from collections.abc import Mapping
+from importlib import resources
 from typing import Any
 
 import pytest
 
+from rollgym.config.loader import parse
 from rollgym.core.agent import AgentSetup, make_agent
 from rollgym.core.env import text_interface
 from rollgym.core.registry import make
 
 DOMAINS: dict[str, tuple[str, dict[str, Any]]] = {
     "math": ("rollgym/Math-v0", {}),
+    "math with working": ("rollgym/Math-v0", {"level": 1, "working": True}),
     "instructions": ("rollgym/Instructions-v0", {}),
     "instructions, by fraction": ("rollgym/Instructions-v0", {"reward": "fraction"}),
     "questions": ("rollgym/Questions-v0", {}),
@@ -39,9 +42,15 @@ def replies(observation: str, info: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+def mixture() -> dict[str, tuple[str, dict[str, Any]]]:
+    """The environments that the config `rlvr-mix` trains on."""
+    settings = parse((resources.files("rollgym.trainer") / "configs" / "rlvr-mix.yaml").read_text())
+    return {f"{env['domain']} of rlvr-mix": (env["id"], env["kwargs"]) for env in settings["envs"]}
+
+
+@pytest.mark.parametrize("domain", [*DOMAINS, *mixture()])
 def test_replies_without_an_answer_earn_nothing(domain: str) -> None:
-    env_id, kwargs = DOMAINS[domain]
+    env_id, kwargs = {**DOMAINS, **mixture()}[domain]
     env = make(env_id, **kwargs)
     few = env_id == "rollgym/Code-v0"  # blocks really run
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from rollgym.io.run_dir import read_run
 from rollgym.pool.base import EnvPool
 from rollgym.rollout.inflight import run_episodes
 from rollgym.rollout.scheduler import Scheduler
-from rollgym.trainer.config import EnvConfig, TrainConfig, WarmStartConfig
+from rollgym.trainer.config import EnvConfig, TrainConfig, WarmStartConfig, belongs_to, domain_groups
 from rollgym.trainer.data.sequences import token_episode
 from rollgym.trainer.imitation.examples import epoch_batches, supervised_batch
 from rollgym.trainer.imitation.noisy_expert import NoisyAgent
@@ -51,7 +51,12 @@ async def warm_start(components: Components, run: TrainRun, scheduler: Scheduler
     validation = _validation(config, settings, demos) if settings.until_success is not None else []
     batches = -(-len(tokens) // settings.batch)
     total = settings.epochs * batches
-    schedule = epoch_batches(len(tokens), settings.batch, settings.epochs, config.seed)
+    targets = SuccessTargets(config, settings.until_success)
+    schedule = learning_batches(
+        epoch_batches(len(tokens), settings.batch, settings.epochs, config.seed),
+        settings.batch,
+        lambda index: demos[index].env not in targets.reached,
+    )
     number, noted = 0, time.monotonic()
     await components.compute(components.start_imitation, settings.learning_rate, total)
     while chunk := list(itertools.islice(schedule, settings.check_every or batches)):
@@ -68,12 +73,66 @@ async def warm_start(components: Components, run: TrainRun, scheduler: Scheduler
         run.state.version += 1
         async with scheduler.updating(run.state.version):
             await components.sync_weights(run.state.version)
-        success = await _success_rate(scheduler, validation)
+        targets.update([await scheduler.evaluate(specs) for specs in validation])
         note = f"imitation, batch {number} of {total}: loss {np.mean(losses):.3f}"
-        run.console.note(note if success is None else f"{note}, success {success:.3f}")
-        if success is not None and success >= (settings.until_success or 0):
+        run.console.note(f"{note}, success {targets.text}" if targets.text else note)
+        if targets.all_reached:
             break
     await components.compute(components.end_imitation)
+
+
+class SuccessTargets:
+    """Which domains have reached the success rate at which imitation stops.
+
+    A domain that learns fast would otherwise raise the mean alone, or be mastered while the others learn.
+    """
+
+    def __init__(self, config: TrainConfig, until: float | None) -> None:
+        """Nothing is reached before the first update."""
+        self._members, self._until = domain_groups(config), until
+        self._rates: dict[str, float] = {}
+
+    def update(self, episodes: Sequence[Sequence[Episode]]) -> None:
+        """Measure the success of each domain on validation episodes, which are given by environment."""
+        if not episodes:
+            return
+        for domain, members in self._members.items():
+            successes = [bool(episode.success) for number in members for episode in episodes[number]]
+            if successes:
+                self._rates[domain] = float(np.mean(successes))
+
+    @property
+    def reached(self) -> set[int]:
+        """Numbers of the environments whose domain has reached the rate."""
+        if self._until is None:
+            return set()
+        done = [domain for domain, rate in self._rates.items() if rate >= self._until]
+        return {number for domain in done for number in self._members[domain]}
+
+    @property
+    def all_reached(self) -> bool:
+        """Whether imitation can stop."""
+        return len(self.reached) == sum(map(len, self._members.values()))
+
+    @property
+    def text(self) -> str:
+        """The success of each domain, or empty before a validation."""
+        return ", ".join(f"{domain} {rate:.3f}".lstrip() for domain, rate in self._rates.items())
+
+
+def learning_batches(
+    schedule: Iterable[list[int]], size: int, wanted: Callable[[int], bool]
+) -> Iterator[list[int]]:
+    """Leave unwanted examples out of the batches; shortened batches are joined until they have ``size``."""
+    pending: list[int] = []
+    for indices in schedule:
+        kept = [index for index in indices if wanted(index)]
+        pending += kept
+        if len(kept) == len(indices) or len(pending) >= size:
+            yield pending
+            pending = []
+    if pending:
+        yield pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +140,8 @@ class Demonstration:
     """An episode to imitate."""
 
     episode: Episode
+    env: int
+    """Number of its environment in ``envs``."""
     erred: Sequence[bool] = ()
     """One flag per turn: True for turns that are not imitated; empty if all are."""
 
@@ -109,7 +170,10 @@ async def demonstrations(components: Components, settings: WarmStartConfig) -> l
                 f"No episode in {settings.run} succeeded on a task of envs in its training split: there is "
                 "nothing to imitate. Record some with `rollgym eval --split train`."
             )
-        return [Demonstration(own_trajectory(episode)) for episode in good[: settings.episodes]]
+        return [
+            Demonstration(own_trajectory(episode), _env_of(episode, components.config.envs))
+            for episode in good[: settings.episodes]
+        ]
     played = await play(settings, components.config, components.pool)
     demos = [
         demo
@@ -162,10 +226,18 @@ async def play(
         finally:
             await (noisy or agent).close()
         if settings.imitate_mistakes or noisy is None:
-            played += [Demonstration(episode) for episode in episodes]
+            played += [Demonstration(episode, number) for episode in episodes]
         else:
-            played += [Demonstration(episode, noisy.erred(episode.spec.episode_id)) for episode in episodes]
+            played += [
+                Demonstration(episode, number, noisy.erred(episode.spec.episode_id)) for episode in episodes
+            ]
     return played
+
+
+def _env_of(episode: Episode, envs: Sequence[EnvConfig]) -> int:
+    """The environment of a recorded episode: one with its arguments, or else the first one with its id."""
+    same_id = [number for number, env in enumerate(envs) if env.id == episode.spec.env_id]
+    return next((number for number in same_id if belongs_to(episode, envs[number])), same_id[0])
 
 
 def _specs(
@@ -195,11 +267,6 @@ def _validation(
         specs = _specs(config, env, "imitation check", number, shares[number] + len(tasks))
         result.append(tuple(spec for spec in specs if spec.task not in tasks)[: shares[number]])
     return result
-
-
-async def _success_rate(scheduler: Scheduler, validation: Sequence[Sequence[EpisodeSpec]]) -> float | None:
-    episodes = [episode for specs in validation for episode in await scheduler.evaluate(specs)]
-    return float(np.mean([bool(episode.success) for episode in episodes])) if episodes else None
 
 
 def _shares(envs: Sequence[EnvConfig], count: int) -> list[int]:

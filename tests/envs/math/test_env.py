@@ -97,3 +97,25 @@ def test_the_task_fixes_the_problem() -> None:
 def test_bad_options_are_refused(kwargs: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         MathEnv(**kwargs)
+
+
+def test_kinds_restrict_the_problems_of_a_level_or_of_all() -> None:
+    def drawn(**kwargs: Any) -> set[str]:
+        env = make(ENV_ID, **kwargs)
+        return {env.reset(seed=0, options={"task": task, "split": "test"})[1]["kind"] for task in range(30)}
+
+    assert drawn(level=1, kinds=["addition", "subtraction"]) == {"addition", "subtraction"}
+    assert drawn(kinds=["addition", "ages"]) == {"addition", "ages"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sentence"),
+    [
+        (["ages"], r"There is no kind of level 1 called 'ages'"),
+        ("addition", "must be a list of names"),
+        ([], "must be a list"),
+    ],
+)
+def test_wrong_kinds_are_named(kinds: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        make(ENV_ID, level=1, kinds=kinds)

@@ -59,7 +59,7 @@ def test_an_episode_of_a_file(tmp_path: Path) -> None:
 
 
 def test_levels_are_of_generated_problems(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="level applies to generated problems"):
+    with pytest.raises(UsageError, match="level and kinds apply to generated problems"):
         MathEnv(write(tmp_path / "a.jsonl", [GSM]), level=2)
 
 

@@ -181,3 +181,11 @@ def test_an_episode_of_a_file_accepts_every_listed_answer(tmp_path: Path) -> Non
 def test_bad_options_are_refused(kwargs: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         QuestionsEnv(**kwargs)
+
+
+def test_kinds_restrict_the_questions() -> None:
+    env = make("rollgym/Questions-v0", kinds=["largest", "handover"])
+    kinds = {env.reset(seed=0, options={"task": task, "split": "dev"})[1]["kind"] for task in range(30)}
+    assert kinds == {"largest", "handover"}
+    with pytest.raises(UsageError, match="There is no kind of level 2 called 'largest'"):
+        make("rollgym/Questions-v0", level=2, kinds=["largest"])

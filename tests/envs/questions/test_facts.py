@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollgym.core.registry import make
 from rollgym.core.tasks import TaskSet
 from rollgym.envs.questions.facts import KINDS, LEVELS, random_question
 
@@ -90,3 +91,9 @@ def test_no_content_is_in_two_splits(level: int) -> None:
             seen.setdefault(split, set()).add(question.key)
     assert not seen["train"] & (seen["dev"] | seen["test"])
     assert not seen["dev"] & seen["test"]
+
+
+def test_every_listed_name_is_in_the_vocabulary() -> None:
+    """A tokenizer would spell the rare ones, and a small policy would have to learn spelling first."""
+    env: Any = make("rollgym/Questions-v0", level=2).unwrapped
+    assert {"Dana", "book", "books", "cellar", "September", "kilograms", "grams", "Sunday"} <= set(env.words)

@@ -94,6 +94,52 @@ def test_imitation_stops_when_enough_succeed(train_here: Run, capfd: pytest.Capt
     assert lines(folder / "evaluations.jsonl")[1]["phase"] == "warm_start"
 
 
+def test_an_easy_domain_does_not_end_the_imitation_of_the_others(
+    train_here: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A mean over both would be at least one half from the start."""
+    envs = [{"id": "lessons:Granted", "domain": "easy"}, {"id": "lessons:Yes", "domain": "hard"}]
+    enough = {**TAUGHT, "epochs": 40, "until_success": 0.3, "validation_episodes": 40}
+    train_here("run", imitate=True, envs=envs, warm_start=enough, evaluation={"episodes": 5})
+    notes = [line for line in capfd.readouterr().err.splitlines() if "success easy" in line]
+    rates = [float(line.rsplit("hard ", 1)[1]) for line in notes]
+    assert 1 < len(rates) < 40
+    assert all("easy 1.000" in line for line in notes)
+    assert all(rate < 0.3 for rate in rates[:-1])
+    assert rates[-1] >= 0.3
+
+
+def validated(*rates: float) -> Any:
+    """Ten validation episodes of each environment, with this success."""
+    return [[SimpleNamespace(success=number < round(10 * rate)) for number in range(10)] for rate in rates]
+
+
+def test_a_domain_rests_while_it_is_at_its_target_and_learns_again_below_it() -> None:
+    envs = [{"id": "a", "domain": "x"}, {"id": "b", "domain": "y"}, {"id": "c", "domain": "y"}, {"id": "d"}]
+    targets = warm_start.SuccessTargets(load(TrainConfig, merged(SMALL, {"envs": envs})), 0.5)
+    assert (targets.reached, targets.text) == (set(), "")
+    targets.update(validated(0.6, 0.2, 0.4, 0.0))
+    assert (targets.reached, targets.all_reached) == ({0}, False)
+    assert targets.text == "x 0.600, y 0.300, 0.000"
+    targets.update(validated(0.4, 0.1, 0.9, 0.5))
+    assert (targets.reached, targets.all_reached) == ({1, 2, 3}, False)
+    targets.update(validated(0.5, 0.5, 0.5, 0.5))
+    assert targets.all_reached
+
+
+def test_without_a_target_nothing_is_reached() -> None:
+    targets = warm_start.SuccessTargets(load(TrainConfig, SMALL), None)
+    targets.update([])
+    assert not targets.all_reached
+
+
+def test_batches_without_resting_examples_are_full() -> None:
+    schedule = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert list(warm_start.learning_batches(schedule, 3, lambda index: True)) == schedule
+    even = list(warm_start.learning_batches(schedule, 3, lambda index: index % 2 == 0))
+    assert even == [[0, 2, 4], [6, 8]]
+
+
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[EpisodeSpec]]:
     """The tasks of the demonstrations, and of what was evaluated."""
