@@ -25,7 +25,10 @@ from rollgym.utils.http_server import listening
 HERE = Path(__file__).parent
 FOLDER = os.environ.get("ROLLGYM_TEST_ADAPTERS", "")
 
-pytestmark = pytest.mark.skipif(not FOLDER, reason="ROLLGYM_TEST_ADAPTERS is not set: run make test-adapters")
+pytestmark = [
+    pytest.mark.skipif(not FOLDER, reason="ROLLGYM_TEST_ADAPTERS is not set: run make test-adapters"),
+    pytest.mark.timeout(900),  # several hundred episodes each
+]
 
 
 def python(venv: str) -> str:
