@@ -88,7 +88,7 @@ def replay(
 
 
 def _replay_training(run: Path, trust_code: bool, as_json: bool) -> None:
-    from rollgym.evaluation.replay import replay_training
+    from rollgym.evaluation.train_replay import replay_training
 
     result = replay_training(run, trust_code=trust_code)
     if as_json:

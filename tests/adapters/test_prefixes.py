@@ -108,7 +108,7 @@ def test_a_file_cannot_name_code_or_an_address_by_a_prefix():
 def test_an_unknown_prefix_names_the_known_ones():
     with pytest.raises(UsageError) as caught:
         rollgym.make("textareno:TicTacToe-v0")
-    assert "neither a module nor a prefix. The prefixes are " in str(caught.value)
+    assert "no such prefix. The prefixes are " in str(caught.value)
     assert "reasoning_gym, textarena" in str(caught.value)
     assert str(caught.value).endswith("Did you mean textarena:TicTacToe-v0?")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from rollgym.evaluation.replay import TrainReplay, register_train_replay
+from rollgym.evaluation.train_replay import TrainReplay, register_train_replay
 from rollgym.trainer.cli import config, dpo, model, plan, sft, train
 
 
