@@ -286,8 +286,8 @@ def _import_named(module: str, name: str) -> None:
         near = nearest(module, known)
         ask = f" Did you mean {near[0]}:{name.partition(':')[2]}?" if near else ""
         raise UsageError(
-            f"There is no environment called {name!r}: no such module on the Python path, and no such prefix. "
-            f"The prefixes are {', '.join(known)}.{ask}"
+            f"There is no environment called {name!r}: no such module on the Python path, and no such "
+            f"prefix. The prefixes are {', '.join(known)}.{ask}"
         ) from error
 
 
