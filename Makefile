@@ -43,7 +43,7 @@ demo: $(VENV)/.train ## Train a small policy on FrozenLake, evaluate it and writ
 	@$(BIN)/python examples/demo.py
 
 demo-lm: $(VENV)/.lm ## Train SmolLM2 on FrozenLake, evaluate it and write a report page (about 15 minutes)
-	@$(BIN)/python examples/demo.py --config smollm-frozen-lake stop.steps=30
+	@$(BIN)/python examples/demo.py --config smollm-frozen-lake
 
 lint: $(VENV)/.dev ## Run ruff, mypy --strict and import-linter
 	$(BIN)/ruff check .
