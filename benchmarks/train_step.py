@@ -188,6 +188,7 @@ def serve(folder: Path, max_tokens_per_microbatch: int, threads: int, dtype: Dty
                 name: p.grad.numpy() for name, p in learner.model.named_parameters() if p.requires_grad
             }
             np.savez(folder / "ours.npz", **gradients)
+            del gradients  # the next update makes others
         print("ready", flush=True)
 
 
