@@ -1,10 +1,6 @@
 """Planned memory per phase compared with the resident memory of a process that runs it.
 
     python benchmarks/plan_memory.py [--quick] [--layers 8] [--hidden 512] [--context 512] [--episodes 12]
-    python benchmarks/plan_memory.py --simulate 7b:8 72b:256
-
-With --simulate: the planned peak of an update beside that of a simulated FSDP2 rank, for models on so many
-ranks, with and without gradient checkpointing and LoRA; 8192 tokens, of which 2000 are predicted.
 
 One process is both engine and learner, as on a single shared slot; what it holds before any model is made is
 taken off. The greatest resident memory of each phase is compared with the plan's figure for that phase, with
@@ -186,50 +182,6 @@ def measure(args: argparse.Namespace, offload: str) -> dict[str, Any]:
     return {"measured": peaks.found, "planned": planned(config, args, offload)}
 
 
-CASES = {"plain": (False, None), "checkpointing": (True, None), "lora": (True, 16)}
-
-
-def simulated(case: str, kind: str) -> dict[str, int]:
-    """Planned and simulated bytes of an update on one rank, such as of ``7b:8``."""
-    from rollgym.devices import memory
-    from rollgym.devices.models import find_model
-    from rollgym.devices.workload import Job, Workload
-    from rollgym.trainer.cluster.simulation import config_of
-    from rollgym.trainer.learner.config import LearnerConfig, LoraSettings
-    from rollgym.trainer.learner.simulate import simulate
-    from rollgym.trainer.losses.settings import LossConfig
-
-    name, _, ranks = case.partition(":")
-    shape, (checkpointing, rank) = find_model(name), CASES[kind]
-    work = Workload(prompt_tokens=6192, reply_tokens=2000, context=8192, checkpointing=checkpointing)
-    job = Job(actor=shape, lora_rank=rank, workload=work)
-    state = memory.training_state(shape, int(ranks), "weights", rank)
-    said = sum(state.values()) + memory.update_activations(shape, job, vocabulary=True)
-    lora = None if rank is None else LoraSettings(rank=rank)
-    config = LearnerConfig(gradient_checkpointing=checkpointing, lora=lora)
-    loss = LossConfig("reinforce", tis_cap=None)
-    found = simulate(
-        config_of(shape), config, loss, strategy="fsdp2", world=int(ranks), tokens=8192, replies=2000
-    )
-    return {"planned": said, "simulated": found.peaks["update actor"], "start": found.peaks["start"]}
-
-
-def compare(cases: list[str]) -> None:
-    """Print a table, one row for each case and kind, each simulated in a separate process."""
-    print("| model:ranks | kind | planned | simulated | error | start |\n|---|---|---|---|---|---|")
-    errors: dict[str, float] = {}
-    for case in cases:
-        for kind in CASES:
-            words = [sys.executable, __file__, "--one", case, kind]
-            done = subprocess.run(words, capture_output=True, text=True, check=True)
-            one = json.loads(done.stdout.splitlines()[-1])
-            error = 100 * (one["planned"] / one["simulated"] - 1)
-            errors[f"{case} {kind}"] = round(error, 1)
-            sizes = [f"{one[key] / 2**30:.1f} GiB" for key in ("planned", "simulated", "start")]
-            print(f"| {case} | {kind} | {sizes[0]} | {sizes[1]} | {error:+.0f} % | {sizes[2]} |", flush=True)
-    print(json.dumps({"errors": errors}))
-
-
 def main() -> None:
     """Print a table, one process for each way."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -243,15 +195,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--only", choices=["none", "optimizer", "all"])
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--simulate", nargs="+", metavar="MODEL:RANKS")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(simulated(*args.one)))
-        return
-    if args.simulate:
-        compare(args.simulate)
-        return
     if args.quick:
         args.layers, args.hidden, args.context, args.episodes = 2, 256, 128, 4
     if args.only:

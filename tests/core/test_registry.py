@@ -161,7 +161,7 @@ def test_nonsense_is_an_unknown_name_and_no_crash(name):
 
 
 def test_a_wrong_path_says_which_part_is_wrong(hello, tmp_path):
-    with pytest.raises(UsageError, match="environment no_such_thing: no such module on the Python path"):
+    with pytest.raises(UsageError, match="no such module on the Python path, and no such prefix"):
         make("no_such_thing:Env")
     with pytest.raises(UnknownName, match="no object in hello_envs called 'Helo'. Did you mean Hello"):
         make(f"{hello}:Helo")

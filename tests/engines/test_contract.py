@@ -233,8 +233,10 @@ def test_in_flight_replies_continue_with_new_weights(engine: Engine, run: Run, r
 def test_abort_cancel_and_pause(engine: Engine, run: Run) -> None:
     async def play() -> None:
         for delay in DELAYS:
-            reply = asyncio.create_task(engine.generate(ask("gone", max_tokens=240)))
-            other = asyncio.create_task(engine.generate(ask("gone-on", max_tokens=60)))
+            # Another seed each time: what an engine has computed once, it may have at once the next time.
+            seed = int(1000 * delay)
+            reply = asyncio.create_task(engine.generate(ask("gone", max_tokens=240, seed=seed)))
+            other = asyncio.create_task(engine.generate(ask("gone-on", max_tokens=60, seed=seed)))
             await asyncio.sleep(delay)
             await engine.abort(["gone", "nobody"])
             made = await reply
@@ -244,8 +246,8 @@ def test_abort_cancel_and_pause(engine: Engine, run: Run) -> None:
         assert made.finish_reason == "aborted"
         assert 0 < len(made.token_ids) < 240
         assert (await other).finish_reason == "length"
-        cancelled = asyncio.create_task(engine.generate(ask("cut", max_tokens=240)))
-        await asyncio.sleep(0.02)
+        cancelled = asyncio.create_task(engine.generate(ask("cut", max_tokens=240, seed=7)))
+        await asyncio.sleep(0)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled

@@ -106,7 +106,7 @@ class Played:
             )
             async with scheduler:
                 for _ in range(steps):
-                    log.add("test_taking", release=True)
+                    log.add("test_taking", release=True, count=2)
                     self.groups += await scheduler.take(2)
                     log.add("test_given", count=2)
                 log.add("test_stop")

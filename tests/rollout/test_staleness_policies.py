@@ -109,7 +109,9 @@ def test_slow_groups_are_trained_in_proportion(on_stale: str) -> None:
     """One group in ten takes about ten updates; the bound is two. The first ones take their time."""
     world = Tail(0.1, 10.0)
     story = trained(on_stale, 2, 8, world, steps=80)
-    assert slow_share(story.groups[160:], world) == pytest.approx(0.1, rel=0.1)
+    # With mask fewer are trained in as many updates, which come sooner (docs/asynchronous_training.md).
+    near = 0.2 if on_stale == "mask" else 0.1
+    assert slow_share(story.groups[160:], world) == pytest.approx(0.1, rel=near)
     first = next(i for i, group in enumerate(story.groups) if world.is_slow(group.group_id))
     assert first // 8 < 20
     turns = story.scheduler.buffer.turns

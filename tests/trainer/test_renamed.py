@@ -126,7 +126,8 @@ def test_the_table_covers_every_metric_that_0_1_0_wrote(tmp_path: Path) -> None:
         set(json.loads((folder / "metrics.jsonl").read_text().splitlines()[0]))
         for folder in (tmp_path / "run", OLD_RUN)
     )
-    assert {METRICS.get(name, name) for name in old} == new
+    later = {"fresh_token_frac", "staleness_p50", "staleness_p90", "staleness_p99"}
+    assert {METRICS.get(name, name) for name in old} == new - later
 
 
 @pytest.mark.parametrize("old", METRICS)

@@ -298,9 +298,8 @@ def test_what_is_said_to_nonsense_is_whole() -> None:
 SHIPPED = [
     card.env_id for card in rollgym.list_envs() if card.env_id.startswith("rollgym/") and not card.needs
 ]
-WORDY = dict.fromkeys(
-    (f"rollgym/{name}-v0" for name in ("Code", "PythonTool", "CodeSnippets", "Terminal", "ServiceDesk")), 1000
-)
+_WORDY = ("Code", "PythonTool", "CodeSnippets", "Terminal", "ServiceDesk", "Questions")
+WORDY = dict.fromkeys((f"rollgym/{name}-v0" for name in _WORDY), 1000)
 """Vocabularies that may be larger: problems, programs and records take more words than games."""
 
 
