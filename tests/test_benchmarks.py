@@ -22,6 +22,7 @@ KEYS = {
     "shop_browser": {"text_to_browser"},
     "sandbox": {"ratio_to_process", "ratio_to_bare_process"},
     "async_training": {"ratio", "policies"},
+    "chaos": {"lost", "doubled", "missing", "outages"},
     "cluster_scaling": {"efficiency", "overhead_ms"},
     "weight_sync": {"strategies"},
     "plan_memory": {"worst_error"},
