@@ -116,7 +116,7 @@ class Driver:
     def start(self, *settings: str) -> None:
         """Start, or resume if it was started before."""
         rollgym_command = str(Path(sys.executable).with_name("rollgym"))
-        arguments = ["--resume", *settings] if self.starts else [*RUN, "stop.steps=100000"]
+        arguments = ["--resume", "--trust-code", *settings] if self.starts else [*RUN, "stop.steps=100000"]
         arguments += [f"ray.address={self.address}", "--out", str(self.out / "run"), "--plain"]
         with (self.out / "driver.log").open("ab") as log:
             self.process = subprocess.Popen(
