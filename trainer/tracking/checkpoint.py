@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rollgym.cluster.errors import ActorLost
 from rollgym.core.errors import ResultsError, RunError, one_line
 from rollgym.core.seeding import file_hash
 from rollgym.io.run_dir import read_json, write_json
@@ -92,6 +93,8 @@ class Checkpoints:
             _flush(part)
             _replace(part, path)
             _flush(path.parent)
+        except ActorLost:  # a rank that died while it saved: the run goes back to the checkpoint before
+            raise
         except Exception as error:  # a full disk is an OSError here, and other errors in torch
             why = getattr(error, "strerror", None) or one_line(error)
             raise RunError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rollgym.cluster.errors import ActorLost
 from rollgym.core.errors import ResultsError, RunError
 from rollgym.trainer.tracking.checkpoint import Checkpoints, verify_checkpoint
 
@@ -162,6 +163,20 @@ def test_a_full_disk_ends_the_run_and_keeps_earlier_checkpoints(tmp_path: Path, 
     assert found.steps() == [1, 2]
     assert [verify_checkpoint(tmp_path / f"step-{step:08d}")["step"] for step in (1, 2)] == [1, 2]
     assert not list(tmp_path.glob(".*")), "what was half written would fill the disk further"
+
+
+def test_a_rank_that_dies_while_it_saves_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    """The run goes back to the checkpoint before, which needs the error as it is."""
+    found = save(tmp_path, 1, 2)
+
+    def write(folder: Path) -> None:
+        (folder / "weights.bin").write_text("half of it")
+        raise ActorLost("actor_train rank 0 is lost")
+
+    with pytest.raises(ActorLost, match="^actor_train rank 0 is lost$"):
+        found.save(3, {}, write)
+    assert found.steps() == [1, 2]
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_weights_that_do_not_fit_on_the_disk_give_the_same_error(tmp_path: Path) -> None:
