@@ -26,6 +26,7 @@ from rollgym.trainer.learner.sharded_checkpoint import (
     Fragment,
     adam_fragments,
     fill,
+    format_of,
     open_checkpoint,
     remove_manifest,
     write_part,
@@ -153,6 +154,13 @@ class ParallelStrategy:
         """Return whole parameters, which only need to be right on rank 0."""
         return [parameter.detach() for parameter in parameters]
 
+    def local_shards(self, parameter: nn.Parameter) -> list[tuple[tuple[int, ...], Tensor]]:
+        """Return the parts of a parameter that this rank holds, each with its offsets in the whole.
+
+        Ranks may hold the same parts. Of ``zero1`` and ``zero2`` it is the weight that is computed with.
+        """
+        return [((0,) * parameter.dim(), parameter.detach())]
+
     def shapes(self) -> dict[str, Sequence[int]]:
         """Return the shapes of all trained parameters by name."""
         return {name: tuple(self.shape(parameter)) for name, parameter in self.modules.trained().items()}
@@ -180,7 +188,8 @@ class ParallelStrategy:
         parameters = {n: {"shape": list(shape), "steps": counts[n]} for n, shape in self.shapes().items()}
         with all_or_none(group):
             if self.rank == 0:  # last: it makes the checkpoint valid
-                head = {"format": 1, "strategy": self.name, "world": self.world, "steps": steps}
+                kind = format_of(parts)
+                head = {"format": kind, "strategy": self.name, "world": self.world, "steps": steps}
                 write_json(path / MANIFEST, {**head, "parameters": parameters, "parts": parts})
 
     def load(self, path: Path) -> int:
