@@ -7,6 +7,7 @@ context, tensor and expert group compute the same rows: they are one data rank.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from rollgym.core.errors import RunError, UsageError
 from rollgym.trainer.learner.boxes import Box
 from rollgym.trainer.learner.modules import CriticModule, PolicyModule, TrainedModules
+from rollgym.trainer.learner.process_group import ProcessGroup
 from rollgym.trainer.learner.sharded_checkpoint import MOMENTS, Fragment
 from rollgym.trainer.learner.strategies.fsdp2 import Fsdp2Strategy
 from rollgym.trainer.learner.tensor_parallel import split_body, split_model
@@ -113,6 +115,43 @@ class MeshStrategy(Fsdp2Strategy):
         sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
         return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
+    def gather(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Return whole parameters on rank 0: each rank sends its own parts, in one message."""
+        empty = [parameter.new_empty(0) for parameter in parameters]
+        mine = [self._first(parameter) for parameter in parameters]
+        boxes = [_box(p) if own else None for p, own in zip(parameters, mine, strict=True)]
+        group = cast(ProcessGroup, self.group)
+        entries = group.gather([box and [box.offsets, box.sizes] for box in boxes])
+        if self.device_mesh["replicate"].get_local_rank():
+            return empty
+        held = [[entry and Box(*map(tuple, entry)) for entry in by_rank] for by_rank in entries]
+        held = held[: len(held) // self.sizes["replicate"]]
+        longest = max(sum(box.numel for box in by_rank if box) for by_rank in held)
+        buffer = torch.zeros(longest, device=self.device)
+        at = 0
+        for parameter, box in zip(parameters, boxes, strict=True):
+            if box is not None:
+                local = cast(DTensor, parameter).to_local().detach()
+                buffer[at : at + box.numel] = local.reshape(-1)
+                at += box.numel
+        received = [torch.empty_like(buffer) for _ in held] if self.rank == 0 else None
+        dist.gather(buffer, received, group=self._copy.get_group(), group_dst=0)
+        if received is None:
+            return empty
+        whole = [torch.empty(parameter.shape, device=self.device) for parameter in parameters]
+        for by_rank, values in zip(held, received, strict=True):
+            at = 0
+            for tensor, box in zip(whole, by_rank, strict=True):
+                if box:
+                    tensor[box.slices()] = values[at : at + box.numel].view(box.sizes)
+                    at += box.numel
+        return whole
+
+    @cached_property
+    def _copy(self) -> DeviceMesh:
+        """The ranks that hold one copy of the model."""
+        return self.device_mesh["shard", "context", "tensor", "expert"]._flatten("copy")
+
     def local_shards(self, parameter: nn.Parameter) -> list[tuple[tuple[int, ...], Tensor]]:
         """Return the part of a parameter that this rank holds, with its offsets in the whole."""
         local = cast(DTensor, parameter).to_local().detach()
@@ -120,7 +159,9 @@ class MeshStrategy(Fsdp2Strategy):
 
     def fragments(self) -> list[Fragment]:
         """Return this rank's part of every parameter; of ranks that have the same, the first saves it."""
-        return [fragment for fragment in self.restored() if self._first(fragment.name)]
+        return [
+            fragment for fragment in self.restored() if self._first(self.modules.trained()[fragment.name])
+        ]
 
     def restored(self) -> list[Fragment]:
         """Return this rank's part of every parameter."""
@@ -138,9 +179,9 @@ class MeshStrategy(Fsdp2Strategy):
                 fragments.append(Fragment(name, *span, flat))
         return fragments
 
-    def _first(self, name: str) -> bool:
+    def _first(self, parameter: nn.Parameter) -> bool:
         """Return whether this rank is the first of those that have the same part of a parameter."""
-        tensor = cast(DTensor, self.modules.trained()[name])
+        tensor = cast(DTensor, parameter)
         spread = {
             dimension
             for dimension, placement in zip(
