@@ -44,7 +44,7 @@ def compare(ranks: Ranks, given: dict[str, Any], steps: int, parallel: ParallelC
     weights, _ = ranks("weights", "it")
     last = {name: tensor.numpy() for name, tensor in local.weights().tensors.items()}
     assert weights.keys() == last.keys()
-    assert max(float(np.abs(last[name] - start[name]).max()) for name in last) > 3e-3, "nothing was trained"
+    assert max(float(np.abs(last[name] - start[name]).max()) for name in last) > 1e-3, "nothing was trained"
     assert max(float(np.abs(weights[name] - last[name]).max()) for name in last) < 1e-4
     if given.get("kl_coef"):
         for answers in ranks.try_all("numbers", "it", 5):
@@ -53,12 +53,21 @@ def compare(ranks: Ranks, given: dict[str, Any], steps: int, parallel: ParallelC
     ranks("drop", "it")
 
 
-@pytest.mark.parametrize("parallel", [TENSOR, COPIES], ids=["tensor x shard", "replicate x shard"])
+LONG: dict[str, Any] = {"kl_coef": 0.1, "schedule": "cosine", "weight_decay": 0.01}
+meshes = pytest.mark.parametrize("parallel", [TENSOR, COPIES], ids=["tensor x shard", "replicate x shard"])
+
+
+@meshes
+def test_four_ranks_match_the_single_strategy(four: Ranks, parallel: ParallelConfig) -> None:
+    compare(four, LONG, 4, parallel)
+
+
+@pytest.mark.slow
+@meshes
 def test_thirty_updates_on_four_ranks_match_the_single_strategy(
     four: Ranks, parallel: ParallelConfig
 ) -> None:
-    given = {"kl_coef": 0.1, "schedule": "cosine", "weight_decay": 0.01}
-    compare(four, given, 30, parallel)
+    compare(four, LONG, 30, parallel)
 
 
 @pytest.mark.slow
@@ -82,7 +91,7 @@ def test_two_tensor_parallel_ranks_match_the_single_strategy(pair: Ranks, case: 
 
 @pytest.mark.slow
 def test_thirty_updates_on_two_ranks_match_the_single_strategy(pair: Ranks) -> None:
-    compare(pair, {"kl_coef": 0.1, "schedule": "cosine", "weight_decay": 0.01}, 30)
+    compare(pair, LONG, 30)
 
 
 def test_logits_of_a_part_of_the_vocabulary_are_computed_in_chunks(pair: Ranks) -> None:
@@ -119,7 +128,7 @@ def test_gradients_match_those_of_one_process(four: Ranks, tmp_path: Path) -> No
             expected, found = (one.read(name, "exp_avg", 0, int(np.prod(shape))) for one in (whole, parts))
             assert expected is not None
             assert found is not None
-            assert float((expected - found).abs().max()) < 1e-4 * float(expected.abs().max()), name
+            assert float((expected - found).abs().max()) <= 1e-4 * float(expected.abs().max()), name
 
 
 @pytest.mark.parametrize("case", ["a reference", "lora", "a separate critic"])
