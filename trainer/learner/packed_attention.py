@@ -22,6 +22,7 @@ from rollgym.engines.embedded.precision import is_fast_at_bfloat16
 from rollgym.trainer.data.packing import LONG_PREFIX, Packing
 from rollgym.trainer.data.sequences import IntArray
 from rollgym.trainer.learner.block_attention import Block, attend_blocks, plan_blocks
+from rollgym.trainer.learner.context_parallel import ContextSlice
 
 PACKED = "rollgym_packed"
 """The name under which transformers knows the attention of packed rows."""
@@ -53,6 +54,15 @@ class Paths:
     """Blocks of queries, where attention by plain matrix products is faster."""
     last_blocks: Sequence[Block] | None = None
     """The same for the wanted tokens alone, if there are few."""
+    context: ContextSlice | None = None
+    """This rank's slice, where several ranks share the tokens."""
+    context_wanted: Tensor | None = None
+    """Indices in the slice of its wanted tokens, or of any one."""
+
+    @property
+    def computed_wanted(self) -> Tensor | None:
+        """Indices of the wanted tokens among those that this rank computes; None for all."""
+        return self.wanted if self.context is None else self.context_wanted
 
     @property
     def own(self) -> list[int]:
@@ -67,6 +77,12 @@ def paths_of(packing: Packing, spots: IntArray, device: torch.device) -> Paths:
         return paths
     last_blocks = None if paths.asking is None else plan_blocks(packing, device, np.unique(spots))
     return replace(paths, blocks=plan_blocks(packing, device), last_blocks=last_blocks)
+
+
+def in_slice(paths: Paths, context: ContextSlice, own_spots: IntArray, device: torch.device) -> Paths:
+    """Return paths of which this rank computes a slice; the states at ``own_spots`` of it will be read."""
+    wanted = np.unique(own_spots) if len(own_spots) else np.zeros(1, dtype=np.int64)
+    return replace(paths, context=context, context_wanted=torch.from_numpy(wanted).to(device))
 
 
 def _in_blocks(device: torch.device) -> bool:
@@ -100,13 +116,32 @@ def attend(
     scale = kwargs.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     last = getattr(module, "layer_idx", None) == _last(module)
+    if paths.context is None:
+        return _attend_whole(query, key, value, paths, last, scale, features), None
+    if features.sinks is not None:
+        features = replace(features, sinks=paths.context.own_heads(features.sinks))
+    dtype = _compute_dtype(query)
+    states = paths.context.to_heads(query.to(dtype), key.to(dtype), value.to(dtype))
+    return paths.context.to_tokens(_attend_whole(*states, paths, last, scale, features)), None
+
+
+def _compute_dtype(states: Tensor) -> torch.dtype:
+    """Return the dtype that attention computes in."""
+    kind = states.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+
+
+def _attend_whole(
+    query: Tensor, key: Tensor, value: Tensor, paths: Paths, last: bool, scale: float, features: Features
+) -> Tensor:
+    """Compute attention within each row, whose tokens are all here: ``[batch, token, head, dim]``."""
     if paths.blocks is not None and features.plain_softmax and features.whole(max(paths.sizes)):
         dtype = torch.get_autocast_dtype("cpu")
         blocks = paths.last_blocks if last and paths.last_blocks is not None else paths.blocks
         query, key, value = (states[0].to(dtype) for states in (query, key, value))
-        return attend_blocks(query, key, value, blocks, scale)[None], None
+        return attend_blocks(query, key, value, blocks, scale)[None]
     if sum(paths.sizes) < MUCH_SHARED * sum(paths.own) or not torch.is_grad_enabled():
-        return _attend(query, key, value, paths, last, scale, features), None
+        return _attend(query, key, value, paths, last, scale, features)
     attended: Tensor = checkpoint(
         _attend,
         query,
@@ -119,7 +154,7 @@ def attend(
         use_reentrant=False,
         preserve_rng_state=False,
     )
-    return attended, None
+    return attended
 
 
 def _attend(
@@ -219,9 +254,8 @@ def spare_last_layer(body: Any) -> None:
 
 def _note_wanted(layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
     paths = kwargs.get("cu_seq_lens_q")
-    layer.mlp.rollgym_wanted = (
-        None if paths is None or paths.wanted is None else (paths.wanted, args[0].shape[1])
-    )
+    wanted = None if paths is None else paths.computed_wanted
+    layer.mlp.rollgym_wanted = None if wanted is None else (wanted, args[0].shape[1])
 
 
 def _choose_wanted(mlp: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
