@@ -24,10 +24,11 @@ from rollgym.engines.embedded.features import (
     position_limit,
     unknown_layers,
 )
-from rollgym.trainer.data.packing import pack
+from rollgym.trainer.data.packing import Packing, pack
 from rollgym.trainer.data.sequences import IntArray, TokenSequence
 from rollgym.trainer.learner import chunked_logprobs as chunked
 from rollgym.trainer.learner.context_parallel import ContextGroup
+from rollgym.trainer.learner.long_rows import exceeds, plan_pieces, states_in_pieces
 from rollgym.trainer.learner.packed_attention import PACKED, attend, in_slice, paths_of, spare_last_layer
 
 Layout = Literal["padded", "packed"]
@@ -51,13 +52,40 @@ def states(
     layout: Layout,
     device: torch.device,
     context: ContextGroup | None = None,
+    max_tokens: int | None = None,
 ) -> tuple[Tensor, IntArray | None]:
     """Return [N, width]: the hidden states of a transformer that predict the action tokens.
 
     With a context group, those of this rank's slice alone, and their indices among all.
     """
+    hidden = _in_pieces(body, rows, layout, device, max_tokens)
+    if hidden is not None:
+        return hidden, None
     given, spots, own = _model_inputs(body, rows, layout, device, context)
     return _select(body(**given, use_cache=False).last_hidden_state, spots), own
+
+
+def _in_pieces(
+    body: Any, rows: Sequence[TokenSequence], layout: Layout, device: torch.device, max_tokens: int | None
+) -> Tensor | None:
+    """Return the states of rows that are so long that they are computed in pieces, else None."""
+    if max_tokens is None or layout != "packed":
+        return None
+    inputs = [row.inputs for row in rows]
+    if sum(map(len, inputs)) <= max_tokens:
+        return None
+    packing = pack(inputs)
+    if not exceeds(packing, max_tokens):
+        return None
+    check_length(body.config, max(packing.sizes))
+    spots = _spots(rows, packing)
+    return states_in_pieces(body, plan_pieces(packing, spots, max_tokens, device), len(spots))
+
+
+def _spots(rows: Sequence[TokenSequence], packing: Packing) -> IntArray:
+    """Return the packed tokens that predict the action tokens of rows."""
+    pairs = zip(rows, packing.paths, strict=True)
+    return np.concatenate([path[row.action_positions - 1] for row, path in pairs])
 
 
 def _model_inputs(
@@ -74,9 +102,7 @@ def _model_inputs(
     own: IntArray | None = None
     if layout == "packed":
         packing = pack(inputs)
-        spots = np.concatenate(
-            [path[row.action_positions - 1] for row, path in zip(rows, packing.paths, strict=True)]
-        )
+        spots = _spots(rows, packing)
         ids, positions, paths = packing.ids, packing.positions, paths_of(packing, spots, device)
         if context is not None:
             part = context.slice_of(len(ids))
@@ -125,6 +151,7 @@ def score(
     chunk_logits: bool = False,
     casts: Callable[[Tensor], Tensor] | None = None,
     context: ContextGroup | None = None,
+    max_tokens: int | None = None,
 ) -> TokenStats:
     """Compute log-probs of the distribution that the engine samples from at this temperature.
 
@@ -138,6 +165,7 @@ def score(
         chunk_logits: Never hold more than `MAX_LOGITS` logits; the model must pass `has_plain_head`.
         casts: Returns a weight in the dtype of autocast.
         context: The ranks that share the tokens; the results are those of this rank's slice.
+        max_tokens: Compute packed rows that are longer in pieces of at most so many tokens.
     """
     body, head = parts(model)
     device = head.weight.device
@@ -147,7 +175,7 @@ def score(
     # With casts, gradients of few logits are also computed without keeping them.
     most = chunked.MAX_LOGITS if casts is None else 0
     if chunk_logits and num_logits > most and _computes_inside(head):
-        hidden, here = states(body, once, layout, device, context)
+        hidden, here = states(body, once, layout, device, context, max_tokens)
         again, own = _among(again, here)
         at = torch.from_numpy(again).to(device)
         targets = torch.from_numpy(predicted if own is None else predicted[own]).to(device)
@@ -158,7 +186,7 @@ def score(
 
         logprobs, entropy = _through(head, compute, hidden)
         return TokenStats(logprobs, entropy[at], hidden[at], own)
-    hidden, logits, here = _states_and_logits(model, once, layout, device, context)
+    hidden, logits, here = _states_and_logits(model, once, layout, device, context, max_tokens)
     again, own = _among(again, here)
     targets = torch.from_numpy(predicted if own is None else predicted[own]).to(device)
     if temperature != 1.0:
@@ -244,6 +272,7 @@ def _states_and_logits(
     layout: Layout,
     device: torch.device,
     context: ContextGroup | None = None,
+    max_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor, IntArray | None]:
     """Return the model's states that predict the action tokens, and their logits.
 
@@ -251,11 +280,15 @@ def _states_and_logits(
     """
     inner = _inner(model)
     body = parts(model)[0]
-    given, spots, own = _model_inputs(body, rows, layout, device, context)
+    hidden = _in_pieces(body, rows, layout, device, max_tokens)
+    if hidden is None:
+        given, spots, own = _model_inputs(body, rows, layout, device, context)
+    else:  # a pass over one token, whose state is replaced
+        given, own = {"input_ids": torch.zeros(1, 1, dtype=torch.long, device=device)}, None
     kept: list[Tensor] = []
 
     def choose(_: Any, __: Any, found: Any) -> Any:
-        kept.append(_select(found.last_hidden_state, spots))
+        kept.append(_select(found.last_hidden_state, spots) if hidden is None else hidden)
         found.last_hidden_state = kept[0][None]
         return found
 

@@ -75,11 +75,12 @@ class Critic(nn.Module):
         policy_body: Any,
         layout: Layout,
         context: ContextGroup | None = None,
+        max_tokens: int | None = None,
     ) -> Tensor:
         """Return values before each action token of rows."""
         body = policy_body if self.body is None else self.body
         once, again = distinct(rows)
-        hidden, own = states(body, once, layout, self.head.weight.device, context)
+        hidden, own = states(body, once, layout, self.head.weight.device, context, max_tokens)
         values = self.from_states(hidden)
         if context is not None and own is not None:
             values = context.collect(values, own, sum(len(row.action_positions) for row in once))
@@ -100,11 +101,12 @@ class PolicyModule(nn.Module):
         chunk_logits: bool,
         casts: WeightCasts | None = None,
         context: ContextGroup | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         super().__init__()
         self.model, self.critic = model, critic
         self._casts = casts
-        self._context = context
+        self._context, self._max_tokens = context, max_tokens
         self._layout: Layout = layout
         self._temperature, self._bfloat16, self._chunk_logits = temperature, bfloat16, chunk_logits
         self.training = False
@@ -115,7 +117,8 @@ class PolicyModule(nn.Module):
         with mixed_precision(head.weight.device.type, self._bfloat16):
             if outputs == "values":
                 assert self.critic is not None
-                return (self.critic.before(rows, body, self._layout, self._context).clone(),)
+                values = self.critic.before(rows, body, self._layout, self._context, self._max_tokens)
+                return (values.clone(),)
             scores = score(
                 self.model,
                 rows,
@@ -124,6 +127,7 @@ class PolicyModule(nn.Module):
                 chunk_logits=self._chunk_logits,
                 casts=self._casts,
                 context=self._context,
+                max_tokens=self._max_tokens,
             )
             results = [scores.logprobs, scores.entropy]
             if outputs == "both":
@@ -149,19 +153,26 @@ class CriticModule(nn.Module):
     """Unlike a `PolicyModule`, it has no head besides its own."""
 
     def __init__(
-        self, value_model: Critic, *, layout: Layout, bfloat16: bool, context: ContextGroup | None = None
+        self,
+        value_model: Critic,
+        *,
+        layout: Layout,
+        bfloat16: bool,
+        context: ContextGroup | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         super().__init__()
         self.value_model = value_model
         self._layout: Layout = layout
-        self._context = context
+        self._context, self._max_tokens = context, max_tokens
         self._bfloat16 = bfloat16
         self.training = False
 
     def forward(self, rows: Sequence[TokenSequence], outputs: Outputs = "values") -> tuple[Tensor, ...]:
         """Return the values before the action tokens, the only output of this module."""
         with mixed_precision(self.value_model.head.weight.device.type, self._bfloat16):
-            return (self.value_model.before(rows, None, self._layout, self._context).clone(),)
+            values = self.value_model.before(rows, None, self._layout, self._context, self._max_tokens)
+            return (values.clone(),)
 
 
 class TrainedModules:
@@ -221,7 +232,13 @@ class TrainedModules:
         bfloat16 = autocast and self.dtype == torch.bfloat16
         if context is not None:
             self._check_context(plain, context)
-        self._module_options: Any = {"layout": self.layout.layout, "bfloat16": bfloat16, "context": context}
+        self._module_options: Any = {
+            "layout": self.layout.layout,
+            "bfloat16": bfloat16,
+            "context": context,
+            # The backward pass over pieces calls the layers again, past the hooks of several ranks.
+            "max_tokens": config.max_tokens_per_microbatch if group is None else None,
+        }
         self.reference_model: Any = copy.deepcopy(plain).requires_grad_(False) if reference else None
         self.value_only = options.value_only
         self.critic: Critic | None = None
