@@ -65,6 +65,28 @@ class ParallelStrategy:
         self.name, self.config, self.device, self.group = name, config, device, group
         self.cpu_offload = cpu_offload
         self.rank, self.world = (0, 1) if group is None else (group.rank, group.world)
+        self.model_ranks = 1
+        """Consecutive ranks that compute the same rows together, each with a part of the model or tokens."""
+
+    @property
+    def data_world(self) -> int:
+        """Number of sets of ranks between which rows are split."""
+        return self.world // self.model_ranks
+
+    @property
+    def data_rank(self) -> int:
+        """The set of ranks that this one belongs to: the index of its share of the rows."""
+        return self.rank // self.model_ranks
+
+    @property
+    def counted_ranks(self) -> range:
+        """The ranks whose results count: one of each set, since the others have the same."""
+        return range(0, self.world, self.model_ranks)
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Number of ranks over which gradients are averaged, where `backward` needs their sum."""
+        return self.data_world
 
     def wrap(self, modules: TrainedModules) -> None:
         """Wrap the policy and a separate critic, and make the optimizer. Called once, first."""
@@ -94,7 +116,7 @@ class ParallelStrategy:
     def backward(self, losses: Sequence[Tensor]) -> None:
         """Add the gradient, summed over all ranks, of the policy's loss and of a critic's."""
         # torch averages over ranks.
-        cast(Tensor, sum(losses) * self.world).backward()  # type: ignore[no-untyped-call]
+        cast(Tensor, sum(losses) * self.gradient_ranks).backward()  # type: ignore[no-untyped-call]
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
