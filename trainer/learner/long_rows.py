@@ -24,11 +24,12 @@ from rollgym.trainer.learner.block_attention import Block, attend_blocks, plan_b
 from rollgym.trainer.learner.packed_attention import (
     attend_row,
     compute_dtype,
-    few_queries,
     in_blocks,
 )
 
 Tokens = slice | Tensor
+MAX_SCORES = 2**22
+"""Scores of heads, queries and keys that attention to earlier pieces holds at once: 16 MB in float32."""
 
 
 def exceeds(packing: Packing, max_tokens: int) -> bool:
@@ -81,8 +82,8 @@ class Segment:
     """Indices in the piece."""
     keys: Tokens
     """Indices in the micro-batch."""
-    at: Tensor | None
-    """Positions of the queries in the row; None if they are the row so far."""
+    at: IntArray | None
+    """Positions of the queries in the row, on the host; None if they are the row so far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,26 +155,30 @@ class _Part:
 def _within(segment: Segment, num_heads: int, scale: float, features: Features) -> Iterator[_Part]:
     """Cut a segment so that few scores exist at once."""
 
-    def computing(at: Tensor | None) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+    def computing(at: IntArray | None) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
         def compute(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-            return attend_row(query, key, value, at, scale, replace(features, sinks=sinks))
+            there = None if at is None else torch.from_numpy(at).to(query.device)
+            return attend_row(query, key, value, there, scale, replace(features, sinks=sinks))
 
         return compute
 
     if segment.at is None:
         yield _Part(segment.queries, segment.keys, computing(None))
         return
-    keys = segment.keys
-    size = keys.stop - keys.start if isinstance(keys, slice) else len(keys)
-    step = few_queries(num_heads, size)
+    step = max(1, MAX_SCORES // (num_heads * int(segment.at[-1] + 1)))
     for start in range(0, len(segment.at), step):
-        part = slice(start, min(start + step, len(segment.at)))
-        own = segment.queries
-        if isinstance(own, slice):
-            own = slice(own.start + part.start, own.start + part.stop)
-        else:
-            own = own[part]
-        yield _Part(own, keys, computing(segment.at[part]))
+        at = segment.at[start : start + step]
+        # A window, unlike a chunk, does not depend on where positions begin.
+        first = 0 if features.window is None or features.chunk else max(0, int(at[0]) - features.window + 1)
+        keys = _span(segment.keys, first, int(at[-1]) + 1)
+        yield _Part(_span(segment.queries, start, start + len(at)), keys, computing(at - first))
+
+
+def _span(tokens: Tokens, start: int, stop: int) -> Tokens:
+    """Return some of consecutive or listed tokens."""
+    if isinstance(tokens, slice):
+        return slice(tokens.start + start, tokens.start + stop)
+    return tokens[start:stop]
 
 
 class _PieceAttention(torch.autograd.Function):
@@ -304,8 +309,8 @@ def _segments(packing: Packing, queries: IntArray, start: int, device: torch.dev
             at = own - first + shared
             keys = path[: at[-1] + 1]
             whole = len(own) == len(keys)
-            positions = None if whole else torch.from_numpy(at).to(device)
-            segments.append(Segment(_tokens(own - start, device), _tokens(keys, device), positions))
+            segment = Segment(_tokens(own - start, device), _tokens(keys, device), None if whole else at)
+            segments.append(segment)
         first = end
     return segments
 
