@@ -48,8 +48,8 @@ def check_heads(name: str, heads: int, ranks: int) -> None:
     """Raise `UsageError` where so many attention heads cannot be shared by the ranks of a context group."""
     if heads % ranks:
         raise UsageError(
-            f"{name} has {heads} attention heads, which {ranks} context-parallel ranks cannot share equally: "
-            f"set learner.parallel.context to a divisor of {heads}."
+            f"{name} has {heads} attention heads on a rank, which learner.parallel.context = {ranks} does not "
+            f"divide: choose a divisor of {heads}."
         )
 
 

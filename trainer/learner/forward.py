@@ -30,6 +30,7 @@ from rollgym.trainer.learner import chunked_logprobs as chunked
 from rollgym.trainer.learner.context_parallel import ContextGroup
 from rollgym.trainer.learner.long_rows import exceeds, plan_pieces, states_in_pieces
 from rollgym.trainer.learner.packed_attention import PACKED, attend, in_slice, paths_of, spare_last_layer
+from rollgym.trainer.learner.vocabulary_parallel import local_part, split_logprobs, vocabulary_part
 
 Layout = Literal["padded", "packed"]
 
@@ -172,8 +173,9 @@ def score(
     once, again = distinct(rows)
     predicted = np.concatenate([row.predicted for row in rows])
     num_logits = sum(len(row.action_positions) for row in once) * len(head.weight)
+    vocabulary = vocabulary_part(head)
     # With casts, gradients of few logits are also computed without keeping them.
-    most = chunked.MAX_LOGITS if casts is None else 0
+    most = chunked.MAX_LOGITS if casts is None and vocabulary is None else 0
     if chunk_logits and num_logits > most and _computes_inside(head):
         hidden, here = states(body, once, layout, device, context, max_tokens)
         again, own = _among(again, here)
@@ -182,7 +184,11 @@ def score(
         cast = None if casts is None else casts(head.weight)
 
         def compute(hidden: Tensor) -> tuple[Tensor, Tensor]:
-            return chunked.chunked_logprobs(hidden, head.weight, head.bias, again, targets, temperature, cast)
+            weight = local_part(head.weight)
+            bias = None if head.bias is None else local_part(head.bias)
+            return chunked.chunked_logprobs(
+                hidden, weight, bias, again, targets, temperature, cast, vocabulary
+            )
 
         logprobs, entropy = _through(head, compute, hidden)
         return TokenStats(logprobs, entropy[at], hidden[at], own)
@@ -191,6 +197,10 @@ def score(
     targets = torch.from_numpy(predicted if own is None else predicted[own]).to(device)
     if temperature != 1.0:
         logits = logits / temperature
+    if vocabulary is not None:  # the model's own logits, such as capped ones, of this rank's tokens
+        at = torch.from_numpy(again).to(device)
+        logprobs, entropy = split_logprobs(logits, at, targets, vocabulary)
+        return TokenStats(logprobs, entropy[at], hidden[at], own)
     everything = F.log_softmax(logits, -1)
     entropy = -(everything.exp() * everything).sum(-1)
     if own is None and len(everything) == len(targets):

@@ -131,6 +131,7 @@ class Learner:
             reference=reference,
             on_meta=self.strategy.builds_on_meta,
             autocast=not self.strategy.casts_weights,
+            context=self.strategy.context,
         )
         with self._rank_errors("start"):
             self.strategy.wrap(self.modules)
@@ -444,8 +445,9 @@ class Learner:
 
     @property
     def _max_tokens(self) -> int:
-        """Maximum tokens of a micro-batch."""
-        return self.config.max_tokens_per_microbatch
+        """Maximum tokens of a micro-batch, of which each rank of a context group has a part."""
+        context = self.strategy.context
+        return self.config.max_tokens_per_microbatch * (1 if context is None else context.size)
 
     def _bundle_room(self, tokens: int) -> int:
         """Return the maximum tokens of rows that are kept together, of a batch with so many tokens."""

@@ -378,7 +378,8 @@ class TrainedModules:
                 "choose another model."
             )
         config = parts(plain)[0].config
-        check_heads(type(plain).__name__, int(config.num_attention_heads), context.size)
+        heads = int(config.num_attention_heads) // self._config.parallel.tensor
+        check_heads(type(plain).__name__, heads, context.size)
 
     def _policy_module(
         self, model: Any, critic: Critic | None, casts: WeightCasts | None = None

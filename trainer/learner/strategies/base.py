@@ -15,6 +15,7 @@ from rollgym.engines.embedded.precision import SMALLEST
 from rollgym.io.run_dir import write_json
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig
+from rollgym.trainer.learner.context_parallel import ContextGroup
 from rollgym.trainer.learner.modules import Outputs, PolicyModule, TrainedModules
 from rollgym.trainer.learner.offload import move, optimizer_state
 from rollgym.trainer.learner.optim import DIVERGED, make_adamw
@@ -26,6 +27,7 @@ from rollgym.trainer.learner.sharded_checkpoint import (
     Fragment,
     adam_fragments,
     fill,
+    format_of,
     open_checkpoint,
     remove_manifest,
     write_part,
@@ -87,6 +89,11 @@ class ParallelStrategy:
     def gradient_ranks(self) -> int:
         """Number of ranks over which gradients are averaged, where `backward` needs their sum."""
         return self.data_world
+
+    @property
+    def context(self) -> ContextGroup | None:
+        """The ranks that share the tokens of a micro-batch with this one; ``None``: no others."""
+        return None
 
     def wrap(self, modules: TrainedModules) -> None:
         """Wrap the policy and a separate critic, and make the optimizer. Called once, first."""
@@ -153,6 +160,13 @@ class ParallelStrategy:
         """Return whole parameters, which only need to be right on rank 0."""
         return [parameter.detach() for parameter in parameters]
 
+    def local_shards(self, parameter: nn.Parameter) -> list[tuple[tuple[int, ...], Tensor]]:
+        """Return the parts of a parameter that this rank holds, each with its offsets in the whole.
+
+        Ranks may hold the same parts. Of ``zero1`` and ``zero2`` it is the weight that is computed with.
+        """
+        return [((0,) * parameter.dim(), parameter.detach())]
+
     def shapes(self) -> dict[str, Sequence[int]]:
         """Return the shapes of all trained parameters by name."""
         return {name: tuple(self.shape(parameter)) for name, parameter in self.modules.trained().items()}
@@ -180,7 +194,8 @@ class ParallelStrategy:
         parameters = {n: {"shape": list(shape), "steps": counts[n]} for n, shape in self.shapes().items()}
         with all_or_none(group):
             if self.rank == 0:  # last: it makes the checkpoint valid
-                head = {"format": 1, "strategy": self.name, "world": self.world, "steps": steps}
+                kind = format_of(parts)
+                head = {"format": kind, "strategy": self.name, "world": self.world, "steps": steps}
                 write_json(path / MANIFEST, {**head, "parameters": parameters, "parts": parts})
 
     def load(self, path: Path) -> int:
