@@ -6,13 +6,14 @@
 A Llama of 0.9 million parameters with random weights, in float32 on one thread, is trained on one row of so
 many tokens, of which every eighth is an action. ``whole`` has ``learner.max_tokens_per_microbatch`` at the
 length of the row, ``pieces`` at ``--piece`` tokens, ``context`` at the length of the row with two ranks
-(``strategy: mesh``, ``parallel.context: 2``, gloo). Each is a separate process, or two. ``memory`` is how much the
-update added to the peak of the resident set, of the larger rank; ``seconds`` is the CPU time of the update in
-one process. ``gap`` is the greatest difference of a gradient from that of the whole row, relative to the
+(``strategy: mesh``, ``parallel.context: 2``, gloo). Each is a separate process, or two. ``memory`` is how
+much the update added to the peak of the resident set, of the larger rank; ``seconds`` is the CPU time of the
+update in one process. ``gap`` is the greatest difference of a gradient from that of the whole row, relative to the
 largest gradient of the same parameter. ``--quick``: 1024 and 2048 tokens, pieces of 512.
 
 ``--partition`` measures instead how long it takes to split sequences of 1 to 8192 tokens into micro-batches,
-and sequences of which no two fit into one: it should grow with their number. The last line is one JSON object.
+and sequences of which no two fit into one: it should grow with their number. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ def gap(found: dict[str, Any], expected: dict[str, Any]) -> float:
 
 def rows(args: argparse.Namespace) -> dict[str, Any]:
     """Every length in every way."""
-    print(f"{'tokens':>8}{'way':>10}{'memory MB':>12}{'of whole':>10}{'seconds':>9}{'of whole':>10}{'gap':>10}")
+    print(
+        f"{'tokens':>8}{'way':>10}{'memory MB':>12}{'of whole':>10}{'seconds':>9}{'of whole':>10}{'gap':>10}"
+    )
     found: dict[str, Any] = {}
     for tokens in args.tokens:
         whole: tuple[float, float, dict[str, Any]] | None = None
@@ -186,14 +189,20 @@ def partition(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="shorter rows")
     parser.add_argument("--tokens", default=None, help="lengths of the rows")
     parser.add_argument("--piece", type=int, default=None, help="tokens of a piece")
     parser.add_argument("--ways", default=",".join(WAYS), help="which of whole, pieces and context")
-    parser.add_argument("--partition", action="store_true", help="measure the split into micro-batches instead")
+    parser.add_argument(
+        "--partition", action="store_true", help="measure the split into micro-batches instead"
+    )
     args = parser.parse_args()
-    args.tokens = [int(one) for one in (args.tokens or ("1024,2048" if args.quick else "4096,8192,16384")).split(",")]
+    args.tokens = [
+        int(one) for one in (args.tokens or ("1024,2048" if args.quick else "4096,8192,16384")).split(",")
+    ]
     args.piece = args.piece or (512 if args.quick else 2048)
     args.ways = args.ways.split(",")
     if unknown := set(args.ways) - set(WAYS):

@@ -37,7 +37,7 @@ class ContextGroup:
         return ContextSlice(self, num_tokens, -(-num_tokens // self.size))
 
     def collect(self, values: Tensor, own: IntArray, count: int) -> Tensor:
-        """Return the values of all ranks, of which these are at some indices; gradients stay on their rank."""
+        """Return the values of all ranks, of which these are at some indices; gradients stay on each rank."""
         at = torch.from_numpy(own).to(values.device)
         apply: Any = _Collect.apply
         result: Tensor = apply(values, at, count, self.group)
@@ -48,8 +48,8 @@ def check_heads(name: str, heads: int, ranks: int) -> None:
     """Raise `UsageError` where so many attention heads cannot be shared by the ranks of a context group."""
     if heads % ranks:
         raise UsageError(
-            f"{name} has {heads} attention heads on a rank, which learner.parallel.context = {ranks} does not "
-            f"divide: choose a divisor of {heads}."
+            f"{name} has {heads} attention heads on a rank, which learner.parallel.context = {ranks} does "
+            f"not divide: choose a divisor of {heads}."
         )
 
 

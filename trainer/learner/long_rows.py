@@ -345,9 +345,7 @@ def _all_states(body: Any, pieces: Sequence[Piece], num_actions: int) -> Tensor:
 
 
 def _states(body: Any, piece: Piece) -> Tensor:
-    output = body(
-        input_ids=piece.ids, position_ids=piece.positions, cu_seq_lens_q=piece, use_cache=False
-    )
+    output = body(input_ids=piece.ids, position_ids=piece.positions, cu_seq_lens_q=piece, use_cache=False)
     states: Tensor = output.last_hidden_state[0].index_select(0, piece.spots)
     return states
 

@@ -374,8 +374,8 @@ class TrainedModules:
         """Refuse models whose rows cannot be shared by the ranks of a context group."""
         if self.layout.layout != "packed":
             raise UsageError(
-                f"learner.parallel.context={context.size} requires packed rows, but {self.layout}. Set it to 1, or "
-                "choose another model."
+                f"learner.parallel.context={context.size} requires packed rows, but {self.layout}. Set it "
+                "to 1, or choose another model."
             )
         config = parts(plain)[0].config
         heads = int(config.num_attention_heads) // self._config.parallel.tensor

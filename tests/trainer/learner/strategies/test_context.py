@@ -1,6 +1,7 @@
 """Context parallelism: ranks that share the tokens of rows compute what one process computes."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,9 @@ def greedy(learner: Any) -> Any:
         engine = EmbeddedEngine(tiny(9), device="cpu", threads=1)
         await engine.update_weights(3, learner.weights())
         sampling = Sampling(max_tokens=8)
-        reply = await engine.generate(GenerateRequest(request_id="1", prompt_ids=(1, 2, 3), sampling=sampling))
+        reply = await engine.generate(
+            GenerateRequest(request_id="1", prompt_ids=(1, 2, 3), sampling=sampling)
+        )
         await engine.close()
         return reply.token_ids
 
@@ -101,6 +104,23 @@ def greedy(learner: Any) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_updates_match_the_single_strategy(pair: Ranks, case: str) -> None:
     train_and_compare(pair, CASES[case], 30 if case == "grpo" else 3)
+
+
+def test_checkpoints_load_with_and_without_a_context_group(pair: Ranks, tmp_path: Path) -> None:
+    pair("make", "it", "mesh", parallel=CONTEXT)
+    pair("train", "it", range(2))
+    pair("save", "it", tmp_path / "ranks")
+    local = make_any("single")
+    local.load(tmp_path / "ranks")
+    (tmp_path / "single").mkdir()
+    local.save(tmp_path / "single")
+    expected = train_any(local, [7])
+    for folder in ("ranks", "single"):
+        pair("make", "it", "mesh", parallel=CONTEXT, seed=3)
+        assert pair("load", "it", tmp_path / folder) == 2
+        for mine, whole in zip(pair("train", "it", [7]), expected, strict=True):
+            assert mine == pytest.approx(whole, rel=1e-3, abs=1e-4)
+    pair("drop", "it")
 
 
 @pytest.mark.slow
@@ -138,7 +158,10 @@ def test_a_row_longer_than_a_micro_batch_is_shared(pair: Ranks) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model": {"num_attention_heads": 1, "num_key_value_heads": 1}}, "1 attention heads on a rank, which"),
+        (
+            {"model": {"num_attention_heads": 1, "num_key_value_heads": 1}},
+            "1 attention heads on a rank, which",
+        ),
         ({"layout": "padded"}, "learner.parallel.context=2 requires packed rows, but rows are padded"),
     ],
 )
