@@ -25,6 +25,7 @@ KEYS = {
     "cluster_scaling": {"efficiency", "overhead_ms"},
     "weight_sync": {"strategies"},
     "plan_memory": {"worst_error"},
+    "mesh_conformance": {"strategies", "single_mb"},
     "smollm_step": {"ratio", "peak_gb"},
     "long_rows": {"rows"},
     "data_rows": {"memory_mb", "formats"},
