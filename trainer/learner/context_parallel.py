@@ -106,7 +106,7 @@ class ContextSlice:
         parts = [one.reshape(ranks, -1) for one in states]
         received = self._all_to_all(torch.cat(parts, 1))
         results = []
-        for one, part in zip(states, received.split([part.shape[1] for part in parts], 1), strict=True):
+        for one, part in zip(states, _split(received, parts), strict=True):
             heads, width = one.shape[0] // ranks, one.shape[2]
             by_rank = part.reshape(ranks, heads, self.size, width)
             whole = by_rank.transpose(0, 1).reshape(heads, ranks * self.size, width)
@@ -125,7 +125,7 @@ class ContextSlice:
         received = self._all_to_all(torch.cat(parts, 1))
         return [
             part.reshape(ranks * len(one), self.size, one.shape[2])
-            for one, part in zip(states, received.split([part.shape[1] for part in parts], 1), strict=True)
+            for one, part in zip(states, _split(received, parts), strict=True)
         ]
 
     def _all_to_all(self, parts: Tensor) -> Tensor:
@@ -133,6 +133,11 @@ class ContextSlice:
         received = torch.empty_like(parts)
         dist.all_to_all_single(received, parts, group=self.context.group)
         return received
+
+
+def _split(together: Tensor, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Undo the concatenation of parts."""
+    return torch.split(together, [part.shape[1] for part in parts], 1)
 
 
 class _ToHeads(torch.autograd.Function):

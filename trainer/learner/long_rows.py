@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -294,7 +294,7 @@ def _piece(
 
 def _shifted(blocks: Sequence[Block], start: int) -> list[Block]:
     """Return blocks whose queries are indices in the piece that starts at a token."""
-    return [replace(block, queries=block.queries - start) for block in blocks]  # type: ignore[operator]
+    return [replace(block, queries=cast(Tensor, block.queries) - start) for block in blocks]
 
 
 def _segments(packing: Packing, queries: IntArray, start: int, device: torch.device) -> list[Segment]:
