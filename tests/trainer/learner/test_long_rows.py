@@ -67,14 +67,13 @@ def worst(found: dict[str, Any], expected: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("kind", ["apart", "prefix"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3n_text", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_oss", "qwen3_moe"])
 def test_pieces_have_the_gradient_of_one_pass(
     family: str, kind: str, pieces: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With shared prefixes, windows, chunks, caps, sinks and layers that share keys; few scores at once."""
+    """With shared prefixes, windows, caps, sinks and experts; few scores at once."""
     model = tiny() if family == "llama" else shaken(make_family(family))
-    if (reason := allow_packing(model)) is not None:
-        pytest.skip(f"{family} is padded: {reason}")
+    assert allow_packing(model) is None
     expected_logprobs, expected = passes(model, rows_of(kind))
     for max_tokens, scores in ((25, 2**22), (7, 200)):
         monkeypatch.setattr(long_rows, "MAX_SCORES", scores)
@@ -158,7 +157,7 @@ def test_rows_that_fit_are_not_cut(pieces: list[list[int]]) -> None:
     gradient(batch, max_tokens_per_microbatch=length)
     assert not pieces
     gradient(batch, max_tokens_per_microbatch=length - 1)
-    assert pieces == [[length // 2, length - length // 2]] or pieces == [[length - length // 2, length // 2]]
+    assert [sorted(sizes) for sizes in pieces] == 2 * [[31, 32]], "old log-probs, and the update"
     rng = np.random.default_rng(0)
     trunk = rng.integers(0, 50, MIN_OVERLAP)
     inputs = [np.concatenate([trunk, rng.integers(0, 50, 160)]) for _ in range(2)]
