@@ -28,6 +28,7 @@ KEYS = {
     "plan_memory": {"worst_error"},
     "mesh_conformance": {"strategies", "single_mb"},
     "smollm_step": {"ratio", "peak_gb"},
+    "long_rows": {"rows"},
     "data_rows": {"memory_mb", "formats"},
     "endpoint_load": {"requests_per_second", "p99_ms", "rss_peak_mb"},
 }

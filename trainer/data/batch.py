@@ -101,18 +101,26 @@ def micro_batches(lengths: Sequence[int], budget: int, *, padded: bool) -> list[
     if padded:
         return _in_order(order, lengths, budget)
     parts: list[list[int]] = []
-    free: list[tuple[int, int]] = []  # (room, part), sorted; without parts that have room for no sequence
+    rooms: list[int] = []  # sorted; of the parts that have room for some sequence
+    with_room: dict[int, list[int]] = {}  # heaps of parts, which are many more than different rooms
     least = min(lengths, default=0)
     for index in order:
-        at = bisect.bisect_left(free, (lengths[index], 0))
-        if at < len(free):
-            room, best = free.pop(at)
+        at = bisect.bisect_left(rooms, lengths[index])
+        if at < len(rooms):
+            room = rooms[at]
+            best = heapq.heappop(with_room[room])
+            if not with_room[room]:
+                del rooms[at], with_room[room]
         else:
             room, best = budget, len(parts)
             parts.append([])
         parts[best].append(index)
-        if room - lengths[index] >= least:
-            bisect.insort(free, (room - lengths[index], best))
+        room -= lengths[index]
+        if room >= least:
+            if room not in with_room:
+                with_room[room] = []
+                bisect.insort(rooms, room)
+            heapq.heappush(with_room[room], best)
     return parts
 
 

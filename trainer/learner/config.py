@@ -41,7 +41,7 @@ class ParallelConfig:
     shard: int | None = None
     """Ranks that weights, gradients and optimizer states are sharded over; ``None``: the remaining ones."""
     context: int = 1
-    """Ranks that share the tokens of a row."""
+    """Ranks that share the tokens of a row; a divisor of the attention heads."""
     tensor: int = 1
     """Ranks that share the heads, the width of the MLP and the vocabulary."""
     expert: int = 1
@@ -104,7 +104,8 @@ class LearnerConfig:
     mini_batches: int = 1
     """Mini-batches per epoch, with one optimizer step each."""
     max_tokens_per_microbatch: int = 8192
-    """Tokens per forward pass; affects memory and speed, not the gradient."""
+    """Tokens per forward pass and rank; affects memory and speed, not the gradient. A longer row is computed
+    in pieces where rows are packed and strategy=single, else at once."""
     layout: Literal["auto", "padded", "packed"] = "auto"
     """Layout of rows of different lengths in a micro-batch. ``auto``: packed where the model supports it."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"

@@ -24,10 +24,12 @@ from rollgym.engines.embedded.features import (
     position_limit,
     unknown_layers,
 )
-from rollgym.trainer.data.packing import pack
+from rollgym.trainer.data.packing import Packing, pack
 from rollgym.trainer.data.sequences import IntArray, TokenSequence
 from rollgym.trainer.learner import chunked_logprobs as chunked
-from rollgym.trainer.learner.packed_attention import PACKED, attend, paths_of, spare_last_layer
+from rollgym.trainer.learner.context_parallel import ContextGroup
+from rollgym.trainer.learner.long_rows import exceeds, plan_pieces, states_in_pieces
+from rollgym.trainer.learner.packed_attention import PACKED, attend, in_slice, paths_of, spare_last_layer
 from rollgym.trainer.learner.vocabulary_parallel import local_part, split_logprobs, vocabulary_part
 
 Layout = Literal["padded", "packed"]
@@ -41,32 +43,81 @@ class TokenStats:
     entropy: Tensor
     hidden: Tensor
     """[N, width] the model's last hidden state before each token."""
+    own: IntArray | None = None
+    """Where a context group shares the tokens: indices of these among all action tokens; None: all."""
 
 
-def states(body: Any, rows: Sequence[TokenSequence], layout: Layout, device: torch.device) -> Tensor:
-    """Return [N, width]: the hidden states of a transformer that predict the action tokens."""
-    given, spots = _model_inputs(body, rows, layout, device)
-    return _select(body(**given, use_cache=False).last_hidden_state, spots)
+def states(
+    body: Any,
+    rows: Sequence[TokenSequence],
+    layout: Layout,
+    device: torch.device,
+    context: ContextGroup | None = None,
+    max_tokens: int | None = None,
+) -> tuple[Tensor, IntArray | None]:
+    """Return [N, width]: the hidden states of a transformer that predict the action tokens.
+
+    With a context group, those of this rank's slice alone, and their indices among all.
+    """
+    hidden = _in_pieces(body, rows, layout, device, max_tokens)
+    if hidden is not None:
+        return hidden, None
+    given, spots, own = _model_inputs(body, rows, layout, device, context)
+    return _select(body(**given, use_cache=False).last_hidden_state, spots), own
+
+
+def _in_pieces(
+    body: Any, rows: Sequence[TokenSequence], layout: Layout, device: torch.device, max_tokens: int | None
+) -> Tensor | None:
+    """Return the states of rows that are so long that they are computed in pieces, else None."""
+    if max_tokens is None or layout != "packed":
+        return None
+    inputs = [row.inputs for row in rows]
+    if sum(map(len, inputs)) <= max_tokens:
+        return None
+    packing = pack(inputs)
+    if not exceeds(packing, max_tokens):
+        return None
+    check_length(body.config, max(packing.sizes))
+    spots = _spots(rows, packing)
+    return states_in_pieces(body, plan_pieces(packing, spots, max_tokens, device), len(spots))
+
+
+def _spots(rows: Sequence[TokenSequence], packing: Packing) -> IntArray:
+    """Return the packed tokens that predict the action tokens of rows."""
+    pairs = zip(rows, packing.paths, strict=True)
+    return np.concatenate([path[row.action_positions - 1] for row, path in pairs])
 
 
 def _model_inputs(
-    body: Any, rows: Sequence[TokenSequence], layout: Layout, device: torch.device
-) -> tuple[dict[str, Any], Tensor]:
+    body: Any,
+    rows: Sequence[TokenSequence],
+    layout: Layout,
+    device: torch.device,
+    context: ContextGroup | None,
+) -> tuple[dict[str, Any], Tensor, IntArray | None]:
     """Return a model's arguments for rows, and the positions of the states that predict action tokens."""
     inputs = [row.inputs for row in rows]
     longest = max(map(len, inputs))
     check_length(body.config, longest)
+    own: IntArray | None = None
     if layout == "packed":
         packing = pack(inputs)
-        spots = np.concatenate(
-            [path[row.action_positions - 1] for row, path in zip(rows, packing.paths, strict=True)]
-        )
+        spots = _spots(rows, packing)
+        ids, positions, paths = packing.ids, packing.positions, paths_of(packing, spots, device)
+        if context is not None:
+            part = context.slice_of(len(ids))
+            own = part.holds(spots)
+            ids, positions, spots = part.take(ids), part.take(positions), spots[own] - part.start
+            paths = in_slice(paths, part, spots, device)
         given = {
-            "input_ids": torch.from_numpy(packing.ids)[None].to(device),
-            "position_ids": torch.from_numpy(packing.positions)[None].to(device),
-            "cu_seq_lens_q": paths_of(packing, spots, device),
+            "input_ids": torch.from_numpy(ids)[None].to(device),
+            "position_ids": torch.from_numpy(positions)[None].to(device),
+            "cu_seq_lens_q": paths,
         }
     else:
+        if context is not None:
+            raise UsageError("Context parallelism needs packed rows, not padded ones.")
         padded = np.zeros((len(rows), longest), dtype=np.int64)
         for number, row in enumerate(inputs):
             padded[number, : len(row)] = row
@@ -74,7 +125,7 @@ def _model_inputs(
             [row.action_positions - 1 + number * longest for number, row in enumerate(rows)]
         )
         given = {"input_ids": torch.from_numpy(padded).to(device)}
-    return given, torch.from_numpy(spots).to(device)
+    return given, torch.from_numpy(spots).to(device), own
 
 
 def _select(hidden: Tensor, spots: Tensor) -> Tensor:
@@ -100,6 +151,8 @@ def score(
     temperature: float = 1.0,
     chunk_logits: bool = False,
     casts: Callable[[Tensor], Tensor] | None = None,
+    context: ContextGroup | None = None,
+    max_tokens: int | None = None,
 ) -> TokenStats:
     """Compute log-probs of the distribution that the engine samples from at this temperature.
 
@@ -112,18 +165,22 @@ def score(
         temperature: The sampling temperature.
         chunk_logits: Never hold more than `MAX_LOGITS` logits; the model must pass `has_plain_head`.
         casts: Returns a weight in the dtype of autocast.
+        context: The ranks that share the tokens; the results are those of this rank's slice.
+        max_tokens: Compute packed rows that are longer in pieces of at most so many tokens.
     """
     body, head = parts(model)
     device = head.weight.device
     once, again = distinct(rows)
-    targets = torch.from_numpy(np.concatenate([row.predicted for row in rows])).to(device)
+    predicted = np.concatenate([row.predicted for row in rows])
     num_logits = sum(len(row.action_positions) for row in once) * len(head.weight)
     vocabulary = vocabulary_part(head)
     # With casts, gradients of few logits are also computed without keeping them.
     most = chunked.MAX_LOGITS if casts is None and vocabulary is None else 0
     if chunk_logits and num_logits > most and _computes_inside(head):
-        hidden = states(body, once, layout, device)
+        hidden, here = states(body, once, layout, device, context, max_tokens)
+        again, own = _among(again, here)
         at = torch.from_numpy(again).to(device)
+        targets = torch.from_numpy(predicted if own is None else predicted[own]).to(device)
         cast = None if casts is None else casts(head.weight)
 
         def compute(hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,20 +191,30 @@ def score(
             )
 
         logprobs, entropy = _through(head, compute, hidden)
-        return TokenStats(logprobs, entropy[at], hidden[at])
-    hidden, logits = _states_and_logits(model, once, layout, device)
+        return TokenStats(logprobs, entropy[at], hidden[at], own)
+    hidden, logits, here = _states_and_logits(model, once, layout, device, context, max_tokens)
+    again, own = _among(again, here)
+    targets = torch.from_numpy(predicted if own is None else predicted[own]).to(device)
     if temperature != 1.0:
         logits = logits / temperature
     if vocabulary is not None:  # the model's own logits, such as capped ones, of this rank's tokens
         at = torch.from_numpy(again).to(device)
         logprobs, entropy = split_logprobs(logits, at, targets, vocabulary)
-        return TokenStats(logprobs, entropy[at], hidden[at])
+        return TokenStats(logprobs, entropy[at], hidden[at], own)
     everything = F.log_softmax(logits, -1)
     entropy = -(everything.exp() * everything).sum(-1)
-    if len(everything) == len(targets):
+    if own is None and len(everything) == len(targets):
         return TokenStats(everything.gather(-1, targets[:, None])[:, 0], entropy, hidden)
     at = torch.from_numpy(again).to(device)
-    return TokenStats(everything[at, targets], entropy[at], hidden[at])
+    return TokenStats(everything[at, targets], entropy[at], hidden[at], own)
+
+
+def _among(again: IntArray, here: IntArray | None) -> tuple[IntArray, IntArray | None]:
+    """Return the tokens whose states are among some, as indices among these, and which tokens those are."""
+    if here is None:
+        return again, None
+    own = np.flatnonzero(np.isin(again, here))
+    return np.searchsorted(here, again[own]), own
 
 
 def top_logprobs(
@@ -156,7 +223,7 @@ def top_logprobs(
     """Return the ``k`` highest log-probs before each action token, and their token ids, both [N, k]."""
     once, again = distinct(rows)
     device = parts(model)[1].weight.device
-    _, logits = _states_and_logits(model, once, layout, device)
+    _, logits, _ = _states_and_logits(model, once, layout, device)
     if temperature != 1.0:
         logits = logits / temperature
     top = F.log_softmax(logits, -1).topk(min(k, logits.shape[-1]))
@@ -210,19 +277,28 @@ def has_plain_head(model: Any) -> bool:
 
 
 def _states_and_logits(
-    model: Any, rows: Sequence[TokenSequence], layout: Layout, device: torch.device
-) -> tuple[Tensor, Tensor]:
+    model: Any,
+    rows: Sequence[TokenSequence],
+    layout: Layout,
+    device: torch.device,
+    context: ContextGroup | None = None,
+    max_tokens: int | None = None,
+) -> tuple[Tensor, Tensor, IntArray | None]:
     """Return the model's states that predict the action tokens, and their logits.
 
     The model computes its logits itself, from these states alone: some cap or scale them after the head.
     """
     inner = _inner(model)
     body = parts(model)[0]
-    given, spots = _model_inputs(body, rows, layout, device)
+    hidden = _in_pieces(body, rows, layout, device, max_tokens)
+    if hidden is None:
+        given, spots, own = _model_inputs(body, rows, layout, device, context)
+    else:  # a pass over one token, whose state is replaced
+        given, own = {"input_ids": torch.zeros(1, 1, dtype=torch.long, device=device)}, None
     kept: list[Tensor] = []
 
     def choose(_: Any, __: Any, found: Any) -> Any:
-        kept.append(_select(found.last_hidden_state, spots))
+        kept.append(_select(found.last_hidden_state, spots) if hidden is None else hidden)
         found.last_hidden_state = kept[0][None]
         return found
 
@@ -231,7 +307,7 @@ def _states_and_logits(
         logits: Tensor = inner(**given, use_cache=False).logits
     finally:
         hook.remove()
-    return kept[0], logits[0].float()
+    return kept[0], logits[0].float(), own
 
 
 def distinct(rows: Sequence[TokenSequence]) -> tuple[list[TokenSequence], IntArray]:

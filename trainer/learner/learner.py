@@ -12,6 +12,7 @@ done: collectives must match.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -57,6 +58,8 @@ from rollgym.trainer.losses.adaptive import AdaptiveEntropy, AdaptiveKL, Coeffic
 from rollgym.trainer.losses.metrics import Metric, merge, summary
 from rollgym.trainer.losses.settings import LossConfig
 
+log = logging.getLogger(__name__)
+
 
 class Learner:
     """Policy, optional critic and reference, and an optimizer, in this process. A `LearnerProtocol`.
@@ -99,6 +102,7 @@ class Learner:
         """Optimizer steps so far."""
         self._options = options
         self._offloaded: list[str] = []
+        self._warned = False
         self._adaptive_kl = None if loss.kl_target is None else AdaptiveKL(loss.kl_coef, loss.kl_target)
         self._adaptive_entropy = (
             None if loss.entropy_target is None else AdaptiveEntropy(loss.entropy_coef, loss.entropy_target)
@@ -127,6 +131,7 @@ class Learner:
             reference=reference,
             on_meta=self.strategy.builds_on_meta,
             autocast=not self.strategy.casts_weights,
+            context=self.strategy.context,
         )
         with self._rank_errors("start"):
             self.strategy.wrap(self.modules)
@@ -408,6 +413,7 @@ class Learner:
         """
         padded = self.modules.layout.layout == "padded"
         chosen = [batch.sequences[row] for row in rows]
+        self._warn_of_long_rows(chosen)
         if by_episode:
             sets = whole_episodes([int(batch.episode_of[row]) for row in rows], chosen, padded=padded)
         else:
@@ -417,15 +423,41 @@ class Learner:
         for part in self._split([cost for _, cost in sets], padded=padded):
             yield [rows[i] for number in part for i in sets[number][0]]
 
+    def _warn_of_long_rows(self, rows: Sequence[TokenSequence]) -> None:
+        """Log once if rows exceed a micro-batch and cannot be computed in pieces."""
+        longest = max((len(row.inputs) for row in rows), default=0)
+        packed = self.modules.layout.layout == "packed"
+        if self._warned or longest <= self._max_tokens or (packed and self._group is None):
+            return
+        self._warned = True
+        reason = (
+            f"strategy={self.strategy.name} cuts no rows (learner.parallel.context shares them between ranks)"
+            if packed
+            else "rows are padded, and only packed rows are cut"
+        )
+        log.warning(
+            "a row of %d tokens is computed at once, with more memory than "
+            "learner.max_tokens_per_microbatch=%d suggests: %s",
+            longest,
+            self.config.max_tokens_per_microbatch,
+            reason,
+        )
+
+    @property
+    def _max_tokens(self) -> int:
+        """Maximum tokens of a micro-batch, of which each rank of a context group has a part."""
+        context = self.strategy.context
+        return self.config.max_tokens_per_microbatch * (1 if context is None else context.size)
+
     def _bundle_room(self, tokens: int) -> int:
         """Return the maximum tokens of rows that are kept together, of a batch with so many tokens."""
-        room = self.config.max_tokens_per_microbatch
+        room = self._max_tokens
         # A bundle of more than half of a rank's share would make the other ranks wait.
         return room if self._group is None else min(room, tokens // (2 * self.strategy.data_world))
 
     def _split(self, lengths: Sequence[int], *, padded: bool) -> list[list[int]]:
         """Return the micro-batches of this rank, padded with empty ones to the number of every rank."""
-        max_tokens = self.config.max_tokens_per_microbatch
+        max_tokens = self._max_tokens
         if self._group is None:
             return micro_batches(lengths, max_tokens, padded=padded)
         parts = []

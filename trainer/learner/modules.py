@@ -11,10 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from rollgym.core.errors import UsageError
 from rollgym.engines.embedded.offload import trim_memory
 from rollgym.engines.embedded.precision import choose_dtype
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
+from rollgym.trainer.learner.context_parallel import ContextGroup, check_heads
 from rollgym.trainer.learner.forward import (
     Layout,
     distinct,
@@ -67,11 +69,21 @@ class Critic(nn.Module):
             values: Tensor = self.head(hidden.float())
         return values[:, 0]
 
-    def before(self, rows: Sequence[TokenSequence], policy_body: Any, layout: Layout) -> Tensor:
+    def before(
+        self,
+        rows: Sequence[TokenSequence],
+        policy_body: Any,
+        layout: Layout,
+        context: ContextGroup | None = None,
+        max_tokens: int | None = None,
+    ) -> Tensor:
         """Return values before each action token of rows."""
         body = policy_body if self.body is None else self.body
         once, again = distinct(rows)
-        values = self.from_states(states(body, once, layout, self.head.weight.device))
+        hidden, own = states(body, once, layout, self.head.weight.device, context, max_tokens)
+        values = self.from_states(hidden)
+        if context is not None and own is not None:
+            values = context.collect(values, own, sum(len(row.action_positions) for row in once))
         return values[torch.from_numpy(again).to(values.device)]
 
 
@@ -88,10 +100,13 @@ class PolicyModule(nn.Module):
         bfloat16: bool,
         chunk_logits: bool,
         casts: WeightCasts | None = None,
+        context: ContextGroup | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         super().__init__()
         self.model, self.critic = model, critic
         self._casts = casts
+        self._context, self._max_tokens = context, max_tokens
         self._layout: Layout = layout
         self._temperature, self._bfloat16, self._chunk_logits = temperature, bfloat16, chunk_logits
         self.training = False
@@ -102,7 +117,8 @@ class PolicyModule(nn.Module):
         with mixed_precision(head.weight.device.type, self._bfloat16):
             if outputs == "values":
                 assert self.critic is not None
-                return (self.critic.before(rows, body, self._layout).clone(),)
+                values = self.critic.before(rows, body, self._layout, self._context, self._max_tokens)
+                return (values.clone(),)
             scores = score(
                 self.model,
                 rows,
@@ -110,13 +126,19 @@ class PolicyModule(nn.Module):
                 temperature=self._temperature,
                 chunk_logits=self._chunk_logits,
                 casts=self._casts,
+                context=self._context,
+                max_tokens=self._max_tokens,
             )
+            results = [scores.logprobs, scores.entropy]
+            if outputs == "both":
+                assert self.critic is not None
+                results.append(self.critic.from_states(scores.hidden))
+            if self._context is not None and scores.own is not None:
+                count = sum(len(row.action_positions) for row in rows)
+                together = self._context.collect(torch.stack(results, 1), scores.own, count)
+                results = list(together.unbind(1))
             # Copies: backward hooks of a view are lost when the view is written to.
-            if outputs == "scores":
-                return scores.logprobs.clone(), scores.entropy.clone()
-            assert self.critic is not None
-            values = self.critic.from_states(scores.hidden)
-            return scores.logprobs.clone(), scores.entropy.clone(), values.clone()
+            return tuple(result.clone() for result in results)
 
     def top(self, rows: Sequence[TokenSequence], k: int) -> tuple[Tensor, Tensor]:
         """Return the ``k`` highest log-probs before each action token, and their token ids, both [N, k]."""
@@ -130,17 +152,27 @@ class CriticModule(nn.Module):
     critic = None
     """Unlike a `PolicyModule`, it has no head besides its own."""
 
-    def __init__(self, value_model: Critic, *, layout: Layout, bfloat16: bool) -> None:
+    def __init__(
+        self,
+        value_model: Critic,
+        *,
+        layout: Layout,
+        bfloat16: bool,
+        context: ContextGroup | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
         super().__init__()
         self.value_model = value_model
         self._layout: Layout = layout
+        self._context, self._max_tokens = context, max_tokens
         self._bfloat16 = bfloat16
         self.training = False
 
     def forward(self, rows: Sequence[TokenSequence], outputs: Outputs = "values") -> tuple[Tensor, ...]:
         """Return the values before the action tokens, the only output of this module."""
         with mixed_precision(self.value_model.head.weight.device.type, self._bfloat16):
-            return (self.value_model.before(rows, None, self._layout).clone(),)
+            values = self.value_model.before(rows, None, self._layout, self._context, self._max_tokens)
+            return (values.clone(),)
 
 
 class TrainedModules:
@@ -156,6 +188,7 @@ class TrainedModules:
         on_meta: Build without weights; the strategy calls `load_weights` after sharding. For a model folder
             in safetensors format; any other model is whole at first.
         autocast: Compute in bfloat16 by autocast, if at all; else the strategy casts the weights.
+        context: The ranks that share the tokens of a micro-batch, if any.
     """
 
     def __init__(
@@ -169,6 +202,7 @@ class TrainedModules:
         reference: bool,
         on_meta: bool = False,
         autocast: bool = True,
+        context: ContextGroup | None = None,
     ) -> None:
         self._config, self._temperature, self._device = config, options.temperature, device
         self._on_meta = on_meta
@@ -198,7 +232,15 @@ class TrainedModules:
         """The compute dtype; weights are float32."""
         self.layout, self._chunk_logits = self._check(plain, options, group)
         bfloat16 = autocast and self.dtype == torch.bfloat16
-        self._module_options: Any = {"layout": self.layout.layout, "bfloat16": bfloat16}
+        if context is not None:
+            self._check_context(plain, context)
+        self._module_options: Any = {
+            "layout": self.layout.layout,
+            "bfloat16": bfloat16,
+            "context": context,
+            # The backward pass over pieces calls the layers again, past the hooks of several ranks.
+            "max_tokens": config.max_tokens_per_microbatch if group is None else None,
+        }
         self.reference_model: Any = copy.deepcopy(plain).requires_grad_(False) if reference else None
         self.value_only = options.value_only
         self.critic: Critic | None = None
@@ -329,6 +371,17 @@ class TrainedModules:
         choice = choice.agree(group)
         force_layout(plain, choice.layout)
         return choice, plain_head
+
+    def _check_context(self, plain: Any, context: ContextGroup) -> None:
+        """Refuse models whose rows cannot be shared by the ranks of a context group."""
+        if self.layout.layout != "packed":
+            raise UsageError(
+                f"learner.parallel.context={context.size} requires packed rows, but {self.layout}. Set it "
+                "to 1, or choose another model."
+            )
+        config = parts(plain)[0].config
+        heads = int(config.num_attention_heads) // self._config.parallel.tensor
+        check_heads(type(plain).__name__, heads, context.size)
 
     def _policy_module(
         self, model: Any, critic: Critic | None, casts: WeightCasts | None = None

@@ -22,6 +22,7 @@ from rollgym.engines.embedded.precision import is_fast_at_bfloat16
 from rollgym.trainer.data.packing import LONG_PREFIX, Packing
 from rollgym.trainer.data.sequences import IntArray
 from rollgym.trainer.learner.block_attention import Block, attend_blocks, plan_blocks
+from rollgym.trainer.learner.context_parallel import ContextSlice
 
 PACKED = "rollgym_packed"
 """The name under which transformers knows the attention of packed rows."""
@@ -53,6 +54,15 @@ class Paths:
     """Blocks of queries, where attention by plain matrix products is faster."""
     last_blocks: Sequence[Block] | None = None
     """The same for the wanted tokens alone, if there are few."""
+    context: ContextSlice | None = None
+    """This rank's slice, where several ranks share the tokens."""
+    context_wanted: Tensor | None = None
+    """Indices in the slice of its wanted tokens, or of any one."""
+
+    @property
+    def computed_wanted(self) -> Tensor | None:
+        """Indices of the wanted tokens among those that this rank computes; None for all."""
+        return self.wanted if self.context is None else self.context_wanted
 
     @property
     def own(self) -> list[int]:
@@ -63,13 +73,19 @@ class Paths:
 def paths_of(packing: Packing, spots: IntArray, device: torch.device) -> Paths:
     """Make paths on a device, of which the states at ``spots`` will be read."""
     paths = _row_paths(packing, spots, device)
-    if not _in_blocks(device):
+    if not in_blocks(device):
         return paths
     last_blocks = None if paths.asking is None else plan_blocks(packing, device, np.unique(spots))
     return replace(paths, blocks=plan_blocks(packing, device), last_blocks=last_blocks)
 
 
-def _in_blocks(device: torch.device) -> bool:
+def in_slice(paths: Paths, context: ContextSlice, own_spots: IntArray, device: torch.device) -> Paths:
+    """Return paths of which this rank computes a slice; the states at ``own_spots`` of it will be read."""
+    wanted = np.unique(own_spots) if len(own_spots) else np.zeros(1, dtype=np.int64)
+    return replace(paths, context=context, context_wanted=torch.from_numpy(wanted).to(device))
+
+
+def in_blocks(device: torch.device) -> bool:
     """Return whether blocks of plain products are faster: in bfloat16 on a CPU that is fast at it."""
     if device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return False
@@ -96,17 +112,38 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute attention within each row, with transformers' signature: ``[batch, head, token, dim]``."""
     features = attention_features(module, attention_mask, kwargs)
-    paths: Paths = kwargs.get("cu_seq_lens_q") or Paths([query.shape[2]], [0])
+    paths: Any = kwargs.get("cu_seq_lens_q") or Paths([query.shape[2]], [0])
     scale = kwargs.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     last = getattr(module, "layer_idx", None) == _last(module)
+    if not isinstance(paths, Paths):
+        return paths.attend(module.layer_idx, query, key, value, last, scale, features), None
+    if paths.context is None:
+        return _attend_whole(query, key, value, paths, last, scale, features), None
+    if features.sinks is not None:
+        features = replace(features, sinks=paths.context.own_heads(features.sinks))
+    dtype = compute_dtype(query)
+    states = paths.context.to_heads(query.to(dtype), key.to(dtype), value.to(dtype))
+    return paths.context.to_tokens(_attend_whole(*states, paths, last, scale, features)), None
+
+
+def compute_dtype(states: Tensor) -> torch.dtype:
+    """Return the dtype that attention computes in."""
+    kind = states.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+
+
+def _attend_whole(
+    query: Tensor, key: Tensor, value: Tensor, paths: Paths, last: bool, scale: float, features: Features
+) -> Tensor:
+    """Compute attention within each row, whose tokens are all here: ``[batch, token, head, dim]``."""
     if paths.blocks is not None and features.plain_softmax and features.whole(max(paths.sizes)):
         dtype = torch.get_autocast_dtype("cpu")
         blocks = paths.last_blocks if last and paths.last_blocks is not None else paths.blocks
         query, key, value = (states[0].to(dtype) for states in (query, key, value))
-        return attend_blocks(query, key, value, blocks, scale)[None], None
+        return attend_blocks(query, key, value, blocks, scale)[None]
     if sum(paths.sizes) < MUCH_SHARED * sum(paths.own) or not torch.is_grad_enabled():
-        return _attend(query, key, value, paths, last, scale, features), None
+        return _attend(query, key, value, paths, last, scale, features)
     attended: Tensor = checkpoint(
         _attend,
         query,
@@ -119,7 +156,7 @@ def attend(
         use_reentrant=False,
         preserve_rng_state=False,
     )
-    return attended, None
+    return attended
 
 
 def _attend(
@@ -136,19 +173,19 @@ def _attend(
     if last and paths.wanted is not None and paths.asking is not None:
         queries = torch.split(query.index_select(2, paths.wanted), list(map(len, paths.asking)), 2)
         outputs = [
-            _row(q, k, v, at, scale, features)
+            attend_row(q, k, v, at, scale, features)
             for q, (k, v), at in zip(queries, rows, paths.asking, strict=True)
             if len(at)
         ]
         return _spread(torch.cat(outputs, 2).transpose(1, 2), paths.wanted, query.shape[2])
     if max(paths.shared) < LONG_PREFIX:
         outputs = [
-            _row(q, k, v, None, scale, features)[:, :, shared:]
+            attend_row(q, k, v, None, scale, features)[:, :, shared:]
             for q, (k, v), shared in zip(along_paths(query), rows, paths.shared, strict=True)
         ]
     else:
         outputs = [
-            _row(q, k, v, _after(shared, k), scale, features)
+            attend_row(q, k, v, _after(shared, k), scale, features)
             for q, (k, v), shared in zip(torch.split(query, paths.own, 2), rows, paths.shared, strict=True)
             if q.shape[2]
         ]
@@ -160,7 +197,7 @@ def _after(shared: int, key: Tensor) -> Tensor | None:
     return torch.arange(shared, key.shape[2], device=key.device) if shared else None
 
 
-def _row(
+def attend_row(
     query: Tensor, key: Tensor, value: Tensor, at: Tensor | None, scale: float, features: Features
 ) -> Tensor:
     """Compute attention within one row; ``at``: positions of the queries, if they are not all of it."""
@@ -172,7 +209,7 @@ def _row(
         if len(at) == 1 and bool(at[0] == size - 1):
             return F.scaled_dot_product_attention(query, key, value, **how)
     at = torch.arange(size, device=query.device) if at is None else at
-    step = max(1, MAX_SCORES // (query.shape[0] * query.shape[1] * size))
+    step = few_queries(query.shape[0] * query.shape[1], size)
     if len(at) <= step:
         return _masked(query, key, value, at, scale, features)
     # With a mask, kernels may hold the scores of all heads, queries and keys: so few queries at a time.
@@ -182,6 +219,11 @@ def _row(
     again: Any = {"use_reentrant": False, "preserve_rng_state": False}
     outputs = [checkpoint(_masked, q, key, value, part, scale, features, **again) for q, part in parts]
     return torch.cat(outputs, 2)
+
+
+def few_queries(num_heads: int, num_keys: int) -> int:
+    """Return the number of queries whose scores are held at once."""
+    return max(1, MAX_SCORES // (num_heads * num_keys))
 
 
 def _masked(
@@ -219,9 +261,8 @@ def spare_last_layer(body: Any) -> None:
 
 def _note_wanted(layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
     paths = kwargs.get("cu_seq_lens_q")
-    layer.mlp.rollgym_wanted = (
-        None if paths is None or paths.wanted is None else (paths.wanted, args[0].shape[1])
-    )
+    wanted = None if paths is None else paths.computed_wanted
+    layer.mlp.rollgym_wanted = None if wanted is None else (wanted, args[0].shape[1])
 
 
 def _choose_wanted(mlp: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:

@@ -151,13 +151,13 @@ def test_a_long_prefix_is_computed_once_with_the_gradient_of_separate_rows(
     monkeypatch.setattr(packed_attention, "MUCH_SHARED", much_shared)
     rows = with_prefix(prefix, [6, 9, 4, 3, 20])
     queries: list[int] = []
-    attend_row = packed_attention._row
+    attend_row = packed_attention.attend_row
 
     def counting(query: Any, *args: Any) -> Any:
         queries.append(query.shape[2])
         return attend_row(query, *args)
 
-    monkeypatch.setattr(packed_attention, "_row", counting)
+    monkeypatch.setattr(packed_attention, "attend_row", counting)
 
     def gradients(layout: Layout, parts: Sequence[Sequence[TokenSequence]]) -> list[Any]:
         torch.manual_seed(0)

@@ -15,6 +15,7 @@ from rollgym.engines.embedded.precision import SMALLEST
 from rollgym.io.run_dir import write_json
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig
+from rollgym.trainer.learner.context_parallel import ContextGroup
 from rollgym.trainer.learner.modules import Outputs, PolicyModule, TrainedModules
 from rollgym.trainer.learner.offload import move, optimizer_state
 from rollgym.trainer.learner.optim import DIVERGED, make_adamw
@@ -88,6 +89,11 @@ class ParallelStrategy:
     def gradient_ranks(self) -> int:
         """Number of ranks over which gradients are averaged, where `backward` needs their sum."""
         return self.data_world
+
+    @property
+    def context(self) -> ContextGroup | None:
+        """The ranks that share the tokens of a micro-batch with this one; ``None``: no others."""
+        return None
 
     def wrap(self, modules: TrainedModules) -> None:
         """Wrap the policy and a separate critic, and make the optimizer. Called once, first."""

@@ -20,12 +20,15 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from rollgym.core.errors import RunError, UsageError
 from rollgym.trainer.learner.boxes import Box
+from rollgym.trainer.learner.context_parallel import ContextGroup
 from rollgym.trainer.learner.modules import CriticModule, PolicyModule, TrainedModules
 from rollgym.trainer.learner.process_group import ProcessGroup
 from rollgym.trainer.learner.sharded_checkpoint import MOMENTS, Fragment
 from rollgym.trainer.learner.strategies.fsdp2 import Fsdp2Strategy
 from rollgym.trainer.learner.tensor_parallel import split_body, split_model
 
+SHARD_AND_CONTEXT = "shard_and_context"
+"""Name of these two dimensions as one, over which parameters are sharded."""
 DRIFT = 1e-3
 """Relative difference between ranks of the gradient of parameters that all of a group have, above which the
 model is not computed as its tensor parallel plan says."""
@@ -38,9 +41,8 @@ class MeshStrategy(Fsdp2Strategy):
         super().__init__(*args, **kwargs)
         self.sizes = self.config.parallel.sizes(self.world)
         """The dimensions of the mesh by name, from the slowest to the fastest varying."""
-        for name in ("context", "expert"):
-            if self.sizes[name] > 1:
-                raise UsageError(f"learner.parallel.{name} must be 1: the learner does not support more.")
+        if self.sizes["expert"] > 1:
+            raise UsageError("learner.parallel.expert must be 1: the learner does not support more.")
         self.model_ranks = math.prod(self.sizes[name] for name in ("context", "tensor", "expert"))
 
     @property
@@ -58,8 +60,21 @@ class MeshStrategy(Fsdp2Strategy):
     @cached_property
     def mesh(self) -> DeviceMesh:
         """The ranks that FSDP2 shards parameters over, and copies them to."""
-        names = ("replicate", "shard") if self.sizes["replicate"] > 1 else ("shard",)
+        shard = "shard"
+        if self.sizes["context"] > 1:  # all of these ranks have gradients of all parameters
+            shard = SHARD_AND_CONTEXT
+            flat = self.device_mesh["shard", "context"]._flatten(shard)
+            if self.sizes["replicate"] == 1:
+                return flat
+        names = ("replicate", shard) if self.sizes["replicate"] > 1 else (shard,)
         return self.device_mesh[names]
+
+    @cached_property
+    def context(self) -> ContextGroup | None:
+        """The ranks that share the tokens of a row with this one, if there are more."""
+        if self.sizes["context"] == 1:
+            return None
+        return ContextGroup(self.device_mesh["context"].get_group())
 
     def wrap(self, modules: TrainedModules) -> None:
         """Split and shard the modules in place, read the shards, and make the optimizer."""
@@ -120,7 +135,7 @@ class MeshStrategy(Fsdp2Strategy):
         boxes = [_box(p) if own else None for p, own in zip(parameters, mine, strict=True)]
         group = cast(ProcessGroup, self.group)
         entries = group.gather([box and [box.offsets, box.sizes] for box in boxes])
-        copy = self._copy  # made on all ranks, since each of them must take part in that
+        copy = self._copy.get_group()  # made by all ranks together: later groups would not match otherwise
         if self.device_mesh["replicate"].get_local_rank():
             return empty
         held = [[entry and Box(*map(tuple, entry)) for entry in by_rank] for by_rank in entries]
@@ -134,7 +149,7 @@ class MeshStrategy(Fsdp2Strategy):
                 buffer[at : at + box.numel] = local.reshape(-1)
                 at += box.numel
         received = [torch.empty_like(buffer) for _ in held] if self.rank == 0 else None
-        dist.gather(buffer, received, group=copy.get_group(), group_dst=0)
+        dist.gather(buffer, received, group=copy, group_dst=0)
         if received is None:
             return empty
         whole = [torch.empty(parameter.shape, device=self.device) for parameter in parameters]
@@ -188,6 +203,8 @@ class MeshStrategy(Fsdp2Strategy):
             )
             if not placement.is_replicate()
         }
+        if SHARD_AND_CONTEXT in spread:
+            spread |= {"shard", "context"}
         return all(
             self.device_mesh[dimension].get_local_rank() == 0
             for dimension in self.sizes
