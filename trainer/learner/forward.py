@@ -28,6 +28,7 @@ from rollgym.trainer.data.packing import pack
 from rollgym.trainer.data.sequences import IntArray, TokenSequence
 from rollgym.trainer.learner import chunked_logprobs as chunked
 from rollgym.trainer.learner.packed_attention import PACKED, attend, paths_of, spare_last_layer
+from rollgym.trainer.learner.router_replay import router_replay_of
 
 Layout = Literal["padded", "packed"]
 
@@ -55,8 +56,10 @@ def _model_inputs(
     inputs = [row.inputs for row in rows]
     longest = max(map(len, inputs))
     check_length(body.config, longest)
+    replay = router_replay_of(body)
+    experts = [None if row.experts is None else row.experts[: len(row.inputs)] for row in rows]
     if layout == "packed":
-        packing = pack(inputs)
+        packing = pack(inputs, None if replay is None else experts)
         spots = np.concatenate(
             [path[row.action_positions - 1] for row, path in zip(rows, packing.paths, strict=True)]
         )
@@ -65,6 +68,9 @@ def _model_inputs(
             "position_ids": torch.from_numpy(packing.positions)[None].to(device),
             "cu_seq_lens_q": paths_of(packing, spots, device),
         }
+        if replay is not None:
+            replay.set_experts(experts, packing.paths, len(packing.ids), device)
+            replay.set_wanted(given["cu_seq_lens_q"].wanted)
     else:
         padded = np.zeros((len(rows), longest), dtype=np.int64)
         for number, row in enumerate(inputs):
@@ -73,6 +79,9 @@ def _model_inputs(
             [row.action_positions - 1 + number * longest for number, row in enumerate(rows)]
         )
         given = {"input_ids": torch.from_numpy(padded).to(device)}
+        if replay is not None:
+            places = [np.arange(len(row)) + number * longest for number, row in enumerate(inputs)]
+            replay.set_experts(experts, places, padded.size, device)
     return given, torch.from_numpy(spots).to(device)
 
 
@@ -235,7 +244,7 @@ def distinct(rows: Sequence[TokenSequence]) -> tuple[list[TokenSequence], IntArr
         again = None
         if row.targets is not None:  # several targets of one position need its state once
             positions, again = np.unique(row.action_positions, return_inverse=True)
-            row = TokenSequence(row.ids, positions)
+            row = TokenSequence(row.ids, positions, experts=row.experts)
         key = row.key
         if key not in indices:
             indices[key] = len(once)
