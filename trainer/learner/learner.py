@@ -228,6 +228,11 @@ class Learner:
     def _update(self, batch: Batch) -> Metrics:
         if not batch.num_tokens:
             raise UsageError("There is nothing to learn from: the batch has no action tokens.")
+        if self.config.router_replay == "on" and all(row.experts is None for row in batch.sequences):
+            raise UsageError(
+                "learner.router_replay=on, but the engine reports no experts: use engine.kind=embedded, or set "
+                "learner.router_replay=auto."
+            )
         self.reload()
         value_only = self.modules.value_only
         batch, entropy = (batch, {}) if value_only else self._with_old_logprobs(batch)

@@ -167,7 +167,10 @@ def find_routers(model: Any) -> list[Router]:
     finally:
         for handle in handles:
             handle.remove()
-    return list(seen.values())
+    found = list(seen.values())
+    layers = [router.layer for router in found]
+    # Called alone, the routers of one layer are not in the order of a forward pass.
+    return [] if embedding.is_meta and len(set(layers)) < len(layers) else found
 
 
 def _leave(scopes: list[str]) -> None:
