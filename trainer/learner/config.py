@@ -28,6 +28,58 @@ class LoraSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """The device mesh of ``strategy=mesh``: its dimensions, whose product is the number of ranks.
+
+    Example:
+        >>> ParallelConfig(tensor=2).sizes(8)
+        {'replicate': 1, 'shard': 4, 'context': 1, 'tensor': 2, 'expert': 1}
+    """
+
+    replicate: int = 1
+    """Copies of the sharded model; each computes other rows."""
+    shard: int | None = None
+    """Ranks that weights, gradients and optimizer states are sharded over; ``None``: the remaining ones."""
+    context: int = 1
+    """Ranks that share the tokens of a row."""
+    tensor: int = 1
+    """Ranks that share the heads, the width of the MLP and the vocabulary."""
+    expert: int = 1
+    """Ranks that share the experts of a mixture of experts."""
+
+    def __post_init__(self) -> None:
+        wrong = [name for name, size in self._given().items() if size is not None and size < 1]
+        if wrong:
+            raise UsageError(f"learner.parallel.{wrong[0]} must be at least 1.")
+
+    def sizes(self, world: int) -> dict[str, int]:
+        """Return the dimensions for a number of ranks, from the slowest to the fastest varying.
+
+        Raises:
+            UsageError: Their product is not the number of ranks.
+        """
+        given = self._given()
+        known = math.prod(size for size in given.values() if size is not None)
+        if world % known or (self.shard is not None and known != world):
+            shown = " x ".join(f"{name} {size}" for name, size in given.items() if size not in (None, 1))
+            expected = "divide" if self.shard is None else "equal"
+            raise UsageError(
+                f"learner.parallel is {shown} = {known}, which must {expected} the number of ranks, {world}: "
+                "change its dimensions or the number of devices."
+            )
+        return {name: world // known if size is None else size for name, size in given.items()}
+
+    def _given(self) -> dict[str, int | None]:
+        return {
+            "replicate": self.replicate,
+            "shard": self.shard,
+            "context": self.context,
+            "tensor": self.tensor,
+            "expert": self.expert,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig:
     """The optimizer, the critic, and the partition of a batch.
 
@@ -72,8 +124,10 @@ class LearnerConfig:
     """Compute dtype; weights are float32. ``auto``: bfloat16 on CUDA, and for a model of at least 20 million
     parameters on a CPU that a short measurement finds fast at it. ``None``: bfloat16 on CUDA only."""
     strategy: str = "auto"
-    """Parallel strategy: single, ddp, fsdp2, zero1, zero2, zero3 or a registered one. ``auto``: as planned;
-    other values require runtime=ray."""
+    """Parallel strategy: single, ddp, fsdp2, zero1, zero2, zero3, mesh or a registered one. ``auto``: as
+    planned; other values require runtime=ray."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Dimensions of the device mesh of strategy=mesh."""
     threads: int | None = None
     """CPU threads; ``None``: torch's default."""
     router_replay: Literal["auto", "on", "off"] = "auto"

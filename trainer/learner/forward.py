@@ -29,6 +29,7 @@ from rollgym.trainer.data.sequences import IntArray, TokenSequence
 from rollgym.trainer.learner import chunked_logprobs as chunked
 from rollgym.trainer.learner.packed_attention import PACKED, attend, paths_of, spare_last_layer
 from rollgym.trainer.learner.router_replay import router_replay_of
+from rollgym.trainer.learner.vocabulary_parallel import local_part, split_logprobs, vocabulary_part
 
 Layout = Literal["padded", "packed"]
 
@@ -126,21 +127,30 @@ def score(
     once, again = distinct(rows)
     targets = torch.from_numpy(np.concatenate([row.predicted for row in rows])).to(device)
     num_logits = sum(len(row.action_positions) for row in once) * len(head.weight)
+    vocabulary = vocabulary_part(head)
     # With casts, gradients of few logits are also computed without keeping them.
-    most = chunked.MAX_LOGITS if casts is None else 0
+    most = chunked.MAX_LOGITS if casts is None and vocabulary is None else 0
     if chunk_logits and num_logits > most and _computes_inside(head):
         hidden = states(body, once, layout, device)
         at = torch.from_numpy(again).to(device)
         cast = None if casts is None else casts(head.weight)
 
         def compute(hidden: Tensor) -> tuple[Tensor, Tensor]:
-            return chunked.chunked_logprobs(hidden, head.weight, head.bias, again, targets, temperature, cast)
+            weight = local_part(head.weight)
+            bias = None if head.bias is None else local_part(head.bias)
+            return chunked.chunked_logprobs(
+                hidden, weight, bias, again, targets, temperature, cast, vocabulary
+            )
 
         logprobs, entropy = _through(head, compute, hidden)
         return TokenStats(logprobs, entropy[at], hidden[at])
     hidden, logits = _states_and_logits(model, once, layout, device)
     if temperature != 1.0:
         logits = logits / temperature
+    if vocabulary is not None:  # the model's own logits, such as capped ones, of this rank's tokens
+        at = torch.from_numpy(again).to(device)
+        logprobs, entropy = split_logprobs(logits, at, targets, vocabulary)
+        return TokenStats(logprobs, entropy[at], hidden[at])
     everything = F.log_softmax(logits, -1)
     entropy = -(everything.exp() * everything).sum(-1)
     if len(everything) == len(targets):

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rollgym.trainer.learner.boxes import Box
 from rollgym.trainer.learner.config import LearnerConfig
 from rollgym.trainer.losses.settings import LossConfig
 
@@ -56,6 +57,14 @@ class FreshStart:
         if not self._body or not name.startswith(BODY):
             return None
         return self._body[name.removeprefix(BODY)].reshape(-1)[start:stop]
+
+    def read_box(self, name: str, key: str, box: Box) -> Tensor | None:
+        """Return a box of a weight, or ``None`` to keep the current values."""
+        if name.startswith(HEAD):
+            return torch.zeros(box.sizes)
+        if not self._body or not name.startswith(BODY):
+            return None
+        return self._body[name.removeprefix(BODY)][box.slices()]
 
 
 def _body_weights(folder: Path) -> dict[str, Tensor]:

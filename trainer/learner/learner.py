@@ -4,9 +4,10 @@ A `Learner` cuts a batch into mini-batches and micro-batches, computes losses, a
 adaptation, checkpoints and exports. Its `ParallelStrategy` holds weights, gradients and optimizer states.
 
 With several ranks, every rank is called with the same whole batch, in the same order, and computes its share
-of the rows. A token's weight is that in the whole batch, so gradients are summed over ranks. Results are
-those of the whole batch, and the same on every rank. Ranks with fewer micro-batches than others compute rows
-of weight 0 until all are done: collectives must match.
+of the rows; ranks that hold parts of one model compute the same rows, and one of them counts. A token's
+weight is that in the whole batch, so gradients are summed over ranks. Results are those of the whole batch,
+and the same on every rank. Ranks with fewer micro-batches than others compute rows of weight 0 until all are
+done: collectives must match.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Learner:
     ) -> None:
         options = options or LearnerOptions()
         spec = find_strategy(strategy)
-        spec.check(world=world, cpu_offload=options.cpu_offload)
+        spec.check(world=world, cpu_offload=options.cpu_offload, parallel=config.parallel)
         if spec.distributed and options.share_model:
             raise UsageError(f"strategy={strategy} cannot share a model: it shards or wraps its parameters.")
         self.config, self.loss = config, loss
@@ -426,7 +427,7 @@ class Learner:
         """Return the maximum tokens of rows that are kept together, of a batch with so many tokens."""
         room = self.config.max_tokens_per_microbatch
         # A bundle of more than half of a rank's share would make the other ranks wait.
-        return room if self._group is None else min(room, tokens // (2 * self._world))
+        return room if self._group is None else min(room, tokens // (2 * self.strategy.data_world))
 
     def _split(self, lengths: Sequence[int], *, padded: bool) -> list[list[int]]:
         """Return the micro-batches of this rank, padded with empty ones to the number of every rank."""
@@ -434,10 +435,10 @@ class Learner:
         if self._group is None:
             return micro_batches(lengths, max_tokens, padded=padded)
         parts = []
-        for share in balanced([float(length) for length in lengths], self._world):
+        for share in balanced([float(length) for length in lengths], self.strategy.data_world):
             own = micro_batches([lengths[i] for i in share], max_tokens, padded=padded)
             parts.append([[share[i] for i in part] for part in own])
-        mine, most = parts[self._rank], max(map(len, parts))
+        mine, most = parts[self.strategy.data_rank], max(map(len, parts))
         return mine + [[] for _ in range(most - len(mine))]
 
     # Computation.
@@ -457,7 +458,10 @@ class Learner:
 
     def _sum(self, results: FloatArray) -> FloatArray:
         """Combine results of all ranks, each with zeros for the rows of the others."""
-        return results if self._group is None else self._group.sum(results)
+        if self._group is None:
+            return results
+        counts = self._rank in self.strategy.counted_ranks
+        return self._group.sum(results if counts else np.zeros_like(results))
 
     def _logprobs(self, rows: Sequence[TokenSequence]) -> Tensor:
         return self.strategy.forward(rows, "scores")[0]
@@ -503,7 +507,11 @@ class Learner:
                     )
                     self.strategy.backward(losses)
                 metrics.append(part_metrics)
-        return metrics if self._group is None else _gather_metrics(self._group, merge(metrics))
+        return (
+            metrics
+            if self._group is None
+            else _gather_metrics(self._group, merge(metrics), self.strategy.counted_ranks)
+        )
 
     def _losses(
         self, batch: Batch, part: Sequence[int], weights: FloatArray
@@ -571,15 +579,18 @@ class Learner:
         return boundary(RunError, where)
 
 
-def _gather_metrics(group: ProcessGroup, metrics: dict[str, Metric]) -> list[dict[str, Metric]]:
-    """Return the metrics of every rank, by rank."""
+def _gather_metrics(
+    group: ProcessGroup, metrics: dict[str, Metric], ranks: Sequence[int]
+) -> list[dict[str, Metric]]:
+    """Return the metrics of some ranks, by rank, on all."""
     plain = {
         name: [metric.kind, float(metric.total), float(metric.count)] for name, metric in metrics.items()
     }
+    gathered = group.gather(plain)
     return [
         {
             name: Metric(kind, torch.tensor(total).double(), torch.tensor(count).double())
-            for name, (kind, total, count) in rank_metrics.items()
+            for name, (kind, total, count) in gathered[rank].items()
         }
-        for rank_metrics in group.gather(plain)
+        for rank in ranks
     ]

@@ -233,7 +233,9 @@ class RayLearner:
         self.workers.close()
 
     def _check(self, world: int) -> None:
-        find_strategy(self._strategy).check(world=world, cpu_offload=self._options.cpu_offload)
+        find_strategy(self._strategy).check(
+            world=world, cpu_offload=self._options.cpu_offload, parallel=self.config.parallel
+        )
 
     def _start(self) -> None:
         if find_strategy(self._strategy).distributed:

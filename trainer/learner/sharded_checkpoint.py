@@ -1,10 +1,13 @@
 """Sharded checkpoints, which load with any number of processes and any strategy.
 
-Every rank writes its fragments of parameters and Adam moments, flat, into its own file. ``shards.json``,
-written last, lists which file holds which range: a reader takes what it needs.
+Every rank writes its fragments of parameters and Adam moments into its own file: a flat range of a parameter,
+or a box of it where that is several ranges, as of columns. ``shards.json``, written last, lists which file
+holds which range or box: a reader takes what it needs.
 
-    shard-00001-of-00002.safetensors    weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: one dimension each
-    shards.json                         strategy, world, steps; parameters: shape, steps; parts: file, ranges
+    shard-00001-of-00002.safetensors    weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: one dimension each, or
+                                        those of the parameter for a box
+    shards.json                         strategy, world, steps; parameters: shape, steps; parts: file, ranges,
+                                        boxes: offsets and sizes (format 2; format 1 has no boxes)
 
 A checkpoint of the ``single`` strategy (two files, no ``shards.json``) is read in the same way.
 """
@@ -23,8 +26,10 @@ from torch import Tensor, nn
 
 from rollgym.core.errors import ResultsError, RunError, one_line
 from rollgym.io.run_dir import read_json
+from rollgym.trainer.learner.boxes import Box, boxes_of_range
 
 MANIFEST = "shards.json"
+FORMATS = (1, 2)
 WHOLE_WEIGHTS, WHOLE_OPTIMIZER = "learner.safetensors", "optimizer.pt"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 OTHER_MODEL = (
@@ -35,17 +40,21 @@ Shapes = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A range of a flat parameter in this process's memory; filling its tensors changes the learner."""
+    """A part of a parameter in this process's memory; filling its tensors changes the learner."""
 
     name: str
     start: int
+    """First element of a flat range; 0 for a box."""
     stop: int
+    """End of a flat range; the number of elements of a box."""
     tensors: dict[str, Tensor]
     """``weight`` and, after the first optimizer step, `MOMENTS`."""
+    box: Box | None = None
+    """The ranges of each dimension, if the part is not one flat range; tensors have its sizes then."""
 
 
 class Checkpoint(Protocol):
-    """A source of weights and moments, read by ranges."""
+    """A source of weights and moments, read by ranges and boxes."""
 
     steps: int
 
@@ -55,6 +64,9 @@ class Checkpoint(Protocol):
 
     def read(self, name: str, key: str, start: int, stop: int) -> Tensor | None:
         """Return a range of a weight or a moment; ``None`` to keep the current values."""
+
+    def read_box(self, name: str, key: str, box: Box) -> Tensor | None:
+        """Return a box of a weight or a moment; ``None`` to keep the current values."""
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -92,7 +104,10 @@ def fill(fragments: Sequence[Fragment], checkpoint: Checkpoint) -> None:
             if key in MOMENTS and not checkpoint.parameter_steps[fragment.name]:
                 tensor.zero_()
                 continue
-            values = checkpoint.read(fragment.name, key, fragment.start, fragment.stop)
+            if fragment.box is None:
+                values = checkpoint.read(fragment.name, key, fragment.start, fragment.stop)
+            else:
+                values = checkpoint.read_box(fragment.name, key, fragment.box)
             if values is not None:
                 tensor.copy_(values)
 
@@ -103,7 +118,11 @@ def write_part(path: Path, rank: int, world: int, fragments: Sequence[Fragment])
 
     name = f"shard-{rank:05d}-of-{world:05d}.safetensors"
     held = [fragment for fragment in fragments if fragment.stop > fragment.start]
-    tensors = {f"{k}/{part.name}": t.cpu().clone() for part in held for k, t in part.tensors.items()}
+    tensors = {
+        f"{k}/{part.name}": t.cpu().clone(memory_format=torch.contiguous_format)
+        for part in held
+        for k, t in part.tensors.items()
+    }
     temporary = path / f".{name}.part"
     try:
         save_file(tensors, temporary)
@@ -112,7 +131,14 @@ def write_part(path: Path, rank: int, world: int, fragments: Sequence[Fragment])
         raise RunError(f"Cannot write the checkpoint part {path / name}: {one_line(error)}") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return {"file": name, "ranges": {part.name: [part.start, part.stop] for part in held}}
+    boxes = {part.name: {"offsets": part.box.offsets, "sizes": part.box.sizes} for part in held if part.box}
+    ranges = {part.name: [part.start, part.stop] for part in held if part.box is None}
+    return {"file": name, "ranges": ranges, **({"boxes": boxes} if boxes else {})}
+
+
+def format_of(parts: Sequence[Mapping[str, Any]]) -> int:
+    """Return the format of a checkpoint with these entries: the oldest that can express them."""
+    return 2 if any("boxes" in part for part in parts) else 1
 
 
 def has_shards(path: Path) -> bool:
@@ -146,30 +172,87 @@ class _Shards:
         from safetensors import safe_open
 
         manifest = read_json(path / MANIFEST)
-        if manifest.get("format") != 1:
-            raise ResultsError(f"{MANIFEST} has format {manifest.get('format')!r}, expected 1.")
+        if manifest.get("format") not in FORMATS:
+            raise ResultsError(
+                f"{MANIFEST} has format {manifest.get('format')!r}, expected one of {FORMATS}."
+            )
         self.path = path
         self.steps = int(manifest["steps"])
         self.shapes: Shapes = {n: entry["shape"] for n, entry in manifest["parameters"].items()}
         self.parameter_steps = {n: int(entry["steps"]) for n, entry in manifest["parameters"].items()}
         self._parts = [
-            (stack.enter_context(safe_open(path / part["file"], "pt")), part["ranges"])
+            (stack.enter_context(safe_open(path / part["file"], "pt")), part["ranges"], part.get("boxes", {}))
             for part in manifest["parts"]
         ]
 
     def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
         values = torch.empty(stop - start)
         missing = stop - start
-        for file, ranges in self._parts:
+        for file, ranges, boxes in self._parts:
             first, last = ranges.get(name, (0, 0))
             low, high = max(start, first), min(stop, last)
             if low < high:
                 stored = file.get_slice(f"{key}/{name}")
                 values[low - start : high - start] = stored[low - first : high - first]
                 missing -= high - low
+            if name in boxes:
+                at = 0
+                for wanted in boxes_of_range(start, stop, self.shapes[name]):
+                    into = values[at : at + wanted.numel].view(wanted.sizes)
+                    missing -= self._from_box(file, f"{key}/{name}", _box(boxes[name]), wanted, into)
+                    at += wanted.numel
+        self._check(name, missing)
+        return values
+
+    def read_box(self, name: str, key: str, box: Box) -> Tensor:
+        values = torch.empty(box.sizes)
+        missing = box.numel
+        for file, ranges, boxes in self._parts:
+            if name in boxes:
+                missing -= self._from_box(file, f"{key}/{name}", _box(boxes[name]), box, values)
+            if name in ranges:
+                missing -= self._from_range(
+                    file, f"{key}/{name}", ranges[name], box, values, self.shapes[name]
+                )
+        self._check(name, missing)
+        return values
+
+    def _check(self, name: str, missing: int) -> None:
         if missing:
             raise RunError(f"The checkpoint in {self.path} is incomplete: {name} lacks {missing} elements.")
-        return values
+
+    @staticmethod
+    def _from_box(file: Any, key: str, stored: Box, wanted: Box, into: Tensor) -> int:
+        """Copy what a stored box has of a wanted one; returns the number of elements."""
+        common = stored.intersect(wanted)
+        if common is None:
+            return 0
+        into[common.slices(wanted)] = file.get_slice(key)[common.slices(stored)]
+        return common.numel
+
+    @staticmethod
+    def _from_range(
+        file: Any, key: str, stored: Sequence[int], wanted: Box, into: Tensor, shape: Sequence[int]
+    ) -> int:
+        """Copy what a stored range has of a wanted box; returns the number of elements."""
+        copied = 0
+        source = file.get_slice(key)
+        for piece in boxes_of_range(*stored, shape):
+            common = piece.intersect(wanted)
+            if common is None:
+                continue
+            # All columns of the common rows are read: they lie in one piece.
+            rows = piece.rows_of(common)
+            flat = rows.flat_range(shape)
+            assert flat is not None
+            values = source[flat[0] - stored[0] : flat[1] - stored[0]].view(rows.sizes)
+            into[common.slices(wanted)] = values[common.slices(rows)]
+            copied += common.numel
+        return copied
+
+
+def _box(entry: Mapping[str, Sequence[int]]) -> Box:
+    return Box(tuple(entry["offsets"]), tuple(entry["sizes"]))
 
 
 class _Whole:
@@ -187,5 +270,11 @@ class _Whole:
         self.parameter_steps = {n: int(self._state[n]["step"]) if n in self._state else 0 for n in shapes}
 
     def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
+        return self._whole(name, key).reshape(-1)[start:stop]
+
+    def read_box(self, name: str, key: str, box: Box) -> Tensor:
+        return self._whole(name, key)[box.slices()]
+
+    def _whole(self, name: str, key: str) -> Tensor:
         whole: Tensor = self._file.get_tensor(name) if key == "weight" else self._state[name][key]
-        return whole.reshape(-1)[start:stop]
+        return whole

@@ -4,6 +4,7 @@
     ddp      everything on every rank
     zero1    optimizer states sharded; zero2: gradients too; zero3: weights too (DeepSpeed)
     fsdp2    weights, gradients and optimizer states sharded
+    mesh     the same over a mesh of dimensions (learner.parallel): copies, shards, tensor parallel ranks
 
 A further strategy is a subclass of `ParallelStrategy` and one registration:
 
@@ -20,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from rollgym.core.errors import UnknownName, UsageError
+from rollgym.trainer.learner.config import ParallelConfig
 
 if TYPE_CHECKING:
     from rollgym.trainer.learner.strategies.base import ParallelStrategy
@@ -39,9 +41,19 @@ class StrategySpec:
     """True if its ranks form a process group; otherwise there is exactly one process."""
     cpu_offload: bool = True
     """True if it can keep weights or optimizer states on the CPU."""
+    mesh: bool = False
+    """True if ``learner.parallel`` arranges its ranks in a mesh."""
 
-    def check(self, *, world: int, cpu_offload: bool) -> None:
-        """Raise `UsageError` where the strategy does not support a number of ranks or CPU offload."""
+    def check(self, *, world: int, cpu_offload: bool, parallel: ParallelConfig | None = None) -> None:
+        """Raise `UsageError` where the strategy does not support a number of ranks, CPU offload or a mesh."""
+        parallel = parallel or ParallelConfig()
+        if self.mesh:
+            parallel.sizes(world)
+        elif parallel != ParallelConfig():
+            able = ", ".join(spec.name for spec in _STRATEGIES.values() if spec.mesh)
+            raise UsageError(
+                f"learner.parallel requires learner.strategy={able}: strategy={self.name} has no mesh."
+            )
         if not self.distributed and world != 1:
             able = ", ".join(spec.name for spec in _STRATEGIES.values() if spec.distributed)
             raise UsageError(
@@ -65,13 +77,18 @@ _STRATEGIES: dict[str, StrategySpec] = {}
 
 
 def register_strategy(
-    name: str, factory: str | StrategyFactory, *, distributed: bool = True, cpu_offload: bool = True
+    name: str,
+    factory: str | StrategyFactory,
+    *,
+    distributed: bool = True,
+    cpu_offload: bool = True,
+    mesh: bool = False,
 ) -> None:
     """Make a strategy available under a name, for `Learner`, configs and checkpoints; see `StrategySpec`."""
     if name in _STRATEGIES:
         raise UsageError(f"Strategy {name!r} is already registered.")
     _STRATEGIES[name] = StrategySpec(
-        name=name, factory=factory, distributed=distributed, cpu_offload=cpu_offload
+        name=name, factory=factory, distributed=distributed, cpu_offload=cpu_offload, mesh=mesh
     )
 
 
@@ -88,3 +105,4 @@ register_strategy("fsdp2", f"{__name__}.fsdp2:Fsdp2Strategy")
 register_strategy("zero1", f"{__name__}.zero:Zero1Strategy")
 register_strategy("zero2", f"{__name__}.zero:Zero2Strategy")
 register_strategy("zero3", f"{__name__}.zero:Zero3Strategy")
+register_strategy("mesh", f"{__name__}.mesh:MeshStrategy", mesh=True)

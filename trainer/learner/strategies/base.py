@@ -26,6 +26,7 @@ from rollgym.trainer.learner.sharded_checkpoint import (
     Fragment,
     adam_fragments,
     fill,
+    format_of,
     open_checkpoint,
     remove_manifest,
     write_part,
@@ -65,6 +66,28 @@ class ParallelStrategy:
         self.name, self.config, self.device, self.group = name, config, device, group
         self.cpu_offload = cpu_offload
         self.rank, self.world = (0, 1) if group is None else (group.rank, group.world)
+        self.model_ranks = 1
+        """Consecutive ranks that compute the same rows together, each with a part of the model or tokens."""
+
+    @property
+    def data_world(self) -> int:
+        """Number of sets of ranks between which rows are split."""
+        return self.world // self.model_ranks
+
+    @property
+    def data_rank(self) -> int:
+        """The set of ranks that this one belongs to: the index of its share of the rows."""
+        return self.rank // self.model_ranks
+
+    @property
+    def counted_ranks(self) -> range:
+        """The ranks whose results count: one of each set, since the others have the same."""
+        return range(0, self.world, self.model_ranks)
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Number of ranks over which gradients are averaged, where `backward` needs their sum."""
+        return self.data_world
 
     def wrap(self, modules: TrainedModules) -> None:
         """Wrap the policy and a separate critic, and make the optimizer. Called once, first."""
@@ -94,7 +117,7 @@ class ParallelStrategy:
     def backward(self, losses: Sequence[Tensor]) -> None:
         """Add the gradient, summed over all ranks, of the policy's loss and of a critic's."""
         # torch averages over ranks.
-        cast(Tensor, sum(losses) * self.world).backward()  # type: ignore[no-untyped-call]
+        cast(Tensor, sum(losses) * self.gradient_ranks).backward()  # type: ignore[no-untyped-call]
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
@@ -131,6 +154,13 @@ class ParallelStrategy:
         """Return whole parameters, which only need to be right on rank 0."""
         return [parameter.detach() for parameter in parameters]
 
+    def local_shards(self, parameter: nn.Parameter) -> list[tuple[tuple[int, ...], Tensor]]:
+        """Return the parts of a parameter that this rank holds, each with its offsets in the whole.
+
+        Ranks may hold the same parts. Of ``zero1`` and ``zero2`` it is the weight that is computed with.
+        """
+        return [((0,) * parameter.dim(), parameter.detach())]
+
     def shapes(self) -> dict[str, Sequence[int]]:
         """Return the shapes of all trained parameters by name."""
         return {name: tuple(self.shape(parameter)) for name, parameter in self.modules.trained().items()}
@@ -158,7 +188,8 @@ class ParallelStrategy:
         parameters = {n: {"shape": list(shape), "steps": counts[n]} for n, shape in self.shapes().items()}
         with all_or_none(group):
             if self.rank == 0:  # last: it makes the checkpoint valid
-                head = {"format": 1, "strategy": self.name, "world": self.world, "steps": steps}
+                kind = format_of(parts)
+                head = {"format": kind, "strategy": self.name, "world": self.world, "steps": steps}
                 write_json(path / MANIFEST, {**head, "parameters": parameters, "parts": parts})
 
     def load(self, path: Path) -> int:

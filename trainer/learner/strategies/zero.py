@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rollgym.core.errors import MissingExtra, RunError
 from rollgym.trainer.data.sequences import TokenSequence
+from rollgym.trainer.learner.boxes import boxes_of_range
 from rollgym.trainer.learner.modules import Outputs, PolicyModule, TrainedModules
 from rollgym.trainer.learner.offload import move, optimizer_state, size
 from rollgym.trainer.learner.optim import DIVERGED, make_adamw
@@ -309,6 +310,17 @@ class Zero3Strategy(ZeroStrategy):
         deepspeed = import_deepspeed()
         with deepspeed.zero.GatheredParameters(list(parameters)):
             return [p.detach().clone() if self.rank == 0 else p.new_empty(0) for p in parameters]
+
+    def local_shards(self, parameter: nn.Parameter) -> list[tuple[tuple[int, ...], Tensor]]:
+        """Return the boxes that this rank's flat range of a parameter consists of."""
+        held: Any = parameter
+        flat, shape = held.ds_tensor.detach(), tuple(held.ds_shape)
+        start = min(self.rank * held.ds_tensor.ds_numel, held.ds_numel)
+        parts, at = [], 0
+        for box in boxes_of_range(start, min(start + held.ds_tensor.ds_numel, held.ds_numel), shape):
+            parts.append((box.offsets, flat[at : at + box.numel].view(box.sizes)))
+            at += box.numel
+        return parts
 
     def _span(self, name: str, parameter: Any, optimizer: Any) -> tuple[int, int, int, int]:
         start = min(self.rank * parameter.ds_tensor.ds_numel, parameter.ds_numel)
