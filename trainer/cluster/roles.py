@@ -10,7 +10,7 @@ from typing import Any
 from rollgym.cluster.placement import ActorSlot, PlacedPlan
 from rollgym.devices.types import Role
 from rollgym.trainer.config import TrainConfig
-from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
+from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions, ParallelConfig
 from rollgym.trainer.learner.multi_role import MultiRoleLearner, policy_config
 from rollgym.trainer.learner.protocol import OFFLOADABLE
 from rollgym.trainer.learner.ray_learner import RayLearner
@@ -129,7 +129,8 @@ def _open_role(
 
 def _reference(config: TrainConfig, model: Path, placed: PlacedPlan) -> RayLearner:
     """A learner that only computes log-probs: it has weights and no optimizer state."""
-    learner = replace(policy_config(config.learner), lora=None)
+    # A frozen model is sharded by `fsdp2`, whatever mesh trains the policy.
+    learner = replace(policy_config(config.learner), lora=None, parallel=ParallelConfig())
     options = LearnerOptions(temperature=config.agent.temperature)
     loss = LossConfig("reinforce", tis_cap=None)
     return _open_role("reference", model, learner, loss, options, config, placed)

@@ -139,7 +139,7 @@ class MeshStrategy(Fsdp2Strategy):
 
     def gather(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """Return whole parameters on rank 0: each rank sends its own parts, in one message."""
-        empty = [parameter.new_empty(0) for parameter in parameters]
+        empty = [torch.empty(0, device=self.device) for _ in parameters]
         mine = [self._first(parameter) for parameter in parameters]
         boxes = [_box(p) if own else None for p, own in zip(parameters, mine, strict=True)]
         group = cast(ProcessGroup, self.group)
