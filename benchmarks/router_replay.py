@@ -1,4 +1,4 @@
-"""The gap between the log-probs of engine and learner of a mixture of experts, with and without router replay.
+"""Gap between log-probs of engine and learner of a mixture of experts, with and without router replay.
 
     python benchmarks/router_replay.py
     python benchmarks/router_replay.py --families qwen3_moe --rows 16 --updates 4
@@ -61,7 +61,7 @@ def make_model(family: str) -> Any:
 
 
 async def sample(model: Any, rows: int, dtype: str, record: bool) -> tuple[list[TokenEpisode], float]:
-    """Replies to prompts of 32 tokens, eight to each, and the seconds that sampling took."""
+    """Replies to prompts of 32 tokens, eight to each, and the CPU seconds that sampling took."""
     engine = EmbeddedEngine(model, dtype=dtype, threads=1, return_routed_experts=record)  # type: ignore[arg-type]
 
     async def reply(number: int) -> TokenEpisode:
@@ -77,12 +77,14 @@ async def sample(model: Any, rows: int, dtype: str, record: bool) -> tuple[list[
             np.arange(len(prompt), len(ids)),
             experts=None if experts is None else experts.to_array(),
         )
-        return TokenEpisode(str(number), (sequence,), np.array(made.logprobs), np.array([len(made.token_ids)]))
+        return TokenEpisode(
+            str(number), (sequence,), np.array(made.logprobs), np.array([len(made.token_ids)])
+        )
 
     try:
-        began = time.perf_counter()
+        began = time.process_time()
         episodes = await asyncio.gather(*map(reply, range(rows)))
-        return list(episodes), time.perf_counter() - began
+        return list(episodes), time.process_time() - began
     finally:
         await engine.close()
 
@@ -90,7 +92,11 @@ async def sample(model: Any, rows: int, dtype: str, record: bool) -> tuple[list[
 def make_learner(model: Any, replay: str) -> Learner:
     """A float32 learner."""
     config = LearnerConfig(
-        learning_rate=1e-5, device="cpu", dtype="float32", threads=1, router_replay=replay  # type: ignore[arg-type]
+        learning_rate=1e-5,
+        device="cpu",
+        dtype="float32",
+        threads=1,
+        router_replay=replay,  # type: ignore[arg-type]
     )
     return Learner(model, config, LossConfig("grpo"))
 
@@ -125,12 +131,12 @@ def gaps(model: Any, batch: Batch, updates: int) -> list[tuple[int, str, float, 
 
 
 def update_seconds(model: Any, batch: Batch, replay: str) -> float:
-    """Seconds of the second of two updates."""
+    """CPU seconds of the second of two updates."""
     learner = make_learner(model, replay)
     learner.update(batch)
-    began = time.perf_counter()
+    began = time.process_time()
     learner.update(batch)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def main() -> None:
@@ -141,7 +147,9 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4, help="updates for stale weights (default 4)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| model | engine | updates since | mean gap without | with replay | largest without | with |", end="")
+    print(
+        "| model | engine | updates since | mean gap without | with replay | largest without | with |", end=""
+    )
     print(" choices that differ |\n|---|---|---:|---:|---:|---:|---:|---:|")
     for family in options.families:
         model = make_model(family)
@@ -152,16 +160,20 @@ def main() -> None:
                 figures = f"{off[2]:.2g} | {on[2]:.2g} | {off[3]:.2g} | {on[3]:.2g} | {100 * on[4]:.2f} %"
                 print(f"| `{family}` | {dtype} | {off[0]} | {figures} |", flush=True)
     model = make_model(options.families[0])
-    seconds = {record: min(asyncio.run(sample(model, options.rows, "float32", record))[1] for _ in range(2))
-               for record in (False, True)}
+    seconds = {
+        record: min(asyncio.run(sample(model, options.rows, "float32", record))[1] for _ in range(2))
+        for record in (False, True)
+    }
     episodes, _ = asyncio.run(sample(model, options.rows, "float32", True))
     batch = batch_of(episodes)
     experts = episodes[0].sequences[0].experts
     assert experts is not None
     size = RoutedExperts.from_array(experts).bytes_per_token
-    print(f"\n{options.families[0]}: {size} bytes a token; sampling with recording takes "
-          f"{seconds[True] / seconds[False]:.2f} times as long, an update with replay "
-          f"{update_seconds(model, batch, 'on') / update_seconds(model, batch, 'off'):.2f} times.")
+    print(
+        f"\n{options.families[0]}: {size} bytes a token; sampling with recording takes "
+        f"{seconds[True] / seconds[False]:.2f} times as long, an update with replay "
+        f"{update_seconds(model, batch, 'on') / update_seconds(model, batch, 'off'):.2f} times."
+    )
 
 
 if __name__ == "__main__":

@@ -70,9 +70,7 @@ class RoutedExperts:
         """Return the experts of an array ``[tokens, layers, choices]`` of uint8 or uint16."""
         _, layers, choices = experts.shape
         plain = np.ascontiguousarray(experts, dtype=experts.dtype.newbyteorder("<"))
-        return cls(
-            layers=layers, choices=choices, bytes_per_choice=plain.itemsize, data=plain.tobytes()
-        )
+        return cls(layers=layers, choices=choices, bytes_per_choice=plain.itemsize, data=plain.tobytes())
 
     def to_array(self) -> ExpertArray:
         """Return a read-only array ``[tokens, layers, choices]``."""

@@ -215,7 +215,7 @@ class Turn:
     rewards: dict[str, float] = field(default_factory=dict)
     """The reward of each role that followed. ``reward`` is that of `EpisodeSpec.role`."""
     routed_experts: RoutedExperts | UnsetType = UNSET
-    """Experts that the engine chose for the tokens up to the last but one of ``action_ids``, from the first one
+    """Experts that the engine chose for the tokens up to the last but one of ``action_ids``, from the first
     that no earlier turn covers, if the engine reports them. Files of episodes leave them out."""
 
     def __post_init__(self) -> None:

@@ -102,8 +102,8 @@ class Generation:
     queue_seconds: float = 0.0
     generate_seconds: float = 0.0
     routed_experts: RoutedExperts | None = None
-    """Experts chosen for every token of prompt and reply but the last, which no pass has read yet; ``None`` of
-    engines that do not report them. Where weights changed during the reply, those of the newest weights."""
+    """Experts chosen for every token of prompt and reply but the last, which no pass has read yet; ``None``
+    where an engine does not report them. If weights changed during the reply: those of the newest weights."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

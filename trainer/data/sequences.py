@@ -28,8 +28,8 @@ class TokenSequence:
     """Tokens whose log-probs are computed at these positions, where they are not those in ``ids``. Positions
     then repeat, one entry for each target, in ascending order."""
     experts: ExpertArray | None = None
-    """[tokens, layers, choices] Experts that the engine chose for every token but the last, or for none; single
-    tokens may lack them (`missing_expert`)."""
+    """[tokens, layers, choices] Experts that the engine chose for every token but the last, or for none;
+    single tokens may lack them (`missing_expert`)."""
 
     @property
     def inputs(self) -> IntArray:
@@ -111,7 +111,7 @@ def token_episode(episode: Episode) -> TokenEpisode:
 
 
 def _experts(count: int, recorded: Sequence[tuple[int, RoutedExperts]]) -> ExpertArray | None:
-    """Join the experts of turns, each with the position where they end; where turns overlap, the first counts."""
+    """Join the experts of turns, each with its end; where they overlap, the first counts."""
     if not recorded:
         return None
     parts = [(end, experts.to_array()) for end, experts in recorded]

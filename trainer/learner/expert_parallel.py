@@ -42,6 +42,11 @@ def split_experts(model: nn.Module, name: str, mesh: DeviceMesh) -> list[nn.Modu
         UsageError: The model has no experts, or they cannot be distributed over so many ranks.
     """
     layers = find_experts(model)
+    if any(path.endswith("experts.base_layer") for path, _ in model.named_modules()):
+        raise UsageError(
+            f"{name} has LoRA matrices on its experts, which cannot be distributed: set "
+            "learner.parallel.expert to 1, or learner.lora.targets to other layers."
+        )
     if not layers:
         raise UsageError(f"{name} has no experts that can be distributed: set learner.parallel.expert to 1.")
     for experts in layers:
@@ -61,8 +66,8 @@ def _split_layer(experts: Any, name: str, mesh: DeviceMesh) -> None:
     parameters = dict(experts.named_parameters())
     if parameters.keys() != set(names) or any(p.shape[0] != count for p in parameters.values()):
         raise UsageError(
-            f"{name} has experts with other parameters ({', '.join(sorted(parameters))}) than {', '.join(names)}"
-            ", as with LoRA matrices: set learner.parallel.expert to 1."
+            f"{name} has experts with other parameters ({', '.join(sorted(parameters))}) than "
+            f"{', '.join(names)}, which cannot be distributed: set learner.parallel.expert to 1."
         )
     for attribute, whole in parameters.items():
         part = distribute_tensor(whole.detach(), mesh, [Shard(0)], src_data_rank=None)
@@ -93,7 +98,7 @@ class _Experts:
         sent = sizes.view(self._ranks, self._experts).sum(1).tolist()
         received = by_source.sum(1).tolist()
         tokens = exchange(hidden_states[order // choices], sent, received, self._group)
-        # They come rank by rank, each in the order of its experts; experts compute those of all ranks at once.
+        # They come rank by rank, each in the order of its experts, which compute those of all ranks at once.
         numbers = torch.arange(self._experts, device=sizes.device).repeat(self._ranks)
         together = torch.argsort(torch.repeat_interleave(numbers, received_sizes), stable=True)
         computed = self._compute(tokens[together], by_source.sum(0).tolist())

@@ -231,8 +231,8 @@ class Learner:
             raise UsageError("There is nothing to learn from: the batch has no action tokens.")
         if self.config.router_replay == "on" and all(row.experts is None for row in batch.sequences):
             raise UsageError(
-                "learner.router_replay=on, but the engine reports no experts: use engine.kind=embedded, or set "
-                "learner.router_replay=auto."
+                "learner.router_replay=on, but the engine reports no experts: use engine.kind=embedded, or "
+                "set learner.router_replay=auto."
             )
         self.reload()
         value_only = self.modules.value_only

@@ -46,7 +46,6 @@ class RouterReplay:
 
     def __deepcopy__(self, memo: Any) -> None:
         """Leave copies of the model, such as an engine's, to their own routers."""
-        return None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -58,7 +57,11 @@ class RouterReplay:
             self._paused = False
 
     def set_experts(
-        self, experts: Sequence[ExpertArray | None], spots: Sequence[IntArray], size: int, device: torch.device
+        self,
+        experts: Sequence[ExpertArray | None],
+        spots: Sequence[IntArray],
+        size: int,
+        device: torch.device,
     ) -> None:
         """Prepare the next forward pass.
 
@@ -80,11 +83,11 @@ class RouterReplay:
         for router, largest in zip(self._routers, most, strict=True):
             if largest >= router.experts:
                 raise UsageError(
-                    f"The engine reports expert {largest} in {router.name}, which has {router.experts}: engine "
-                    "and learner run different models."
+                    f"The engine reports expert {largest} in {router.name}, which has {router.experts}: "
+                    "engine and learner run different models."
                 )
         recorded = int((given[:, 0, 0] != MISSING).sum())
-        self.counts[:2] += size, recorded
+        self.counts[:2] += len(np.unique(np.concatenate(spots))), recorded
         self._experts = torch.from_numpy(given).to(device)
 
     def set_wanted(self, wanted: Tensor | None) -> None:
@@ -116,7 +119,7 @@ class RouterReplay:
                     f"The engine reports experts of {part.shape[1]} layers, but the learner's model has "
                     f"{len(self._routers)} routers: engine and learner run different models."
                 )
-            known = known[:, layers]
+            known = known[:, np.array(layers)]
         if part.shape[2] != choices:
             raise UsageError(
                 f"The engine reports {part.shape[2]} experts for each token, but the learner's model uses "
@@ -150,7 +153,7 @@ class RouterReplay:
             self.counts[2:] += int(recorded.sum()) * k, int(differs.sum())
         shape = (*scores.shape[:-1], k)
         values = flat.gather(-1, chosen)
-        return torch.return_types.topk((values.view(shape), chosen.view(shape)))  # type: ignore[attr-defined]
+        return torch.return_types.topk((values.view(shape), chosen.view(shape)))
 
 
 def make_router_replay(model: Any, body: Any, setting: RouterReplaySetting) -> RouterReplay | None:

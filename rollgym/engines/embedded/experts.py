@@ -34,7 +34,7 @@ def pad_experts(model: nn.Module, rows: int) -> bool:
 
 
 def _can_pad(module: Any) -> bool:
-    """Return whether transformers lets the implementation of these experts be chosen, and it is known here."""
+    """Return whether the implementation of these experts can be chosen, and this one computes them."""
     known = hasattr(module, "_is_expert_parallel") and hasattr(module, "down_proj")
     return known and not module.has_post_expert_norm
 

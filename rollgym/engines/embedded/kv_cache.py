@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ class KVBlock:
         """Return the experts as plain values."""
         if self.experts is None:
             return None
-        stored = self.experts.cpu().numpy()
+        stored: Any = self.experts.cpu().numpy()
         return RoutedExperts.from_array(stored.view(np.uint8 if stored.itemsize == 1 else np.uint16))
 
     def clone(self) -> KVBlock:

@@ -20,7 +20,16 @@ from torch.overrides import TorchFunctionMode
 
 from rollgym.core.routed_experts import expert_dtype
 
-__all__ = ["ExpertRecorder", "Router", "RoutingShape", "TopKCalls", "find_routers", "routing_shape", "store_dtype", "watch_topk"]
+__all__ = [
+    "ExpertRecorder",
+    "Router",
+    "RoutingShape",
+    "TopKCalls",
+    "find_routers",
+    "routing_shape",
+    "store_dtype",
+    "watch_topk",
+]
 
 Choose = Callable[[int, Callable[[], Any], Tensor, int], Any]
 """Takes the number of a call of topk, the call itself, the scores and k; returns what topk is to return."""
@@ -50,7 +59,7 @@ class RoutingShape:
 
 
 def store_dtype(num_experts: int) -> torch.dtype:
-    """Return the dtype of stored ids of experts: torch has few operations on uint16, but the bits are those."""
+    """Return the dtype of stored ids of experts; int16 has the bits of uint16 and more operations."""
     return torch.uint8 if expert_dtype(num_experts).itemsize == 1 else torch.int16
 
 
@@ -104,10 +113,10 @@ class _Watch:
 
     def _enter(self) -> None:
         self._modes.append(TopKCalls(self._choose))
-        self._modes[-1].__enter__()
+        self._modes[-1].__enter__()  # type: ignore[no-untyped-call]
 
     def _leave(self) -> None:
-        self._modes.pop().__exit__(None, None, None)
+        self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 class _Hook:
@@ -136,9 +145,7 @@ def find_routers(model: Any) -> list[Router]:
             states alone are found.
     """
     seen: dict[str, Router] = {}
-    modules = {
-        name: module for name, module in model.named_modules() if name.rpartition(".")[2] in _NAMES
-    }
+    modules = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in _NAMES}
     scopes: list[str] = []
     handles = []
 

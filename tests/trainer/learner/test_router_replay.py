@@ -35,7 +35,9 @@ from rollgym.trainer.data.packing import pack  # noqa: E402
 from rollgym.trainer.data.sequences import token_episode  # noqa: E402
 from rollgym.trainer.learner.config import LoraSettings  # noqa: E402
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("mixtral", "gpt_oss", "jetmoe", "longcat_flash")]
+SLOW = [
+    pytest.param(kind, marks=pytest.mark.slow) for kind in ("mixtral", "gpt_oss", "jetmoe", "longcat_flash")
+]
 """Softmax after the choice, two routers in a layer, and 260 experts."""
 
 
@@ -122,7 +124,8 @@ def test_the_engine_reports_the_experts_of_a_plain_forward(family: str) -> None:
     model = make_family(family)
     for episode in sampled(model, count=4, deterministic=False):
         (row,) = token_episode(episode).sequences
-        assert row.experts is not None and len(row.experts) == len(row.ids) - 1
+        assert row.experts is not None
+        assert len(row.experts) == len(row.ids) - 1
         assert np.array_equal(row.experts, own_choice(model, row.ids[:-1]))
 
 
@@ -140,7 +143,9 @@ def test_experts_stay_with_their_keys_and_values() -> None:
         return first, second, stats
 
     first, second, stats = asyncio.run(run())
-    assert stats.evicted_tokens and stats.preempted and stats.prefix_hit_tokens
+    assert stats.evicted_tokens > 0
+    assert stats.preempted > 0
+    assert stats.prefix_hit_tokens > 0
     for episode in (*first, *second):
         (row,) = token_episode(episode).sequences
         assert np.array_equal(row.experts, own_choice(model, row.ids[:-1]))
@@ -248,7 +253,9 @@ def test_tokens_without_recorded_experts_are_routed_by_the_learner() -> None:
     cut = []
     for row, experts in zip(plain.sequences, known, strict=True):
         first = row.action_positions[0]
-        cut.append(np.concatenate([experts[:first], np.full_like(experts[first:], missing_expert(experts.dtype))]))
+        cut.append(
+            np.concatenate([experts[:first], np.full_like(experts[first:], missing_expert(experts.dtype))])
+        )
     learner = make_learner(model, layout="padded")
     own = make_learner(model, layout="padded", router_replay="off").logprobs(plain)
     whole = learner.logprobs(with_choice(plain, known))
@@ -280,7 +287,8 @@ def test_the_gap_of_a_bfloat16_engine_is_smaller_with_replay() -> None:
         gaps[replay] = metrics["train_rollout_logprob_diff"]
         assert ("router_replay_frac" in metrics) == (replay == "on")
         if replay == "on":
-            assert metrics["router_replay_frac"] == 1.0 and 0 < metrics["router_mismatch_frac"] < 0.1
+            assert metrics["router_replay_frac"] == 1.0
+            assert 0 < metrics["router_mismatch_frac"] < 0.1
     assert gaps["on"] < 0.6 * gaps["off"]
 
 
