@@ -95,6 +95,7 @@ def teacher_learners(
         device=config.learner.device,
         dtype=config.learner.dtype,
         threads=config.learner.threads,
+        router_replay="off",  # the recorded experts are the policy's
     )
     options = LearnerOptions(temperature=config.learner_temperature)
     loss = LossConfig("reinforce", tis_cap=None)

@@ -391,6 +391,7 @@ def engine_options(config: TrainConfig) -> dict[str, Any]:
         "cache_tokens": settings.cache_tokens,
         "threads": settings.threads,
         "dtype": settings.dtype,
+        "return_routed_experts": config.learner.router_replay != "off",
     }
 
 

@@ -193,6 +193,7 @@ class PolicyPlayer(Player):
         """
         self._info = info
         prompt_ids, new_row = self._observe(observation)
+        prompt = len(self.prompts.conversation.prompt_ids)
         generation = await self._generate()
         reply = self.prompts.reply(generation.token_ids)
         message = self.prompts.conversation.last_message
@@ -209,10 +210,8 @@ class PolicyPlayer(Player):
             policy_version=generation.version,
             version_spans=generation.version_spans,
             finish_reason=generation.finish_reason,
-            usage=Usage(
-                prompt_tokens=len(self.prompts.conversation.prompt_ids) - len(generation.token_ids),
-                completion_tokens=len(generation.token_ids),
-            ),
+            usage=Usage(prompt_tokens=prompt, completion_tokens=len(generation.token_ids)),
+            routed_experts=generation.experts_of_turn(prompt, len(prompt_ids)),
         )
 
     async def leave(self) -> None:

@@ -23,6 +23,7 @@ from rollgym.core.errors import AgentError, RollgymError, UnknownName, UsageErro
 from rollgym.core.local_objects import get_local, importable_name, is_local, register_local
 from rollgym.core.messages import Message, ToolCall, ToolSpec
 from rollgym.core.registry import call_plugins_once, load_object
+from rollgym.core.routed_experts import RoutedExperts
 from rollgym.core.tools import write_calls
 from rollgym.core.types import EpisodeSpec, Usage
 
@@ -48,6 +49,8 @@ class AgentAction:
     new_row: bool = False
     policy_version: int | None = None
     version_spans: tuple[tuple[int, int], ...] = ()
+    routed_experts: RoutedExperts | None = None
+    """As in `Turn.routed_experts`."""
     finish_reason: str | None = None
     usage: Usage | None = None
 

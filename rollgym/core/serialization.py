@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,16 @@ def _plain_items(items: Iterable[tuple[Any, Any]], lenient: bool) -> dict[Any, A
     return result
 
 
-def encode_episode(episode: Episode) -> bytes:
-    """Encode an episode as one line of JSON (without the newline)."""
+def encode_episode(episode: Episode, *, routed_experts: bool = False) -> bytes:
+    """Encode an episode as one line of JSON (without the newline).
+
+    Args:
+        episode: A finished episode.
+        routed_experts: Include `Turn.routed_experts`, which takes more space than everything else.
+    """
+    if not routed_experts and any(turn.routed_experts for turn in episode.turns):
+        turns = tuple(replace(turn, routed_experts=msgspec.UNSET) for turn in episode.turns)
+        episode = replace(episode, turns=turns)
     head = {"schema": SCHEMA_VERSION, "return": episode.total_reward, "length": episode.length}
     try:
         body = msgspec.json.encode(episode)

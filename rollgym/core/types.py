@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from rollgym.core.messages import ToolSpec
+from rollgym.core.routed_experts import RoutedExperts
 
 SCHEMA_VERSION = 2
 """Version of the episode line; readers refuse a newer one. Version 2 added tools and messages."""
@@ -211,6 +214,9 @@ class Turn:
     """The role that acted; empty in an episode of one agent."""
     rewards: dict[str, float] = field(default_factory=dict)
     """The reward of each role that followed. ``reward`` is that of `EpisodeSpec.role`."""
+    routed_experts: RoutedExperts | UnsetType = UNSET
+    """Experts that the engine chose for the tokens up to the last but one of ``action_ids``, from the first
+    that no earlier turn covers, if the engine reports them. Files of episodes leave them out."""
 
     def __post_init__(self) -> None:
         _require(math.isfinite(self.reward), f"a reward must be finite, not {self.reward}")

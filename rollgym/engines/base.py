@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rollgym.core.errors import AgentError, UsageError
+from rollgym.core.routed_experts import RoutedExperts
 
 __all__ = [
     "MEMORY_TAGS",
@@ -100,6 +101,9 @@ class Generation:
     """(weight version, number of tokens) in order: several if the weights changed during the reply."""
     queue_seconds: float = 0.0
     generate_seconds: float = 0.0
+    routed_experts: RoutedExperts | None = None
+    """Experts chosen for every token of prompt and reply but the last, which no pass has read yet; ``None``
+    where an engine does not report them. If weights changed during the reply: those of the newest weights."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -111,6 +115,18 @@ class Generation:
     def version(self) -> int | None:
         """The oldest weight version that generated any of the tokens."""
         return min((version for version, _ in self.version_spans), default=None)
+
+    def experts_of_turn(self, prompt: int, added: int) -> RoutedExperts | None:
+        """Return the experts of the tokens that earlier turns of the same row do not cover.
+
+        Args:
+            prompt: Number of prompt ids of the request.
+            added: Number of them that this turn added to its row.
+        """
+        experts, end = self.routed_experts, prompt + len(self.token_ids) - 1
+        if experts is None or experts.num_tokens < end:
+            return None
+        return experts.part(max(prompt - added - 1, 0), end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

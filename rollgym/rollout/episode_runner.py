@@ -16,6 +16,8 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
+from msgspec import UNSET
+
 from rollgym.core.agent import Agent, AgentAction, Briefing, Player, as_player
 from rollgym.core.errors import (
     AgentError,
@@ -465,4 +467,5 @@ def _make_turn(observation: str, action: AgentAction, step: Step, seconds: Secon
         finish_reason=action.finish_reason,
         seconds=seconds,
         usage=action.usage,
+        routed_experts=action.routed_experts or UNSET,
     )

@@ -78,6 +78,7 @@ def _joined(pieces: Sequence[Generation]) -> Generation:
         logprobs=tuple(value for piece in pieces for value in piece.logprobs),
         finish_reason=pieces[-1].finish_reason,
         version_spans=tuple(spans),
+        routed_experts=pieces[-1].routed_experts,
         queue_seconds=sum(piece.queue_seconds for piece in pieces),
         generate_seconds=sum(piece.generate_seconds for piece in pieces),
     )
@@ -97,8 +98,12 @@ def _cut(generation: Generation, count: int) -> Generation:
         if left > 0:
             spans.append((version, min(length, left)))
             left -= length
+    experts = generation.routed_experts
+    if experts is not None:
+        experts = experts.part(0, max(experts.num_tokens - len(generation.token_ids) + count, 0))
     return dataclasses.replace(
         generation,
+        routed_experts=experts,
         token_ids=generation.token_ids[:count],
         logprobs=generation.logprobs[:count],
         finish_reason="stop",

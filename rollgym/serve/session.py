@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from msgspec import UNSET
+
 from rollgym.chat import BranchingConversation, ChatTemplate
 from rollgym.core.errors import AgentError
 from rollgym.core.messages import Message, ToolSpec
@@ -336,6 +338,10 @@ class Session:
             finish_reason=generation.finish_reason,
             seconds=Seconds(queue=generation.queue_seconds, generate=generation.generate_seconds),
             usage=reply.usage,
+            routed_experts=generation.experts_of_turn(
+                len(prompt.ids), len(prompt.added if continues else prompt.ids)
+            )
+            or UNSET,
         )
 
     def _sampling(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollgym.core.routed_experts import ExpertArray
 from rollgym.trainer.data.sequences import IntArray, TokenSequence
 
 MIN_OVERLAP = 16
@@ -54,10 +55,19 @@ class Packing:
         return np.concatenate([self.paths[index] for index in self.order]) if any(self.shared) else None
 
 
-def pack(inputs: Sequence[IntArray]) -> Packing:
-    """Pack sequences end to end; if it saves enough, shared prefixes only once."""
+def pack(inputs: Sequence[IntArray], experts: Sequence[ExpertArray | None] | None = None) -> Packing:
+    """Pack sequences end to end; if it saves enough, shared prefixes only once.
+
+    Args:
+        inputs: The tokens of each sequence.
+        experts: Experts of these tokens: tokens with other experts are not shared.
+    """
     order = sorted(range(len(inputs)), key=lambda index: inputs[index].tobytes())
     shared = _overlaps([inputs[index] for index in order])
+    if experts is not None:
+        for at in range(1, len(order)):
+            before, here = experts[order[at - 1]], experts[order[at]]
+            shared[at] = _same_experts(before, here, shared[at])
     if sum(shared) < MIN_SAVED * sum(map(len, inputs)):
         order, shared = list(range(len(inputs))), [0] * len(inputs)
     paths: list[IntArray] = [np.zeros(0, dtype=np.int64)] * len(inputs)
@@ -116,6 +126,14 @@ def whole_episodes(
         lengths = [len(sequences[index].inputs) for index in own]
         result.append((own, max(lengths) * len(own) if padded else sum(lengths)))
     return result
+
+
+def _same_experts(before: ExpertArray | None, here: ExpertArray | None, count: int) -> int:
+    """Return how many of the first ``count`` tokens have the same experts in both."""
+    if before is None or here is None:
+        return count if before is here else 0
+    differ = (before[:count] != here[:count]).any((1, 2))
+    return int(differ.argmax()) if differ.any() else count
 
 
 def _overlaps(inputs: Sequence[IntArray]) -> list[int]:

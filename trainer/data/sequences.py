@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollgym.core.errors import UsageError
+from rollgym.core.routed_experts import ExpertArray, RoutedExperts, missing_expert
 from rollgym.core.types import Episode
 
 IntArray = NDArray[np.int64]
@@ -26,6 +27,9 @@ class TokenSequence:
     targets: IntArray | None = None
     """Tokens whose log-probs are computed at these positions, where they are not those in ``ids``. Positions
     then repeat, one entry for each target, in ascending order."""
+    experts: ExpertArray | None = None
+    """[tokens, layers, choices] Experts that the engine chose for every token but the last, or for none;
+    single tokens may lack them (`missing_expert`)."""
 
     @property
     def inputs(self) -> IntArray:
@@ -40,7 +44,8 @@ class TokenSequence:
     @property
     def key(self) -> tuple[bytes, bytes]:
         """Equal for sequences with the same forward pass, whatever their last token is."""
-        return self.inputs.tobytes(), self.action_positions.tobytes()
+        experts = b"" if self.experts is None else self.experts[: len(self.inputs)].tobytes()
+        return self.inputs.tobytes(), self.action_positions.tobytes() + experts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +77,7 @@ def token_episode(episode: Episode) -> TokenEpisode:
     ids: list[list[int]] = []
     positions: list[list[int]] = []
     behavior: list[float] = []
+    experts: list[list[tuple[int, RoutedExperts]]] = []
     for number, turn in enumerate(episode.turns):
         if len(turn.logprobs) != len(turn.action_ids) or not (turn.prompt_ids or (ids and not turn.new_row)):
             raise UsageError(
@@ -81,24 +87,41 @@ def token_episode(episode: Episode) -> TokenEpisode:
         if turn.new_row or not ids:
             ids.append([])
             positions.append([])
+            experts.append([])
         ids[-1].extend(turn.prompt_ids)
         positions[-1].extend(range(len(ids[-1]), len(ids[-1]) + len(turn.action_ids)))
         ids[-1].extend(turn.action_ids)
         behavior.extend(turn.logprobs)
+        if turn.routed_experts:
+            experts[-1].append((len(ids[-1]) - 1, turn.routed_experts))
     final_ids = None
     if episode.outcome.cut_short and ids:
         final_ids = _ints([*([] if episode.final_row else ids[-1]), *episode.final_ids])
     return TokenEpisode(
         name=name,
         sequences=tuple(
-            TokenSequence(_ints(tokens), _ints(actions))
-            for tokens, actions in zip(ids, positions, strict=True)
+            TokenSequence(_ints(tokens), _ints(actions), experts=_experts(len(tokens) - 1, recorded))
+            for tokens, actions, recorded in zip(ids, positions, experts, strict=True)
             if actions
         ),
         behavior=np.array(behavior, dtype=np.float64),
         tokens_per_turn=_ints([len(turn.action_ids) for turn in episode.turns]),
         final_ids=final_ids,
     )
+
+
+def _experts(count: int, recorded: Sequence[tuple[int, RoutedExperts]]) -> ExpertArray | None:
+    """Join the experts of turns, each with its end; where they overlap, the first counts."""
+    if not recorded:
+        return None
+    parts = [(end, experts.to_array()) for end, experts in recorded]
+    if len({(part.shape[1:], part.dtype) for _, part in parts}) > 1:
+        raise UsageError("The turns of an episode report experts of different models.")
+    first = parts[0][1]
+    joined: ExpertArray = np.full((count, *first.shape[1:]), missing_expert(first.dtype), dtype=first.dtype)
+    for end, part in reversed(parts):
+        joined[max(end - len(part), 0) : end] = part[max(len(part) - end, 0) :]
+    return joined
 
 
 def _ints(values: Sequence[int]) -> IntArray:

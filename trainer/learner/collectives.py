@@ -33,6 +33,40 @@ def split_last(tensor: Tensor, group: Any, ranks: int, rank: int) -> Tensor:
     return result
 
 
+def exchange(tensor: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+    """Send so many rows to each rank, in order, and return the rows received from each, in order."""
+    result: Tensor = cast(Any, _Exchange).apply(tensor, sent, received, group)
+    return result
+
+
+def scale_gradient(tensor: Tensor, factor: float) -> Tensor:
+    """Return a tensor whose gradient is multiplied by a factor."""
+    result: Tensor = cast(Any, _ScaleGradient).apply(tensor, factor)
+    return result
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _all_to_all(tensor, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * ctx.factor, None
+
+
 class _SumGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
@@ -80,6 +114,12 @@ def _all_reduce(tensor: Tensor, group: Any) -> Tensor:
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
+
+
+def _all_to_all(tensor: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+    result = tensor.new_empty(sum(received), *tensor.shape[1:])
+    dist.all_to_all_single(result, tensor.detach().contiguous(), received, sent, group=group)
+    return result
 
 
 def _all_gather(tensor: Tensor, group: Any, ranks: int) -> Tensor:

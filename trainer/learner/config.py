@@ -131,6 +131,9 @@ class LearnerConfig:
     """Dimensions of the device mesh of strategy=mesh."""
     threads: int | None = None
     """CPU threads; ``None``: torch's default."""
+    router_replay: Literal["auto", "on", "off"] = "auto"
+    """Compute mixture-of-experts models with the experts that the engine chose for each token. ``auto``:
+    where model and engine support it; ``on``: an error where they do not."""
 
     def __post_init__(self) -> None:
         rules = {

@@ -30,6 +30,7 @@ from rollgym.trainer.learner import chunked_logprobs as chunked
 from rollgym.trainer.learner.context_parallel import ContextGroup
 from rollgym.trainer.learner.long_rows import exceeds, plan_pieces, states_in_pieces
 from rollgym.trainer.learner.packed_attention import PACKED, attend, in_slice, paths_of, spare_last_layer
+from rollgym.trainer.learner.router_replay import router_replay_of
 from rollgym.trainer.learner.vocabulary_parallel import local_part, split_logprobs, vocabulary_part
 
 Layout = Literal["padded", "packed"]
@@ -70,7 +71,7 @@ def _in_pieces(
     body: Any, rows: Sequence[TokenSequence], layout: Layout, device: torch.device, max_tokens: int | None
 ) -> Tensor | None:
     """Return the states of rows that are so long that they are computed in pieces, else None."""
-    if max_tokens is None or layout != "packed":
+    if max_tokens is None or layout != "packed" or router_replay_of(body) is not None:
         return None
     inputs = [row.inputs for row in rows]
     if sum(map(len, inputs)) <= max_tokens:
@@ -100,12 +101,19 @@ def _model_inputs(
     inputs = [row.inputs for row in rows]
     longest = max(map(len, inputs))
     check_length(body.config, longest)
+    replay = router_replay_of(body)
+    experts = [None if row.experts is None else row.experts[: len(row.inputs)] for row in rows]
     own: IntArray | None = None
     if layout == "packed":
-        packing = pack(inputs)
+        packing = pack(inputs, None if replay is None else experts)
         spots = _spots(rows, packing)
         ids, positions, paths = packing.ids, packing.positions, paths_of(packing, spots, device)
         if context is not None:
+            if replay is not None:
+                raise UsageError(
+                    "Router replay cannot be combined with learner.parallel.context: set "
+                    "learner.router_replay=off or learner.parallel.context=1."
+                )
             part = context.slice_of(len(ids))
             own = part.holds(spots)
             ids, positions, spots = part.take(ids), part.take(positions), spots[own] - part.start
@@ -115,6 +123,9 @@ def _model_inputs(
             "position_ids": torch.from_numpy(positions)[None].to(device),
             "cu_seq_lens_q": paths,
         }
+        if replay is not None:
+            replay.set_experts(experts, packing.paths, len(packing.ids), device)
+            replay.set_wanted(given["cu_seq_lens_q"].wanted)
     else:
         if context is not None:
             raise UsageError("Context parallelism needs packed rows, not padded ones.")
@@ -125,6 +136,9 @@ def _model_inputs(
             [row.action_positions - 1 + number * longest for number, row in enumerate(rows)]
         )
         given = {"input_ids": torch.from_numpy(padded).to(device)}
+        if replay is not None:
+            places = [np.arange(len(row)) + number * longest for number, row in enumerate(inputs)]
+            replay.set_experts(experts, places, padded.size, device)
     return given, torch.from_numpy(spots).to(device), own
 
 
@@ -321,7 +335,7 @@ def distinct(rows: Sequence[TokenSequence]) -> tuple[list[TokenSequence], IntArr
         again = None
         if row.targets is not None:  # several targets of one position need its state once
             positions, again = np.unique(row.action_positions, return_inverse=True)
-            row = TokenSequence(row.ids, positions)
+            row = TokenSequence(row.ids, positions, experts=row.experts)
         key = row.key
         if key not in indices:
             indices[key] = len(once)

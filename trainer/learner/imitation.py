@@ -27,6 +27,7 @@ def imitation_config(config: LearnerConfig, rate: float) -> LearnerConfig:
         min_lr_ratio=0.1,
         epochs=1,
         mini_batches=1,
+        router_replay="auto",  # demonstrations have no recorded experts
     )
 
 

@@ -191,7 +191,7 @@ class Learner:
             if self._reference is not None:
                 return self._pass(batch, self._reference_logprobs)
             if self.config.lora is not None:
-                with self.model.disable_adapter():
+                with self.model.disable_adapter(), self.modules.own_routing():
                     return self._pass(batch, self._logprobs)
             raise UsageError("No reference policy: it is kept if loss.kl_coef is above 0.")
 
@@ -234,6 +234,11 @@ class Learner:
     def _update(self, batch: Batch) -> Metrics:
         if not batch.num_tokens:
             raise UsageError("There is nothing to learn from: the batch has no action tokens.")
+        if self.config.router_replay == "on" and all(row.experts is None for row in batch.sequences):
+            raise UsageError(
+                "learner.router_replay=on, but the engine reports no experts: use engine.kind=embedded, or "
+                "set learner.router_replay=auto."
+            )
         self.reload()
         value_only = self.modules.value_only
         batch, entropy = (batch, {}) if value_only else self._with_old_logprobs(batch)
@@ -257,6 +262,7 @@ class Learner:
         for name in (name for name, metric in merged.items() if metric.kind == "sum"):
             metrics[name] /= len(norms)
         metrics |= {} if value_only else engine_gap(batch, first) | entropy
+        metrics |= self._routing_metrics()
         metrics["grad_norm"] = float(np.mean(norms))
         metrics["learning_rate"] = self.strategy.param_groups[0]["lr"]
         if self._device.type == "cpu" and self.modules.parameters >= SMALLEST:
@@ -555,6 +561,11 @@ class Learner:
             logprobs, entropy = self.strategy.forward(rows, "scores")
             values = self.strategy.forward_critic(rows)
         return micro_batch_loss(batch, part, weights, logprobs, entropy, values, self.loss, self.config)
+
+    def _routing_metrics(self) -> Metrics:
+        """Return how many tokens had recorded experts, and how many choices differed from the learner's."""
+        replay = self.modules.router_replay
+        return {} if replay is None else replay.metrics(self._sum(replay.take_counts()))
 
     def _check_gap(self, metrics: Metrics) -> None:
         """Raise `RunError` where engine and learner do not compute the same model."""

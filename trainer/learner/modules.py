@@ -30,6 +30,7 @@ from rollgym.trainer.learner.layout import LayoutChoice, choose_layout, force_la
 from rollgym.trainer.learner.lean_modules import WeightCasts, make_lean, shrink_frozen
 from rollgym.trainer.learner.lora import add_lora
 from rollgym.trainer.learner.process_group import ProcessGroup
+from rollgym.trainer.learner.router_replay import RouterReplay, make_router_replay
 from rollgym.trainer.learner.sharded_loading import (
     ModelSource,
     Owners,
@@ -274,6 +275,13 @@ class TrainedModules:
         else:
             critic = None if self.separate_critic else self.critic
             self.policy = self._policy_module(self.model, critic, self.weight_casts)
+        self.router_replay: RouterReplay | None = None
+        """Of a policy with experts, unless it is turned off."""
+        if not self.value_only:
+            setting = config.router_replay
+            if setting == "auto" and config.parallel.context > 1:
+                setting = "off"  # the recorded experts are those of whole rows
+            self.router_replay = make_router_replay(self.plain_model, self.body, setting)
 
     @property
     def plain_model(self) -> Any:
@@ -353,6 +361,10 @@ class TrainedModules:
         if self.critic is not None:
             groups.append({"params": list(self.critic.parameters()), "base": critic_rate})
         return [{**group, "lr": group["base"]} for group in groups]
+
+    def own_routing(self) -> AbstractContextManager[None]:
+        """Return a context in which routers choose experts themselves."""
+        return nullcontext() if self.router_replay is None else self.router_replay.paused()
 
     def keep_casts(self) -> AbstractContextManager[None]:
         """Return a context in which weights do not change, so that each is cast once."""

@@ -183,7 +183,7 @@ def soften(example: Example, tokens: IntArray, ids: IntArray, weights: FloatArra
         last = first + len(sequence.action_positions)
         part = slice(*np.searchsorted(tokens, [first, last]))
         positions = sequence.action_positions[tokens[part] - first]
-        sequences.append(TokenSequence(sequence.ids, positions, ids[part].astype(np.int64)))
+        sequences.append(TokenSequence(sequence.ids, positions, ids[part].astype(np.int64), sequence.experts))
         first = last
     counts = np.bincount(tokens, minlength=first)
     turns = np.split(counts, np.cumsum(episode.tokens_per_turn)[:-1])

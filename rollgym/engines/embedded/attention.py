@@ -129,6 +129,8 @@ class ForwardBatch:
     """The layers of the KV cache, ``[slot, position, key or value, head]``."""
     groups: Sequence[AttentionGroup]
     rule: ReductionRule
+    experts: Tensor | None
+    """Where chosen experts are recorded, ``[slot, position, layer, choice]``."""
     prefix_groups: Sequence[AttentionGroup] = ()
     """With `ReductionRule.split`: attention to the keys before the split; ``groups`` attend to the others."""
 
@@ -153,7 +155,7 @@ def make_forward_batch(spans: Sequence[Span], kv_cache: KVCache, rule: Reduction
         layout = _Layout(spans, parts, positions[:count], slots, kv_cache, rule)
         index = rows[2, :count], rows[1, :count]
         views, own, prefixes = kv_cache.by_position(), layout.own_groups(), layout.prefix_groups()
-        return ForwardBatch(rows[0], rows[1], count, index, views, own, rule, prefixes)
+        return ForwardBatch(rows[0], rows[1], count, index, views, own, rule, kv_cache.experts, prefixes)
     last = len(spans)
     if last == count and slots[0] + total <= kv_cache.slots:
         last = total  # padding rows attend to the slots that follow, which saves slicing
@@ -161,7 +163,8 @@ def make_forward_batch(spans: Sequence[Span], kv_cache: KVCache, rule: Reduction
     for a, b, slot in parts:
         groups.append(_group(kv_cache, rows[1, a:b], rule.length(positions[b - 1] + 1), a, slot, shared=True))
     cache_index = rows[2, :count], rows[1, :count]
-    return ForwardBatch(rows[0], rows[1], count, cache_index, kv_cache.by_position(), groups, rule)
+    views = kv_cache.by_position()
+    return ForwardBatch(rows[0], rows[1], count, cache_index, views, groups, rule, kv_cache.experts)
 
 
 def _group(

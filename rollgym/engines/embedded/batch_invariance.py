@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rollgym.engines.embedded.attention import ReductionRule, Span, attend, make_forward_batch
+from rollgym.engines.embedded.experts import pad_experts
 from rollgym.engines.embedded.kv_cache import KVCache, KVShape
 from rollgym.engines.embedded.model import Model
 
@@ -42,6 +43,7 @@ def make_batch_invariant(model: Model, most_rows: int) -> None:
         make_batch_invariant(model, most_rows)
         return
     model.rule = rule or ReductionRule(rows=1, queries=1, split=model.rule.split)
+    pad_experts(model.module, model.rule.rows)
     model.batch_invariant, model.one_token_at_a_time = True, rule is None
     if rule is None:
         log.warning(
@@ -57,6 +59,7 @@ def _find_rule(model: Model, most_rows: int) -> ReductionRule | None:
         return None
     for rows in (1, *_ROWS) if model.packed else _ROWS:
         model.rule = ReductionRule(gap, rows, split=split)
+        pad_experts(model.module, rows)
         if _model_holds(model, most_rows):
             return model.rule
     return None

@@ -69,6 +69,8 @@ class EmbeddedEngine(Engine):
         threads: CPU threads of the model. Default: 1 for a small model, else the setting of torch.
         deterministic: Batch-invariant generation. Default: True on CPU, False on CUDA.
         context_length: Maximum context, if less than the model supports.
+        return_routed_experts: Record the experts that the routers of a mixture-of-experts model choose, and
+            report them in `Generation.routed_experts`. Models without experts report none.
         version: Version of the given weights.
     """
 
@@ -84,6 +86,7 @@ class EmbeddedEngine(Engine):
         threads: int | None = None,
         deterministic: bool | None = None,
         context_length: int | None = None,
+        return_routed_experts: bool = False,
         version: int = 0,
     ) -> None:
         for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk), ("threads", threads)):
@@ -104,6 +107,8 @@ class EmbeddedEngine(Engine):
             chunk = prefill_chunk or _default_chunk(copied)
             if self.deterministic:
                 make_batch_invariant(copied, most_rows=min(chunk, 256))
+            if return_routed_experts:
+                copied.record_experts()
             least = round_up(copied.rule.cache_length(copied.context), LENGTH_STEP)
             limit = _cache_limit(cache_tokens, copied.context, least)
             scheduler = BatchScheduler(copied, max_batch=max_batch, cache_tokens=limit, prefill_chunk=chunk)

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from rollgym.engines.embedded.attention import ForwardBatch, attend, write_kv
 from rollgym.engines.embedded.features import Unsupported, attention_features, local_mask
+from rollgym.engines.embedded.routing import ExpertRecorder
 
 __all__ = ["Heads", "HFDecoder"]
 
@@ -46,6 +47,8 @@ class HFDecoder:
 
     def __init__(self, module: Any) -> None:
         self.module = module
+        self.recorder: ExpertRecorder | None = None
+        """Set if the experts of every token are recorded in the KV cache."""
         module.set_attn_implementation(_NAME)
         self.heads = self._find_heads()
 
@@ -73,6 +76,8 @@ class HFDecoder:
             )
         finally:
             del _current.batch
+        if self.recorder is not None and batch.experts is not None:
+            batch.experts[batch.cache_index] = self.recorder.take()[: batch.count]
         logits = cast(Tensor, out.logits)[:, 0]
         return logits if wanted is None else logits[wanted]
 

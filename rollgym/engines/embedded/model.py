@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from rollgym.engines.embedded.kv_cache import KVCache, KVShape, round_up
 from rollgym.engines.embedded.llama import FusedDecoder, supports_fused
 from rollgym.engines.embedded.offload import WeightStorage
 from rollgym.engines.embedded.precision import SMALLEST, choose_dtype
+from rollgym.engines.embedded.routing import ExpertRecorder, find_routers, routing_shape
 
 __all__ = ["Model", "read_module", "read_tensors"]
 
@@ -80,6 +82,8 @@ class Model:
         self.one_token_at_a_time = False
         """True if no `ReductionRule` makes this model batch invariant on this machine."""
         self.fused = False
+        with boundary(UsageError, f"The embedded engine cannot run {self._name}"):
+            self._routers = find_routers(self.module)
         self._decoder = self._choose_decoder(exact)
         self.weight_storage = WeightStorage(self.module.parameters())
         self._packed: Mapping[int, Any] = {}
@@ -120,6 +124,15 @@ class Model:
         self.weight_storage.release()
         if isinstance(self._decoder, FusedDecoder):
             self._decoder.release_packed()
+
+    def record_experts(self) -> None:
+        """Record the experts that routers choose for every token, beside its keys and values.
+
+        Does nothing for a model without experts.
+        """
+        if self._routers and isinstance(self._decoder, HFDecoder):
+            self._decoder.recorder = ExpertRecorder(self._routers)
+            self.shape = replace(self.shape, routing=routing_shape(self._routers))
 
     def forward(self, spans: Sequence[Span], kv_cache: KVCache, wanted: Sequence[int]) -> Tensor:
         """Compute spans of consecutive slots; returns the logits after the wanted spans."""

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from rollgym.engines.embedded.kv_cache import KVBlock
+
 __all__ = ["Hit", "Node", "PrefixCache", "common_prefix"]
 
 
@@ -34,13 +36,13 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class Node:
-    """A block of keys and values, ``kv[layer, key or value, head, token]``, and the ids it belongs to."""
+    """A block of keys and values and the ids it belongs to."""
 
-    __slots__ = ("children", "ids", "kv", "parent", "running", "sessions", "states", "used")
+    __slots__ = ("block", "children", "ids", "parent", "running", "sessions", "states", "used")
 
-    def __init__(self, ids: list[int], kv: Tensor, parent: Node | None) -> None:
+    def __init__(self, ids: list[int], block: KVBlock, parent: Node | None) -> None:
         self.ids = ids
-        self.kv = kv
+        self.block = block
         self.parent = parent
         """None for the root and for nodes that were removed from the tree."""
         self.children: dict[int, Node] = {}
@@ -69,7 +71,7 @@ class PrefixCache:
     """Keys and values of prefixes, least recently used ones evicted first."""
 
     def __init__(self) -> None:
-        self._root = Node([], torch.empty(0), None)
+        self._root = Node([], KVBlock(torch.empty(0)), None)
         self._sessions: dict[str, Node] = {}
         self._clock = 0
         self.tokens = 0
@@ -138,7 +140,7 @@ class PrefixCache:
         self,
         ids: Sequence[int],
         count: int,
-        read: Callable[[int], Tensor],
+        read: Callable[[int], KVBlock],
         *,
         session: str = "",
         held: Node | None = None,
@@ -164,7 +166,7 @@ class PrefixCache:
         self.tokens += len(new)
         if node is not self._root and not node.children and node.references <= own:
             node.ids.extend(new)
-            node.kv = torch.cat([node.kv, read(at)], 3)
+            node.block = node.block.joined(read(at))
             return node
         child = Node(new, read(at).clone(), node)
         child.used = self._clock
@@ -217,21 +219,21 @@ class PrefixCache:
         """Drop everything."""
         for node in self.nodes():
             node.parent = None
-        self._root = Node([], torch.empty(0), None)
+        self._root = Node([], KVBlock(torch.empty(0)), None)
         self._sessions.clear()
         self.tokens = 0
 
     def _split(self, node: Node, count: int) -> Node:
         """Split a node after some tokens and return the first part; references stay with the second part."""
         assert node.parent is not None
-        first = Node(node.ids[:count], node.kv[:, :, :, :count].clone(), node.parent)
+        first = Node(node.ids[:count], node.block.part(0, count).clone(), node.parent)
         first.used = node.used
         for at, state in node.states.items():
             if at < count:
                 first.states[at] = state
         node.states = {at - count: state for at, state in node.states.items() if at >= count}
         node.parent.children[first.ids[0]] = first
-        node.ids, node.kv, node.parent = node.ids[count:], node.kv[:, :, :, count:].clone(), first
+        node.ids, node.block, node.parent = node.ids[count:], node.block.part(count).clone(), first
         first.children[node.ids[0]] = node
         return first
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from rollgym.core.errors import AgentError, one_line
 from rollgym.engines.base import FinishReason
 from rollgym.engines.embedded.attention import Span
-from rollgym.engines.embedded.kv_cache import KVCache, round_up
+from rollgym.engines.embedded.kv_cache import KVBlock, KVCache, round_up
 from rollgym.engines.embedded.model import Model
 from rollgym.engines.embedded.precision import SMALLEST
 from rollgym.engines.embedded.prefix_cache import Hit, Node, PrefixCache, common_prefix
@@ -279,7 +279,7 @@ class BatchScheduler:
             return False
         seq.cached = 0
         for node, count in hit:  # those evicted just now still have their keys and values
-            self.kv_cache.load(slot, seq.cached, node.kv, count)
+            self.kv_cache.load(slot, seq.cached, node.block, count)
             seq.cached += count
         self.counts.prefix_hits += seq.cached
         attached = [node for node, _ in hit if node.parent is not None]
@@ -355,29 +355,30 @@ class BatchScheduler:
 
     def _remove(self, sequences: Sequence[SequenceState], *, keep: bool = True) -> None:
         """Remove sequences; what they have computed stays in the prefix cache if it fits."""
-        finished: list[tuple[SequenceState, int, Tensor]] = []
+        finished: list[tuple[SequenceState, int, KVBlock]] = []
         for seq in sequences:
             if seq in self.waiting:
                 self.waiting.remove(seq)
                 if keep and seq.keep and (hit := self.prefixes.match(seq.ids, len(seq.ids))):
                     self.prefixes.hold(seq.session, hit[-1][0])
             elif seq in self.running:
+                slot = self.running.index(seq)
+                seq.routed_experts = self.kv_cache.read(slot, 0, seq.cached).routed_experts()
                 if keep and seq.cached:
                     start = seq.cached - self.prefixes.missing(seq.ids, seq.cached)
-                    kv = self.kv_cache.read(self.running.index(seq), start, seq.cached).clone()
-                    finished.append((seq, start, kv))
+                    finished.append((seq, start, self.kv_cache.read(slot, start, seq.cached).clone()))
                 self._vacate(seq)
                 if not keep:
                     self._refer(seq, None)
-        for seq, start, kv in finished:
-            self._keep(seq, start, kv)
+        for seq, start, block in finished:
+            self._keep(seq, start, block)
 
-    def _keep(self, seq: SequenceState, start: int, kv: Tensor) -> None:
+    def _keep(self, seq: SequenceState, start: int, block: KVBlock) -> None:
         """Store the keys and values of a finished sequence, for its session and for others."""
-        if self.tokens + kv.shape[3] > self.cache_tokens:
+        if self.tokens + block.tokens > self.cache_tokens:
             self._shrink()
         if self._make_room(seq, referenced=True) and seq.cached - self._missing(seq) >= start:
-            node = self._insert(seq, lambda at: kv[:, :, :, at - start :])
+            node = self._insert(seq, lambda at: block.part(at - start))
             if seq.keep:
                 self.prefixes.hold(seq.session, node)
         elif seq.keep:
@@ -392,7 +393,7 @@ class BatchScheduler:
             self._refer(seq, self._insert(seq, lambda at: self.kv_cache.read(slot, at, seq.cached)))
             self._trim()
 
-    def _insert(self, seq: SequenceState, read: Callable[[int], Tensor]) -> Node:
+    def _insert(self, seq: SequenceState, read: Callable[[int], KVBlock]) -> Node:
         node = self.prefixes.insert(seq.ids, seq.cached, read, session=seq.session, held=seq.node)
         self.prefixes.add_states(seq.ids, seq.states)
         seq.states.clear()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from rollgym.core.routed_experts import RoutedExperts
 from rollgym.engines.base import FinishReason, GenerateRequest, Generation, OnToken
 from rollgym.engines.embedded.prefix_cache import Node
 from rollgym.engines.embedded.sampling import stream
@@ -48,6 +49,8 @@ class SequenceState:
         self.session = request.session
         self.logprobs: list[float] = []
         self.spans: list[list[int]] = []
+        self.routed_experts: RoutedExperts | None = None
+        """Experts of the ids that were computed, once it has ended and if they are recorded."""
         self.submitted = time.perf_counter()
         self.started: float | None = None
 
@@ -91,5 +94,6 @@ class SequenceState:
                 version_spans=tuple((version, count) for version, count in self.spans),
                 queue_seconds=started - self.submitted,
                 generate_seconds=now - started,
+                routed_experts=self.routed_experts,
             )
         )

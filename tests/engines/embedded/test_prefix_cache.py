@@ -15,6 +15,7 @@ from rollgym.engines.base import EngineStats, Generation, WeightSource
 from rollgym.engines.embedded import model as model_module
 from rollgym.engines.embedded.batch_invariance import make_batch_invariant
 from rollgym.engines.embedded.engine import EmbeddedEngine
+from rollgym.engines.embedded.kv_cache import KVBlock
 from rollgym.engines.embedded.model import Model
 from rollgym.engines.embedded.prefix_cache import Node, PrefixCache, common_prefix
 from rollgym.engines.embedded.scheduler import BatchScheduler
@@ -32,7 +33,7 @@ def block(ids: Sequence[int]) -> torch.Tensor:
 def put(cache: PrefixCache, ids: Sequence[int], session: str = "") -> Node:
     """Store a prefix as a session would."""
     whole = block(ids)
-    node = cache.insert(ids, len(ids), lambda at: whole[:, :, :, at:], session=session)
+    node = cache.insert(ids, len(ids), lambda at: KVBlock(whole[:, :, :, at:]), session=session)
     cache.add_states(ids, {at: torch.tensor([ids[at], at]) for at in range(len(ids)) if (at + len(ids)) % 3})
     if session:
         cache.hold(session, node)
@@ -44,10 +45,10 @@ def check(cache: PrefixCache) -> None:
     paths: dict[int, list[int]] = {}
     for node in cache.nodes():
         assert node.ids
-        assert node.kv.shape[3] == len(node.ids)
+        assert node.block.tokens == len(node.ids)
         before = paths.get(id(node.parent), [])
         paths[id(node)] = [*before, *node.ids]
-        assert torch.equal(node.kv, block(paths[id(node)])[:, :, :, len(before) :])
+        assert torch.equal(node.block.kv, block(paths[id(node)])[:, :, :, len(before) :])
         for at, state in node.states.items():
             assert state.tolist() == [node.ids[at], len(before) + at]
         assert all(child.ids[0] == first and child.parent is node for first, child in node.children.items())
@@ -332,7 +333,7 @@ def check_references(scheduler: BatchScheduler) -> None:
     nodes = list(scheduler.prefixes.nodes())
     assert scheduler.tokens <= scheduler.cache_tokens
     assert scheduler.prefixes.tokens == sum(len(node.ids) for node in nodes)
-    assert all(node.kv.shape[3] == len(node.ids) for node in nodes)
+    assert all(node.block.tokens == len(node.ids) for node in nodes)
     assert all(0 <= at < len(node.ids) for node in nodes for at in node.states)
     for node in nodes:
         assert node.running == sum(seq.node is node for seq in scheduler.running)

@@ -35,7 +35,7 @@ class Fsdp2Strategy(ParallelStrategy):
         """Shard the modules in place, read the shards, and make the optimizer."""
         for module in (modules.policy, modules.separate_critic):
             if module is not None:
-                shard(module, self.cpu_offload, modules.dtype, self.mesh)
+                self._shard(module, modules.dtype)
         with all_or_none(self.group):
             modules.load_weights(self._stored_on)
         for module in (modules.policy, modules.separate_critic):
@@ -44,11 +44,16 @@ class Fsdp2Strategy(ParallelStrategy):
 
     def wrap_frozen(self, module: PolicyModule) -> PolicyModule:
         """Shard the module, and read its shards."""
-        self._frozen = shard(module, self.cpu_offload, self.modules.dtype, self.mesh)
+        self._frozen = self._shard(module, self.modules.dtype)
         with all_or_none(self.group):
             self.modules.load_reference_weights(self._stored_on)
         reset_shards(self._frozen)
         return cast(PolicyModule, self._frozen)
+
+    def _shard(self, module: nn.Module, dtype: torch.dtype) -> nn.Module:
+        """Shard a module in place."""
+        sharded: nn.Module = shard(module, self.cpu_offload, dtype, self.mesh)
+        return sharded
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -90,12 +95,18 @@ class Fsdp2Strategy(ParallelStrategy):
 
 
 def shard(
-    module: Any, cpu_offload: bool, dtype: torch.dtype = torch.float32, mesh: DeviceMesh | None = None
+    module: Any,
+    cpu_offload: bool,
+    dtype: torch.dtype = torch.float32,
+    mesh: DeviceMesh | None = None,
+    apart: Sequence[nn.Module] = (),
+    apart_mesh: DeviceMesh | None = None,
 ) -> Any:
     """Shard a module in place: layers, embedding and head are gathered one by one, the rest at once.
 
     ``dtype``: gathered weights are cast to it. Gradients are summed over ranks in float32.
     ``mesh``: the ranks; default: all.
+    ``apart``: modules inside that are sharded over the ranks of ``apart_mesh``.
     """
     options: dict[str, Any] = {
         "mesh": mesh,
@@ -109,6 +120,8 @@ def shard(
             fully_shard(inner.head, **options)
     if dtype != torch.float32:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for inner in apart:
+        fully_shard(inner, **{**options, "mesh": apart_mesh})
     blocks = {name for inner in module.modules() for name in getattr(inner, "_no_split_modules", None) or ()}
     for inner in list(module.modules()):
         if type(inner).__name__ in blocks:

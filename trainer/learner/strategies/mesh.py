@@ -1,7 +1,8 @@
 """``mesh``: FSDP2 over a device mesh, replicate x shard x context x tensor x expert (``learner.parallel``).
 
-A tensor parallel model is split by its own plan first, then FSDP2 shards what each rank has. The ranks of one
-context, tensor and expert group compute the same rows: they are one data rank.
+A tensor parallel model is split by its own plan first, and experts are distributed; then FSDP2 shards what
+each rank has. The ranks of one context and tensor group compute the same rows: they are one data rank. Ranks
+of an expert group compute different rows; of all parameters but the experts they hold shards.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from rollgym.core.errors import RunError, UsageError
 from rollgym.trainer.learner.boxes import Box
 from rollgym.trainer.learner.context_parallel import ContextGroup
+from rollgym.trainer.learner.expert_parallel import find_experts, split_experts
 from rollgym.trainer.learner.modules import CriticModule, PolicyModule, TrainedModules
 from rollgym.trainer.learner.process_group import ProcessGroup
 from rollgym.trainer.learner.sharded_checkpoint import MOMENTS, Fragment
-from rollgym.trainer.learner.strategies.fsdp2 import Fsdp2Strategy
+from rollgym.trainer.learner.strategies.fsdp2 import Fsdp2Strategy, shard
 from rollgym.trainer.learner.tensor_parallel import split_body, split_model
 
 SHARD_AND_CONTEXT = "shard_and_context"
 """Name of these two dimensions as one, over which parameters are sharded."""
+SHARD_AND_EXPERT = "shard_and_expert"
+"""The dimension of the ranks that shard all parameters but the experts."""
 DRIFT = 1e-3
 """Relative difference between ranks of the gradient of parameters that all of a group have, above which the
 model is not computed as its tensor parallel plan says."""
@@ -41,14 +45,18 @@ class MeshStrategy(Fsdp2Strategy):
         super().__init__(*args, **kwargs)
         self.sizes = self.config.parallel.sizes(self.world)
         """The dimensions of the mesh by name, from the slowest to the fastest varying."""
-        if self.sizes["expert"] > 1:
-            raise UsageError("learner.parallel.expert must be 1: the learner does not support more.")
-        self.model_ranks = math.prod(self.sizes[name] for name in ("context", "tensor", "expert"))
+        for other in ("context", "tensor"):
+            if self.sizes["expert"] > 1 and self.sizes[other] > 1:
+                raise UsageError(
+                    f"learner.parallel.expert cannot be combined with learner.parallel.{other}: set one of "
+                    "them to 1."
+                )
+        self.model_ranks = math.prod(self.sizes[name] for name in ("context", "tensor"))
 
     @property
     def gradient_ranks(self) -> int:
         """Number of ranks over which FSDP2 averages gradients: all that shard or copy a parameter."""
-        return math.prod(self.sizes[name] for name in ("replicate", "shard", "context"))
+        return math.prod(self.sizes[name] for name in ("replicate", "shard", "context", "expert"))
 
     @cached_property
     def device_mesh(self) -> DeviceMesh:
@@ -60,14 +68,15 @@ class MeshStrategy(Fsdp2Strategy):
     @cached_property
     def mesh(self) -> DeviceMesh:
         """The ranks that FSDP2 shards parameters over, and copies them to."""
-        shard = "shard"
-        if self.sizes["context"] > 1:  # all of these ranks have gradients of all parameters
-            shard = SHARD_AND_CONTEXT
-            flat = self.device_mesh["shard", "context"]._flatten(shard)
-            if self.sizes["replicate"] == 1:
-                return flat
-        names = ("replicate", shard) if self.sizes["replicate"] > 1 else (shard,)
-        return self.device_mesh[names]
+        if self.sizes["expert"] > 1:
+            sizes = (self.sizes["replicate"], self.sizes["shard"] * self.sizes["expert"])
+            mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("replicate", SHARD_AND_EXPERT))
+            return mesh if self.sizes["replicate"] > 1 else mesh[SHARD_AND_EXPERT]
+        if self.sizes["context"] == 1:
+            return self._expert_mesh
+        # All of these ranks have gradients of all parameters.
+        flat = self.device_mesh["shard", "context"]._flatten(SHARD_AND_CONTEXT)
+        return flat if self.sizes["replicate"] == 1 else self.device_mesh["replicate", SHARD_AND_CONTEXT]
 
     @cached_property
     def context(self) -> ContextGroup | None:
@@ -75,6 +84,18 @@ class MeshStrategy(Fsdp2Strategy):
         if self.sizes["context"] == 1:
             return None
         return ContextGroup(self.device_mesh["context"].get_group())
+
+    @cached_property
+    def _expert_mesh(self) -> DeviceMesh:
+        """The same ranks for the experts that a rank of an expert group holds."""
+        names = ("replicate", "shard") if self.sizes["replicate"] > 1 else ("shard",)
+        return self.device_mesh[names]
+
+    def _shard(self, module: nn.Module, dtype: torch.dtype) -> nn.Module:
+        experts = find_experts(module) if self.sizes["expert"] > 1 else []
+        mesh, expert_mesh = self.mesh, self._expert_mesh
+        sharded: nn.Module = shard(module, self.cpu_offload, dtype, mesh, experts, expert_mesh)
+        return sharded
 
     def wrap(self, modules: TrainedModules) -> None:
         """Split and shard the modules in place, read the shards, and make the optimizer."""
@@ -198,10 +219,11 @@ class MeshStrategy(Fsdp2Strategy):
         tensor = cast(DTensor, parameter)
         spread = {
             dimension
-            for dimension, placement in zip(
+            for name, placement in zip(
                 cast(Any, tensor.device_mesh.mesh_dim_names), tensor.placements, strict=True
             )
             if not placement.is_replicate()
+            for dimension in (("shard", "expert") if name == SHARD_AND_EXPERT else (name,))
         }
         if SHARD_AND_CONTEXT in spread:
             spread |= {"shard", "context"}
@@ -212,7 +234,13 @@ class MeshStrategy(Fsdp2Strategy):
         )
 
     def _split(self, module: PolicyModule | CriticModule | None) -> None:
-        if module is None or self.sizes["tensor"] == 1:
+        if module is None:
+            return
+        if self.sizes["expert"] > 1:
+            model = module.value_model.body if isinstance(module, CriticModule) else module.model
+            plain = model.get_base_model() if hasattr(model, "get_base_model") else model
+            split_experts(model, type(plain).__name__, self.device_mesh["expert"])
+        if self.sizes["tensor"] == 1:
             return
         if isinstance(module, CriticModule):
             split_body(module.value_model.body, self.device_mesh["tensor"])
