@@ -20,6 +20,7 @@ from rollgym.core.errors import EngineLost, RollgymError, one_line
 from rollgym.devices.types import Plan
 from rollgym.engines.base import Engine
 from rollgym.engines.router import RoutedEngine
+from rollgym.engines.weight_sync.folder import clean_folder
 from rollgym.trainer.cluster.planning import LOOK, plan_again, plan_first, run_plan
 from rollgym.trainer.cluster.roles import (
     all_offloads,
@@ -41,6 +42,7 @@ from rollgym.trainer.runtime import (
     server_options,
     weight_route,
 )
+from rollgym.trainer.weight_sync import FOLDER, sync_plan
 
 MOVED = ".moved"
 """Folder of a run: the learner's state while it moves to other devices."""
@@ -166,6 +168,7 @@ class RayRuntime:
             if self._engine is not None:
                 await self._engine.close()
             await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
+            clean_folder(self._folder / FOLDER)
 
     def _release(self) -> None:
         if self._placed is not None:
@@ -236,7 +239,11 @@ class RayRuntime:
         assert self._pool is not None
         strategy = placement(self._config, self._placed, "policy")["strategy"]
         urls = 0 if self._config.engine.url is None else 1
-        return run_plan(self._config, self._placed, strategy, len(self._engines) or urls, self._pool.size)
+        assert self._engine is not None
+        sync = sync_plan(self._config, self._engine, self._folder)
+        return run_plan(
+            self._config, self._placed, strategy, len(self._engines) or urls, self._pool.size, sync
+        )
 
     def _colocation(self) -> Colocation | None:
         """Set if engines share devices with the learner."""
