@@ -23,7 +23,7 @@ from rollgym.agents.policy.agent import PolicyAgent
 from rollgym.agents.policy.saved_options import model_settings
 from rollgym.agents.prompting import load_template
 from rollgym.chat import Tokenizer, load_tokenizer
-from rollgym.core.errors import RunError, UsageError, boundary
+from rollgym.core.errors import RollgymError, RunError, UsageError, boundary
 from rollgym.core.roles import TeamAgent
 from rollgym.core.seeding import derive_seed
 from rollgym.core.types import Group
@@ -57,7 +57,7 @@ from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
 from rollgym.trainer.learner.weight_export import holds_weights
 from rollgym.trainer.rollout_batch import RolloutBatch, make_rollout_batch, zero_variance
 from rollgym.trainer.self_play import PastPolicy, make_team
-from rollgym.trainer.weight_sync import SyncMeter, sync_plan, wire_format
+from rollgym.trainer.weight_sync import SyncMeter, raise_rank_error, sync_plan, wire_format
 
 T = TypeVar("T")
 MODEL, IMITATED = "model", "imitated"
@@ -141,7 +141,11 @@ class Components:
             meter = SyncMeter()
             wire = wire_format(self.config, self.engine, self.folder)
             source = await self.compute(self.learner.weights, wire)
-            await self.engine.update_weights(version, source)
+            try:
+                await self.engine.update_weights(version, source)
+            except RollgymError:
+                await raise_rank_error(source)  # a lost rank, rather than what engines made of it
+                raise
             self.sync_metrics = meter.metrics(self.engine, source)
 
     @property

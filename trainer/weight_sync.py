@@ -7,6 +7,7 @@ actors fetch them, and pass them on to a server by its route.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Mapping
@@ -38,6 +39,12 @@ def wire_format(config: TrainConfig, engine: Engine, folder: Path) -> WireFormat
         full_every=settings.full_update_every,
         folder=folder.absolute() / FOLDER if on_disk else None,
     )
+
+
+async def raise_rank_error(source: WeightSource) -> None:
+    """Raise the error of the ranks if they could not send all weights."""
+    if isinstance(source.tensors, WeightChain):
+        await asyncio.to_thread(source.tensors.last.wait)
 
 
 def sync_plan(config: TrainConfig, engine: Engine, folder: Path) -> dict[str, Any]:

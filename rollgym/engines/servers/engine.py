@@ -24,6 +24,7 @@ from rollgym.engines.servers.route_choice import RouteChoice, choose_route
 from rollgym.engines.servers.server_group import ServerGroup
 from rollgym.engines.servers.server_process import ServerProcess
 from rollgym.engines.servers.weights import BUCKET, Route, WeightSender, copy_weights, is_local
+from rollgym.engines.weight_sync.chain import WeightChain
 from rollgym.models.hf_files import HFModelFiles
 
 
@@ -165,7 +166,7 @@ class ServerEngine(Engine):
         if type(version) is not int or not 0 <= version < 10**18:
             raise UsageError(f"The weight version must be an integer >= 0, not {version!r}.")
         dtype = self.weight_dtype
-        source = self._sender.check(self._servers, await asyncio.to_thread(gather, weights, dtype))
+        source = self._sender.check(self._servers, await asyncio.to_thread(_fetched, weights, dtype))
         source = await asyncio.to_thread(copy_weights, source, dtype)
         async with self._lock:
             await self._with_restart(lambda: self._update(version, source))
@@ -366,3 +367,10 @@ class ServerEngine(Engine):
             await self._servers.release(released)
         elif self._paused:
             await self._servers.pause("abort")
+
+
+def _fetched(weights: WeightSource, dtype: str) -> WeightSource:
+    """Return weights whose tensors are in this process."""
+    if isinstance(weights.tensors, WeightChain):
+        return WeightSource(tensors=weights.tensors.fetch())
+    return gather(weights, dtype)

@@ -53,19 +53,18 @@ def test_parts_of_all_ranks_are_the_gathered_weights(pair: Ranks, strategy: str,
     given: dict[str, Any] = {"lora": lora} if lora else {}
     pair("make", "it", strategy, bucket_bytes=5000, **given)
     receiver = WeightReceiver()
-    base = None
+    links: list[Link] = []
     for step in range(3):
         pair("train", "it", [step])
         (gathered, sizes), _ = pair.try_all("weights", "it")
         by_rank = pair.try_all("parts", "it", step == 0)
         assert [len(one) for one in by_rank] == [len(sizes)] * 2
-        link = Link(base)
+        link = Link(links[-1].stamp if links else None)
         for number in range(len(sizes)):
             link.publish([KeptPart(one[number][0]) for one in by_rank], Sent())
         link.end()
-        chain = WeightChain([link] if base is None else [previous, link], delta=True)
-        previous, base = link, link.stamp
-        received = receiver.complete(chain)
+        links.append(link)
+        received = receiver.complete(WeightChain(links, delta=True))
         assert receiver.fulls == 1
         assert received.keys() == gathered.keys()
         for name, array in gathered.items():
