@@ -2,6 +2,7 @@
 
     python benchmarks/weight_sync.py [--quick] [--world 2] [--rounds 5] [--strategies single,ddp,fsdp2,zero3]
     python benchmarks/weight_sync.py --ray [--sizes 1M,30M,135M,0.5B] [--rounds 3]
+    python benchmarks/weight_sync.py --stages [--sizes 1M,30M,135M,0.5B] [--rounds 3]
     python benchmarks/weight_sync.py --delta MODEL [--rates 1e-6,1e-5]
     python benchmarks/weight_sync.py --vllm VENV [--sglang VENV] [--quick]
 
@@ -17,6 +18,10 @@ engine.
 bfloat16: float32 and bfloat16 on the wire, through the object store and through files, each in full and as a
 delta. Between two updates each weight moves by 1e-6 (``--step``), up or down, as in a first step of Adam with
 that learning rate. ``wait``: a full update whose buckets are all stored before the engine fetches one.
+
+``--stages``: CPU seconds of each stage of the same in one process: cast, compare, encode and checksum on the
+learner's side; decode and checksum on the engine's; the engine's copy. On a busy machine these are more
+telling than seconds.
 
 ``--delta``: real updates of a model in a folder, one after another: the fraction of bfloat16 values that
 change, and the bytes of encodings of them.
@@ -206,58 +211,73 @@ def move(learner: Any, step: float) -> None:
                 part.add_(torch.randint(0, 2, part.shape, dtype=torch.int8).mul_(2).sub_(1), alpha=step)
 
 
-async def measure_ray(size: str, args: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
-    """Update an engine in an actor by each route."""
+async def measure_ray(sizes: list[str], args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Update engines of all sizes in actors by each route; the ranks' processes are started once."""
     from rollgym.cluster.engine import RemoteEngine
-    from rollgym.engines.weight_sync.wire import WireFormat
     from rollgym.trainer.learner.config import LearnerConfig
     from rollgym.trainer.learner.ray_learner import RayLearner
     from rollgym.trainer.losses.settings import LossConfig
 
-    model = make_model(size)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    model.save_pretrained(folder / size)
-    del model
-    engine = await RemoteEngine.start(folder / size, dtype="bfloat16", threads=1, cache_tokens=2048)
+    config = LearnerConfig(threads=1, device="cpu", dtype="float32")
+    learners: dict[str, RayLearner] = {}
+    report: dict[str, Any] = {}
+    for size in sizes:
+        make_model(size).save_pretrained(folder / size)
+        engine = await RemoteEngine.start(
+            folder / size, dtype="bfloat16", threads=1, cache_tokens=2048, deterministic=False
+        )
+        report[size] = {}
+        for strategy, ranks in (("single", 1), ("fsdp2", args.world)):
+            label = f"{strategy} x{ranks}"
+            if label in learners:
+                await asyncio.to_thread(learners[label].reset, folder / size)
+            else:
+                slots = [{"num_cpus": 0.5}] * ranks
+                loss, more = LossConfig("grpo"), {"strategy": strategy, "actor_options": slots}
+                learners[label] = await asyncio.to_thread(
+                    lambda more=more, loss=loss: RayLearner(folder / sizes[0], config, loss, **more)
+                )
+            report[size] |= await measure_wires(f"{size:>6} {label}", learners[label], engine, args, folder)
+        await engine.close()
+    for learner in learners.values():
+        learner.close()
+    return report
+
+
+async def measure_wires(
+    label: str, learner: Any, engine: Any, args: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
+    """Update one engine from one learner by each route."""
+    from rollgym.engines.weight_sync.wire import WireFormat
+
+    half: dict[str, Any] = {"dtype": "bfloat16"}
+    delta = {**half, "delta": True, "full_every": 1000}
     wires = {
         "float32": WireFormat(),
-        "bfloat16": WireFormat(dtype="bfloat16"),
-        "bfloat16 delta": WireFormat(dtype="bfloat16", delta=True, full_every=1000),
-        "disk bfloat16": WireFormat(dtype="bfloat16", folder=folder / "parts"),
-        "disk bfloat16 delta": WireFormat(
-            dtype="bfloat16", delta=True, full_every=1000, folder=folder / "parts"
-        ),
+        "bfloat16": WireFormat(**half),
+        "bfloat16 wait": WireFormat(**half),
+        "delta": WireFormat(**delta),
+        "disk bfloat16": WireFormat(**half, folder=folder / "parts"),
+        "disk delta": WireFormat(**delta, folder=folder / "parts"),
     }
-    found: dict[str, dict[str, Any]] = {}
-    for strategy, ranks in (("single", 1), ("fsdp2", args.world)):
-        config = LearnerConfig(threads=1, device="cpu")
-        slots = [{"num_cpus": 0.5}] * ranks
-        learner = await asyncio.to_thread(
-            RayLearner, folder / size, config, LossConfig("grpo"), strategy=strategy, actor_options=slots
-        )
-        for name, wire in wires.items():
-            for waits in (False, True) if name == "bfloat16" else (False,):
-                seconds, sent = [], None
-                for _ in range(args.rounds + 1):
-                    await asyncio.to_thread(learner._run_each, move, args.step)
-                    started = time.perf_counter()
-                    source = await asyncio.to_thread(learner.weights, wire)
-                    if waits:
-                        await asyncio.to_thread(lambda: source.tensors.sent)  # noqa: B023
-                    await engine.update_weights(engine.version + 1, source)
-                    seconds.append(time.perf_counter() - started)
-                    sent = source.tensors.sent
-                label = f"{strategy} x{ranks} {name}" + (" wait" if waits else "")
-                found[label] = {
-                    "parameters": count,
-                    "seconds": round(statistics.median(seconds[1:]), 4),
-                    "first_seconds": round(seconds[0], 4),
-                    "bytes": sent.nbytes,
-                    "changed": round(sent.changed / sent.values, 5),
-                }
-                print(f"{size:>6} {label:32} {json.dumps(found[label])}", flush=True)
-        learner.close()
-    await engine.close()
+    found: dict[str, Any] = {}
+    for name, wire in wires.items():
+        seconds = []
+        for _ in range(args.rounds + 1):
+            await asyncio.to_thread(learner._run_each, move, args.step)
+            started = time.perf_counter()
+            source = await asyncio.to_thread(learner.weights, wire)
+            if name.endswith("wait"):
+                await asyncio.to_thread(source.tensors.last.wait)
+            await engine.update_weights(engine.version + 1, source)
+            seconds.append(time.perf_counter() - started)
+        sent = source.tensors.sent
+        found[f"{label.split(maxsplit=1)[1]} {name}"] = {
+            "seconds": round(statistics.median(seconds[1:]), 4),
+            "bytes": sent.nbytes,
+            "changed": round(sent.changed / sent.values, 5),
+        }
+        print(f"{label} {name:16} {json.dumps([*found.values()][-1])}", flush=True)
     return found
 
 
@@ -266,7 +286,60 @@ def run_ray(args: argparse.Namespace) -> dict[str, Any]:
     from rollgym.cluster.connect import connect
 
     with tempfile.TemporaryDirectory() as folder, connect(cpus=4):
-        return {size: asyncio.run(measure_ray(size, args, Path(folder))) for size in args.sizes}
+        return asyncio.run(measure_ray(args.sizes, args, Path(folder)))
+
+
+def measure_stages(size: str, args: argparse.Namespace) -> dict[str, Any]:
+    """CPU seconds of each stage of an update on one core, from a learner's weights to an engine's copy."""
+    import torch
+
+    from rollgym.engines.weight_sync.chain import KeptPart, Link, WeightChain
+    from rollgym.engines.weight_sync.receiver import WeightReceiver
+    from rollgym.engines.weight_sync.wire import LocalShard, Sent, ShardEncoder, WireFormat
+
+    torch.set_num_threads(1)
+    model = make_model(size)
+    model.tie_weights()
+    weights = dict(model.named_parameters())
+    engine = {name: torch.empty_like(one, dtype=torch.bfloat16) for name, one in weights.items()}
+    encoder = ShardEncoder(WireFormat(dtype="bfloat16", delta=True))
+    receiver = WeightReceiver()
+    links: list[Link] = []
+    found: dict[str, Any] = {"parameters": sum(one.numel() for one in weights.values())}
+    for number in range(args.rounds + 1):
+        full = not number
+        link = Link(None if full else links[-1].stamp)
+        links.append(link)
+        parts, total, clock = [], Sent(), time.process_time()
+        for name, one in weights.items():
+            shape = tuple(one.shape)
+            chunk, sent = encoder.encode(name, shape, LocalShard(one, shape, (0,) * one.dim()), full=full)
+            parts.append(chunk)
+            total = total.plus(sent)
+        encoded = time.process_time()
+        link.publish([KeptPart(parts)], total)
+        link.end()
+        tensors = receiver.complete(WeightChain(links, delta=True))
+        received = time.process_time()
+        with torch.no_grad():
+            for name, copy in engine.items():
+                copy.copy_(tensors[name])
+        kind = "full" if full else "delta"
+        found |= {
+            f"{kind}_bytes": total.nbytes,
+            f"{kind}_encode": round(encoded - clock, 4),
+            f"{kind}_receive": round(received - encoded, 4),
+            "engine_copy": round(time.process_time() - received, 4),
+            "changed": round(total.changed / total.values, 5),
+        }
+        with torch.no_grad():
+            for one in weights.values():
+                for part in one.view(-1).split(1 << 22):
+                    part.add_(
+                        torch.randint(0, 2, part.shape, dtype=torch.int8).mul_(2).sub_(1), alpha=args.step
+                    )
+    print(f"{size:>6} {json.dumps(found)}", flush=True)
+    return found
 
 
 def encodings(new: Any, old: Any) -> dict[str, int]:
@@ -299,7 +372,7 @@ def encodings(new: Any, old: Any) -> dict[str, int]:
 
 
 async def sampled_batch(engine: Any, tokens: int, seed: int) -> Any:
-    """A group of four replies to each of two prompts, with advantages that sum to 0."""
+    """A group of four replies to a prompt, with advantages that sum to 0."""
     import numpy as np
 
     from rollgym.engines.base import GenerateRequest, Sampling
@@ -307,14 +380,14 @@ async def sampled_batch(engine: Any, tokens: int, seed: int) -> Any:
     from rollgym.trainer.data.sequences import TokenEpisode, TokenSequence
 
     rng = np.random.default_rng(seed)
-    prompts = [tuple(rng.integers(100, engine.vocabulary - 100, 16).tolist()) for _ in range(2)]
+    prompt = tuple(rng.integers(100, engine.vocabulary - 100, 16).tolist())
     asked = [
         GenerateRequest(
             request_id=f"{seed}-{number}",
-            prompt_ids=prompts[number // 4],
-            sampling=Sampling(max_tokens=tokens, seed=seed * 8 + number),
+            prompt_ids=prompt,
+            sampling=Sampling(max_tokens=tokens, seed=seed * 4 + number),
         )
-        for number in range(8)
+        for number in range(4)
     ]
     episodes = []
     for request, reply in zip(asked, await asyncio.gather(*map(engine.generate, asked)), strict=True):
@@ -323,8 +396,8 @@ async def sampled_batch(engine: Any, tokens: int, seed: int) -> Any:
         row = TokenSequence(ids, np.arange(len(ids) - count, len(ids)))
         name, logprobs = request.request_id, np.array(reply.logprobs)
         episodes.append(TokenEpisode(name, (row,), logprobs, np.array([count])))
-    values = rng.normal(size=(2, 4))
-    values = ((values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True)).reshape(-1)
+    values = rng.normal(size=4)
+    values = (values - values.mean()) / values.std()
     advantages = [np.full(one.num_tokens, value) for one, value in zip(episodes, values, strict=True)]
     return make_batch(episodes, advantages=advantages)
 
@@ -379,7 +452,8 @@ def main() -> None:
     parser.add_argument("--vllm", help="measure the routes into a vLLM server of this virtual environment")
     parser.add_argument("--sglang", help="the same for SGLang")
     parser.add_argument("--ray", action="store_true", help="measure the routes to an engine on Ray")
-    parser.add_argument("--sizes", help="sizes for --ray, --vllm and --sglang, separated by commas")
+    parser.add_argument("--stages", action="store_true", help="CPU seconds of each stage of an update")
+    parser.add_argument("--sizes", help="separated by commas; default: those up to 30M")
     parser.add_argument("--step", type=float, default=1e-6, help="how far --ray moves a weight")
     parser.add_argument("--delta", help="measure real updates of the model in this folder")
     parser.add_argument("--rates", default="1e-6,1e-5", help="learning rates for --delta")
@@ -389,9 +463,15 @@ def main() -> None:
     args.sizes = args.sizes.split(",") if args.sizes else list(IN_ONE_PROCESS)
     if unknown := set(args.sizes) - set(SIZES):
         parser.error(f"no size {', '.join(sorted(unknown))}: choose from {', '.join(SIZES)}")
-    if args.ray or args.delta:
-        kind = "ray" if args.ray else "delta"
-        result = run_ray(args) if args.ray else run_delta(args)
+    if args.ray or args.delta or args.stages:
+        kind = "ray" if args.ray else "delta" if args.delta else "stages"
+        result = (
+            run_ray(args)
+            if args.ray
+            else run_delta(args)
+            if args.delta
+            else {size: measure_stages(size, args) for size in args.sizes}
+        )
         options = {"rounds": args.rounds, "world": args.world, "step": args.step}
         print(json.dumps({"benchmark": "weight_sync", **options, kind: result}))
         return

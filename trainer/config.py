@@ -105,7 +105,7 @@ class EngineConfig(Settings):
     engine, placement and size (docs/weight_sync.md); ``plan.json`` records the choice."""
     weight_delta: bool | Literal["auto"] = "auto"
     """Send only the values that changed since the update before, exactly, to engines on Ray. ``auto``: to
-    engines that compute in bfloat16. Requires runtime=ray and no ``url``."""
+    engines that compute in bfloat16, on a cluster of several nodes. Requires runtime=ray and no ``url``."""
     full_update_every: int = Field(default=16, ge=1)
     """With ``weight_delta``: every n-th update has all values. An engine without the version before gets the
     last full update and all deltas after it."""

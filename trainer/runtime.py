@@ -139,7 +139,7 @@ class Components:
             await self.runtime.adjust()
         async with nullcontext() if self.colocation is None else self.colocation.sync_weights():
             meter = SyncMeter()
-            wire = wire_format(self.config, self.engine, self.folder)
+            wire = wire_format(self.config, self.engine, self.folder, self.plan.get("nodes", 1))
             source = await self.compute(self.learner.weights, wire)
             try:
                 await self.engine.update_weights(version, source)

@@ -24,14 +24,22 @@ FOLDER = ".weights"
 """Folder of a run with files of weights on their way to engines (``engine.weight_route=disk`` on Ray)."""
 
 
-def wire_format(config: TrainConfig, engine: Engine, folder: Path) -> WireFormat:
-    """How the ranks of a learner on Ray send weights to this engine."""
+def wire_format(config: TrainConfig, engine: Engine, folder: Path, nodes: int = 1) -> WireFormat:
+    """How the ranks of a learner on Ray send weights to this engine.
+
+    Args:
+        config: The run's settings.
+        engine: The engine, which knows its dtype.
+        folder: The run's folder.
+        nodes: Number of nodes of the cluster.
+    """
     settings = config.engine
     dtype = cast(Literal["float32", "bfloat16", "float16"], engine.weight_dtype)
     delta = settings.weight_delta
     if delta == "auto":
-        # Of float32 values almost all change in every step, so a delta would save nothing.
-        delta = dtype != "float32"
+        # Of float32 values almost all change in every step, so a delta would save nothing. On one machine
+        # engines read what ranks store without copying it, and encoding takes longer than that.
+        delta = dtype != "float32" and nodes > 1
     on_disk = settings.kind == "embedded" and settings.weight_route == "disk"
     return WireFormat(
         dtype=dtype,
@@ -47,12 +55,12 @@ async def raise_rank_error(source: WeightSource) -> None:
         await asyncio.to_thread(source.tensors.last.wait)
 
 
-def sync_plan(config: TrainConfig, engine: Engine, folder: Path) -> dict[str, Any]:
+def sync_plan(config: TrainConfig, engine: Engine, folder: Path, nodes: int = 1) -> dict[str, Any]:
     """The route of weights, as in ``plan.json``."""
     plan: dict[str, Any] = {"dtype": engine.weight_dtype}
     if config.runtime == "local":
         return {"route": engine.weight_route, **plan, "delta": False}
-    wire = wire_format(config, engine, folder)
+    wire = wire_format(config, engine, folder, nodes)
     plan["route"] = "object_store" if wire.folder is None else "disk"
     if config.engine.kind != "embedded":
         plan["to_server"] = engine.weight_route

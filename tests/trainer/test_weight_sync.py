@@ -37,11 +37,16 @@ def config(**engine: Any) -> TrainConfig:
 def test_the_wire_follows_engine_and_settings(
     settings: dict[str, Any], engine: Any, expected: dict[str, Any]
 ) -> None:
-    assert wire_format(config(**settings), engine(), Path("/run")) == WireFormat(**expected)
+    assert wire_format(config(**settings), engine(), Path("/run"), nodes=2) == WireFormat(**expected)
+
+
+def test_on_one_machine_the_store_is_shared_and_nothing_is_encoded() -> None:
+    assert not wire_format(config(), Half(), Path("/run")).delta
+    assert wire_format(config(weight_delta=True), Half(), Path("/run")).delta
 
 
 def test_the_plan_says_how_weights_are_sent() -> None:
-    plan = sync_plan(config(kind="vllm"), Half(), Path("/run"))
+    plan = sync_plan(config(kind="vllm"), Half(), Path("/run"), nodes=3)
     assert plan == {
         "route": "object_store",
         "to_server": "group",

@@ -106,6 +106,7 @@ def run_plan(
         "engine": config.engine.kind,
         "engines": engines,
         "weight_sync": weight_sync,
+        "nodes": len(plan.cluster.nodes),
         "environments": f"{env_actors} env actor{'s' * (env_actors != 1)}, {inside}",
         "devices": describe(plan.cluster),
         "roles": roles,

@@ -240,7 +240,8 @@ class RayRuntime:
         strategy = placement(self._config, self._placed, "policy")["strategy"]
         urls = 0 if self._config.engine.url is None else 1
         assert self._engine is not None
-        sync = sync_plan(self._config, self._engine, self._folder)
+        plan = self._placed.plan
+        sync = sync_plan(self._config, self._engine, self._folder, len(plan.cluster.nodes))
         return run_plan(
             self._config, self._placed, strategy, len(self._engines) or urls, self._pool.size, sync
         )
