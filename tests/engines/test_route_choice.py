@@ -13,7 +13,6 @@ from scripted_server import model_folder, scripted
 from rollgym.engines.base import WeightSource
 from rollgym.engines.servers.route_choice import SMALL, choose_route
 from rollgym.engines.sglang import SglangEngine
-from rollgym.models.hf_files import HFModelFiles
 
 ALL = ("tensor", "group", "disk")
 HERE = {"nbytes": 10 * SMALL, "local": True, "host": False, "shares_gpu": False}
@@ -54,14 +53,10 @@ def test_engine_placement_and_size_decide(supported: Any, changes: dict[str, Any
 def test_servers_get_their_own_dtype(
     tmp_path: Path, reported: str | None, in_config: str | None, expected: torch.dtype
 ) -> None:
-    folder = model_folder(tmp_path / "model")
-    if in_config is not None:
-        text = (folder / "config.json").read_text()
-        (folder / "config.json").write_text(text.replace("{", f'{{"dtype": "{in_config}", ', 1))
-    shapes = HFModelFiles.read(folder).shapes or {"a": (4, 4), "b": (4,)}
-    tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
+    folder = model_folder(tmp_path / "model", **({"dtype": in_config} if in_config else {}))
+    tensors = {"a": torch.randn(4, 4), "b": torch.randn(4)}
     with scripted() as server:
-        server.info["dtype"] = reported
+        server.info |= {"dtype": reported, "version": "0.5.18"}
 
         async def main() -> None:
             engine = SglangEngine(server.url, folder)

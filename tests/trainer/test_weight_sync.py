@@ -37,16 +37,16 @@ def config(**engine: Any) -> TrainConfig:
 def test_the_wire_follows_engine_and_settings(
     settings: dict[str, Any], engine: Any, expected: dict[str, Any]
 ) -> None:
-    assert wire_format(config(**settings), engine(), Path("/run"), nodes=2) == WireFormat(**expected)
+    assert wire_format(config(**settings), engine([1]), Path("/run"), nodes=2) == WireFormat(**expected)
 
 
 def test_on_one_machine_the_store_is_shared_and_nothing_is_encoded() -> None:
-    assert not wire_format(config(), Half(), Path("/run")).delta
-    assert wire_format(config(weight_delta=True), Half(), Path("/run")).delta
+    assert not wire_format(config(), Half([1]), Path("/run")).delta
+    assert wire_format(config(weight_delta=True), Half([1]), Path("/run")).delta
 
 
 def test_the_plan_says_how_weights_are_sent() -> None:
-    plan = sync_plan(config(kind="vllm"), Half(), Path("/run"), nodes=3)
+    plan = sync_plan(config(kind="vllm"), Half([1]), Path("/run"), nodes=3)
     assert plan == {
         "route": "object_store",
         "to_server": "group",
@@ -57,5 +57,5 @@ def test_the_plan_says_how_weights_are_sent() -> None:
     assert plan_text(plan) == (
         "object store, then group, bfloat16, changed values only, every 16th update in full"
     )
-    exact = sync_plan(config(weight_route="disk"), ScriptedEngine(), Path("/run"))
+    exact = sync_plan(config(weight_route="disk"), ScriptedEngine([1]), Path("/run"))
     assert (exact["route"], plan_text(exact)) == ("disk", "disk, float32")
