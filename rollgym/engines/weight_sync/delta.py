@@ -93,7 +93,7 @@ def apply_delta(target: Words, delta: Delta) -> None:
         return
     indices = np.cumsum(gaps, dtype=np.int64)[ends] + np.arange(len(ends))
     if int(indices[-1]) >= len(target):
-        raise ValueError(f"the delta is of more than {len(target)} values")
+        raise ValueError(f"the delta changes a value beyond the last of {len(target)}")
     whole = steps == _WHOLE
     values = target[indices].astype(np.int64) + steps
     values[whole] = words

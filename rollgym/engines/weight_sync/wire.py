@@ -20,7 +20,7 @@ _WORTH = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireFormat:
-    """How weights are sent."""
+    """The format in which weights travel."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The dtype that the engine computes in; see `wire_dtype`."""
