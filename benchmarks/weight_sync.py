@@ -42,6 +42,7 @@ import resource
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,9 +234,9 @@ async def measure_ray(sizes: list[str], args: argparse.Namespace, folder: Path) 
                 await asyncio.to_thread(learners[label].reset, folder / size)
             else:
                 slots = [{"num_cpus": 0.5}] * ranks
-                loss, more = LossConfig("grpo"), {"strategy": strategy, "actor_options": slots}
+                more: dict[str, Any] = {"strategy": strategy, "actor_options": slots}
                 learners[label] = await asyncio.to_thread(
-                    lambda more=more, loss=loss: RayLearner(folder / sizes[0], config, loss, **more)
+                    partial(RayLearner, folder / size, config, LossConfig("grpo"), **more)
                 )
             report[size] |= await measure_wires(f"{size:>6} {label}", learners[label], engine, args, folder)
         await engine.close()

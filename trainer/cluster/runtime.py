@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +21,6 @@ from rollgym.core.errors import EngineLost, RollgymError, one_line
 from rollgym.devices.types import Plan
 from rollgym.engines.base import Engine
 from rollgym.engines.router import RoutedEngine
-from rollgym.engines.weight_sync.folder import clean_folder
 from rollgym.trainer.cluster.planning import LOOK, plan_again, plan_first, run_plan
 from rollgym.trainer.cluster.roles import (
     all_offloads,
@@ -168,7 +168,7 @@ class RayRuntime:
             if self._engine is not None:
                 await self._engine.close()
             await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
-            clean_folder(self._folder / FOLDER)
+            shutil.rmtree(self._folder / FOLDER, ignore_errors=True)
 
     def _release(self) -> None:
         if self._placed is not None:

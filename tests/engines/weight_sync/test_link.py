@@ -30,7 +30,7 @@ def test_several_follow_the_buckets_as_another_thread_publishes_them() -> None:
         return count
 
     async def main() -> list[int]:
-        return await asyncio.gather(follow(True), follow(False), follow(False))
+        return list(await asyncio.gather(follow(True), follow(False), follow(False)))
 
     thread = threading.Thread(target=send)
     thread.start()
