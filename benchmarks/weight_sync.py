@@ -1,6 +1,9 @@
-"""How long new weights take from a learner into the embedded engine, against the size of the model.
+"""How long new weights take from a learner into an engine, against the size of the model.
 
     python benchmarks/weight_sync.py [--quick] [--world 2] [--rounds 5] [--strategies single,ddp,fsdp2,zero3]
+    python benchmarks/weight_sync.py --ray [--sizes 1M,30M,135M,0.5B] [--rounds 3]
+    python benchmarks/weight_sync.py --stages [--sizes 1M,30M,135M,0.5B] [--rounds 3]
+    python benchmarks/weight_sync.py --delta MODEL [--rates 1e-6,1e-5]
     python benchmarks/weight_sync.py --vllm VENV [--sglang VENV] [--quick]
 
 Llamas of 0.1 to 30 million parameters with random weights in float32 (``--quick``: 0.1 and 1 million, two
@@ -9,10 +12,24 @@ rounds). ``single`` is a `Learner` in the engine's process, whose tensors are co
 of ``--bucket-mb`` megabytes and copied as they come, while the other ranks take part. Measured is
 ``engine.update_weights(version, learner.weights())`` from call to return: the median of the rounds after one
 to warm up. ``peak`` is how much memory the updates added to rank 0's process at the most, beyond learner and
-engine. The last line is one JSON object.
+engine.
 
-With ``--vllm`` or ``--sglang``, a virtual environment, only the routes into a real server on this CPU are
+``--ray``: from a learner on Ray (one rank, and two with FSDP2) to an engine in an actor that computes in
+bfloat16: float32 and bfloat16 on the wire, through the object store and through files, each in full and as a
+delta. Between two updates each weight moves by 1e-6 (``--step``), up or down, as in a first step of Adam with
+that learning rate. ``wait``: a full update whose buckets are all stored before the engine fetches one.
+
+``--stages``: CPU seconds of each stage of the same in one process: cast, compare, encode and checksum on the
+learner's side; decode and checksum on the engine's; the engine's copy. On a busy machine these are more
+telling than seconds.
+
+``--delta``: real updates of a model in a folder, one after another: the fraction of bfloat16 values that
+change, and the bytes of encodings of them.
+
+With ``--vllm`` or ``--sglang``, a virtual environment, the routes into a real server on this CPU are
 measured instead: seconds from the call of ``update_weights`` to its return, and bytes of weights.
+
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -25,6 +42,7 @@ import resource
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +52,10 @@ SIZES = {  # millions of parameters: width, layers
     "3M": (256, 4),
     "10M": (384, 6),
     "30M": (640, 6),
+    "135M": (1024, 10),
+    "0.5B": (2048, 9),
 }
+IN_ONE_PROCESS = ("0.1M", "1M", "3M", "10M", "30M")
 VOCABULARY = 400
 
 
@@ -180,6 +201,247 @@ async def measure_routes(kind: str, venv: str, size: str, rounds: int) -> dict[s
     return found
 
 
+def move(learner: Any, step: float) -> None:
+    """Move each weight of a rank by ``step``, up or down."""
+    import torch
+
+    for parameter in learner.modules.trained().values():
+        with torch.no_grad():
+            values = getattr(parameter, "_local_tensor", parameter).view(-1)
+            for part in values.split(1 << 22):
+                part.add_(torch.randint(0, 2, part.shape, dtype=torch.int8).mul_(2).sub_(1), alpha=step)
+
+
+async def measure_ray(sizes: list[str], args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Update engines of all sizes in actors by each route; the ranks' processes are started once."""
+    from rollgym.cluster.engine import RemoteEngine
+    from rollgym.trainer.learner.config import LearnerConfig
+    from rollgym.trainer.learner.ray_learner import RayLearner
+    from rollgym.trainer.losses.settings import LossConfig
+
+    config = LearnerConfig(threads=1, device="cpu", dtype="float32")
+    learners: dict[str, RayLearner] = {}
+    report: dict[str, Any] = {}
+    for size in sizes:
+        make_model(size).save_pretrained(folder / size)
+        engine = await RemoteEngine.start(
+            folder / size, dtype="bfloat16", threads=1, cache_tokens=2048, deterministic=False
+        )
+        report[size] = {}
+        for strategy, ranks in (("single", 1), ("fsdp2", args.world)):
+            label = f"{strategy} x{ranks}"
+            if label in learners:
+                await asyncio.to_thread(learners[label].reset, folder / size)
+            else:
+                slots = [{"num_cpus": 0.5}] * ranks
+                more: dict[str, Any] = {"strategy": strategy, "actor_options": slots}
+                learners[label] = await asyncio.to_thread(
+                    partial(RayLearner, folder / size, config, LossConfig("grpo"), **more)
+                )
+            report[size] |= await measure_wires(f"{size:>6} {label}", learners[label], engine, args, folder)
+        await engine.close()
+    for learner in learners.values():
+        learner.close()
+    return report
+
+
+async def measure_wires(
+    label: str, learner: Any, engine: Any, args: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
+    """Update one engine from one learner by each route."""
+    from rollgym.engines.weight_sync.wire import WireFormat
+
+    half: dict[str, Any] = {"dtype": "bfloat16"}
+    delta = {**half, "delta": True, "full_every": 1000}
+    wires = {
+        "float32": WireFormat(),
+        "bfloat16": WireFormat(**half),
+        "bfloat16 wait": WireFormat(**half),
+        "delta": WireFormat(**delta),
+        "disk bfloat16": WireFormat(**half, folder=folder / "parts"),
+        "disk delta": WireFormat(**delta, folder=folder / "parts"),
+    }
+    found: dict[str, Any] = {}
+    for name, wire in wires.items():
+        seconds = []
+        for _ in range(args.rounds + 1):
+            await asyncio.to_thread(learner._run_each, move, args.step)
+            started = time.perf_counter()
+            source = await asyncio.to_thread(learner.weights, wire)
+            if name.endswith("wait"):
+                await asyncio.to_thread(source.tensors.last.wait)
+            await engine.update_weights(engine.version + 1, source)
+            seconds.append(time.perf_counter() - started)
+        sent = source.tensors.sent
+        found[f"{label.split(maxsplit=1)[1]} {name}"] = {
+            "seconds": round(statistics.median(seconds[1:]), 4),
+            "bytes": sent.nbytes,
+            "changed": round(sent.changed / sent.values, 5),
+        }
+        print(f"{label} {name:16} {json.dumps([*found.values()][-1])}", flush=True)
+    return found
+
+
+def run_ray(args: argparse.Namespace) -> dict[str, Any]:
+    """All sizes on a Ray of this machine."""
+    from rollgym.cluster.connect import connect
+
+    with tempfile.TemporaryDirectory() as folder, connect(cpus=4):
+        return asyncio.run(measure_ray(args.sizes, args, Path(folder)))
+
+
+def measure_stages(size: str, args: argparse.Namespace) -> dict[str, Any]:
+    """CPU seconds of each stage of an update on one core, from a learner's weights to an engine's copy."""
+    import torch
+
+    from rollgym.engines.weight_sync.chain import KeptPart, Link, WeightChain
+    from rollgym.engines.weight_sync.receiver import WeightReceiver
+    from rollgym.engines.weight_sync.wire import LocalShard, Sent, ShardEncoder, WireFormat
+
+    torch.set_num_threads(1)
+    model = make_model(size)
+    model.tie_weights()
+    weights = dict(model.named_parameters())
+    engine = {name: torch.empty_like(one, dtype=torch.bfloat16) for name, one in weights.items()}
+    encoder = ShardEncoder(WireFormat(dtype="bfloat16", delta=True))
+    receiver = WeightReceiver()
+    links: list[Link] = []
+    found: dict[str, Any] = {"parameters": sum(one.numel() for one in weights.values())}
+    for number in range(args.rounds + 1):
+        full = not number
+        link = Link(None if full else links[-1].stamp)
+        links.append(link)
+        parts, total, clock = [], Sent(), time.process_time()
+        for name, one in weights.items():
+            shape = tuple(one.shape)
+            chunk, sent = encoder.encode(name, shape, LocalShard(one, shape, (0,) * one.dim()), full=full)
+            parts.append(chunk)
+            total = total.plus(sent)
+        encoded = time.process_time()
+        link.publish([KeptPart(parts)], total)
+        link.end()
+        tensors = receiver.complete(WeightChain(links, delta=True))
+        received = time.process_time()
+        with torch.no_grad():
+            for name, copy in engine.items():
+                copy.copy_(tensors[name])
+        kind = "full" if full else "delta"
+        found |= {
+            f"{kind}_bytes": total.nbytes,
+            f"{kind}_encode": round(encoded - clock, 4),
+            f"{kind}_receive": round(received - encoded, 4),
+            "engine_copy": round(time.process_time() - received, 4),
+            "changed": round(total.changed / total.values, 5),
+        }
+        with torch.no_grad():
+            for one in weights.values():
+                for part in one.view(-1).split(1 << 22):
+                    part.add_(
+                        torch.randint(0, 2, part.shape, dtype=torch.int8).mul_(2).sub_(1), alpha=args.step
+                    )
+    print(f"{size:>6} {json.dumps(found)}", flush=True)
+    return found
+
+
+def encodings(new: Any, old: Any) -> dict[str, int]:
+    """Bytes of what changed between two versions of bfloat16 words, by encoding."""
+    import zlib
+
+    import numpy as np
+
+    from rollgym.engines.weight_sync.delta import changed, make_delta
+
+    indices = changed(new, old)
+    delta = make_delta(new, old, indices)
+    packed = b"".join(array.tobytes() for array in delta)
+    sizes = {
+        "index and value": 6 * len(indices),
+        "bit mask and value": len(new) // 8 + 2 * len(indices),
+        "gap and step": delta.nbytes,
+        "gap and step, zlib 1": len(zlib.compress(packed, 1)),
+    }
+    for words in (32, 2048):
+        blocks = len(np.unique(indices // words))
+        sizes[f"blocks of {2 * words} bytes"] = blocks * (2 * words + 4)
+    try:
+        import pyarrow
+
+        sizes["gap and step, zstd 1"] = len(pyarrow.Codec("zstd", 1).compress(packed, asbytes=True))
+    except ImportError:
+        pass
+    return {"values": len(new), "changed": len(indices), **sizes}
+
+
+async def sampled_batch(engine: Any, tokens: int, seed: int) -> Any:
+    """A group of four replies to a prompt, with advantages that sum to 0."""
+    import numpy as np
+
+    from rollgym.engines.base import GenerateRequest, Sampling
+    from rollgym.trainer.data.batch import make_batch
+    from rollgym.trainer.data.sequences import TokenEpisode, TokenSequence
+
+    rng = np.random.default_rng(seed)
+    prompt = tuple(rng.integers(100, engine.vocabulary - 100, 16).tolist())
+    asked = [
+        GenerateRequest(
+            request_id=f"{seed}-{number}",
+            prompt_ids=prompt,
+            sampling=Sampling(max_tokens=tokens, seed=seed * 4 + number),
+        )
+        for number in range(4)
+    ]
+    episodes = []
+    for request, reply in zip(asked, await asyncio.gather(*map(engine.generate, asked)), strict=True):
+        ids = np.array([*request.prompt_ids, *reply.token_ids])
+        count = len(reply.token_ids)
+        row = TokenSequence(ids, np.arange(len(ids) - count, len(ids)))
+        name, logprobs = request.request_id, np.array(reply.logprobs)
+        episodes.append(TokenEpisode(name, (row,), logprobs, np.array([count])))
+    values = rng.normal(size=4)
+    values = (values - values.mean()) / values.std()
+    advantages = [np.full(one.num_tokens, value) for one, value in zip(episodes, values, strict=True)]
+    return make_batch(episodes, advantages=advantages)
+
+
+async def measure_delta(args: argparse.Namespace, rate: float) -> list[dict[str, int]]:
+    """Train with one learning rate; what each update changed."""
+    from rollgym.engines.embedded.engine import EmbeddedEngine
+    from rollgym.engines.weight_sync.wire import to_wire, words_of
+    from rollgym.trainer.learner.config import LearnerConfig
+    from rollgym.trainer.learner.learner import Learner
+    from rollgym.trainer.losses.settings import LossConfig
+
+    config = LearnerConfig(learning_rate=rate, threads=args.threads, device="cpu", dtype="float32")
+    learner = Learner(Path(args.delta), config, LossConfig("grpo"))
+    engine = EmbeddedEngine(Path(args.delta), dtype="float32", cache_tokens=8192, threads=args.threads)
+    last: dict[str, Any] = {}
+    rounds = []
+    for number in range(args.rounds + 1):
+        tensors = learner.weights().tensors or {}
+        matrices = {name: one for name, one in tensors.items() if one.dim() > 1}
+        now = {name: words_of(to_wire(one, "bfloat16")) for name, one in matrices.items()}
+        if number:
+            total: dict[str, int] = {}
+            for name, words in now.items():
+                for key, value in encodings(words, last[name]).items():
+                    total[key] = total.get(key, 0) + value
+            rounds.append(total)
+            share = total["changed"] / total["values"]
+            print(f"rate {rate:g} update {number}: {share:.3%} changed {json.dumps(total)}", flush=True)
+        last = now
+        if number < args.rounds:
+            batch = await sampled_batch(engine, args.tokens, number)
+            learner.update(batch)
+            await engine.update_weights(number + 1, learner.weights())
+    await engine.close()
+    return rounds
+
+
+def run_delta(args: argparse.Namespace) -> dict[str, Any]:
+    """Real updates of a model with each learning rate."""
+    return {rate: asyncio.run(measure_delta(args, float(rate))) for rate in args.rates.split(",")}
+
+
 def main() -> None:
     """Measure everything and print a table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -190,8 +452,30 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two sizes, two rounds, single and fsdp2")
     parser.add_argument("--vllm", help="measure the routes into a vLLM server of this virtual environment")
     parser.add_argument("--sglang", help="the same for SGLang")
+    parser.add_argument("--ray", action="store_true", help="measure the routes to an engine on Ray")
+    parser.add_argument("--stages", action="store_true", help="CPU seconds of each stage of an update")
+    parser.add_argument("--sizes", help="separated by commas; default: those up to 30M")
+    parser.add_argument("--step", type=float, default=1e-6, help="how far --ray moves a weight")
+    parser.add_argument("--delta", help="measure real updates of the model in this folder")
+    parser.add_argument("--rates", default="1e-6,1e-5", help="learning rates for --delta")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens of a reply for --delta")
+    parser.add_argument("--threads", type=int, default=1, help="threads for --delta")
     args = parser.parse_args()
-    args.sizes = list(SIZES)
+    args.sizes = args.sizes.split(",") if args.sizes else list(IN_ONE_PROCESS)
+    if unknown := set(args.sizes) - set(SIZES):
+        parser.error(f"no size {', '.join(sorted(unknown))}: choose from {', '.join(SIZES)}")
+    if args.ray or args.delta or args.stages:
+        kind = "ray" if args.ray else "delta" if args.delta else "stages"
+        result = (
+            run_ray(args)
+            if args.ray
+            else run_delta(args)
+            if args.delta
+            else {size: measure_stages(size, args) for size in args.sizes}
+        )
+        options = {"rounds": args.rounds, "world": args.world, "step": args.step}
+        print(json.dumps({"benchmark": "weight_sync", **options, kind: result}))
+        return
     if args.quick:
         args.sizes, args.rounds, args.strategies = ["0.1M", "1M"], 2, "single,fsdp2"
     servers = {kind: venv for kind in ("vllm", "sglang") if (venv := getattr(args, kind))}

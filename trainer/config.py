@@ -98,10 +98,17 @@ class EngineConfig(Settings):
     python: str | None = None
     """Python interpreter that has the servers' software installed. Default: this one. Requires kind=sglang or
     vllm."""
-    weight_route: Literal["auto", "group", "tensor", "disk"] = "auto"
-    """Route of new weights to the servers. ``group``: a broadcast group (gloo on CPU, NCCL with CUDA).
-    ``tensor``: in HTTP calls. ``disk``: a temporary folder that the servers can read. ``auto``: tensor for
-    sglang, group for vllm. Requires kind=sglang or vllm."""
+    weight_route: Literal["auto", "object_store", "group", "tensor", "disk"] = "auto"
+    """Route of new weights. To servers: ``group``: a broadcast group (gloo on CPU, NCCL with CUDA);
+    ``tensor``: in HTTP calls; ``disk``: a temporary folder that the servers can read. To embedded engines on
+    Ray: ``object_store``, or ``disk``: files in the run's folder, which all nodes must share. ``auto``: by
+    engine, placement and size (docs/weight_sync.md); ``plan.json`` records the choice."""
+    weight_delta: bool | Literal["auto"] = "auto"
+    """Send only the values that changed since the update before, exactly, to engines on Ray. ``auto``: to
+    engines that compute in bfloat16, on a cluster of several nodes. Requires runtime=ray and no ``url``."""
+    full_update_every: int = Field(default=16, ge=1)
+    """With ``weight_delta``: every n-th update has all values. An engine without the version before gets the
+    last full update and all deltas after it."""
 
     max_batch: int = Field(default=128, ge=1)
     """Maximum number of replies generated at once."""
@@ -115,11 +122,30 @@ class EngineConfig(Settings):
     ``train_rollout_logprob_diff`` the gap to the learner, and ``loss.tis_cap`` corrects it."""
 
 
-def check_engine(engine: EngineConfig) -> None:
-    """Raise `UsageError` for settings of servers without servers."""
-    servers = engine.url or engine.replicas or engine.python or engine.weight_route != "auto"
-    if engine.kind == "embedded" and servers:
-        raise UsageError("engine.url/replicas/python/weight_route require engine.kind=sglang or vllm.")
+def check_engine(engine: EngineConfig, runtime: str = "local") -> None:
+    """Raise `UsageError` for settings of servers without servers, or of Ray without Ray."""
+    if engine.kind == "embedded":
+        if engine.url or engine.replicas or engine.python:
+            raise UsageError("engine.url/replicas/python require engine.kind=sglang or vllm.")
+        if engine.weight_route in ("group", "tensor"):
+            raise UsageError(
+                f"engine.weight_route={engine.weight_route} requires engine.kind=sglang or vllm."
+            )
+        if engine.weight_route != "auto" and runtime != "ray":
+            raise UsageError(
+                f"engine.weight_route={engine.weight_route} requires runtime=ray, or engine.kind=sglang or "
+                "vllm: an engine in the trainer's process copies the weights."
+            )
+    elif engine.weight_route == "object_store":
+        raise UsageError(
+            "engine.weight_route=object_store requires engine.kind=embedded: on Ray, weights reach the actor "
+            "of a server by the object store in any case; the route from there is group, tensor or disk."
+        )
+    if engine.weight_delta is True and (runtime != "ray" or engine.url is not None):
+        raise UsageError(
+            "engine.weight_delta=true requires runtime=ray and engines that the run starts: other engines "
+            "receive whole weights."
+        )
 
 
 class WarmStartConfig(Settings):
@@ -451,7 +477,7 @@ class TrainConfig(Settings):
         ray = (self.ray.address, self.ray.num_gpus, self.learner.strategy)
         if self.runtime == "local" and ray != (None, None, "auto"):
             raise UsageError("ray.address, ray.num_gpus and learner.strategy require runtime=ray.")
-        check_engine(self.engine)
+        check_engine(self.engine, self.runtime)
         if self.engine.api_key_env is not None and self.engine.url is None:
             raise UsageError(
                 "engine.api_key_env requires engine.url: servers that rollgym starts get a generated key."

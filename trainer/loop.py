@@ -148,6 +148,7 @@ class TrainLoop:
                 | staleness_metrics(groups, state.version - 1, self.config.rollout.mask_bound)
                 | (scheduler.step_metrics() if self.config.rollout.max_staleness else {})
                 | components.colocation_metrics
+                | components.sync_metrics
                 | losses
                 | shares
             )

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -23,7 +23,7 @@ from rollgym.agents.policy.agent import PolicyAgent
 from rollgym.agents.policy.saved_options import model_settings
 from rollgym.agents.prompting import load_template
 from rollgym.chat import Tokenizer, load_tokenizer
-from rollgym.core.errors import RunError, UsageError, boundary
+from rollgym.core.errors import RollgymError, RunError, UsageError, boundary
 from rollgym.core.roles import TeamAgent
 from rollgym.core.seeding import derive_seed
 from rollgym.core.types import Group
@@ -57,6 +57,7 @@ from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
 from rollgym.trainer.learner.weight_export import holds_weights
 from rollgym.trainer.rollout_batch import RolloutBatch, make_rollout_batch, zero_variance
 from rollgym.trainer.self_play import PastPolicy, make_team
+from rollgym.trainer.weight_sync import SyncMeter, raise_rank_error, sync_plan, wire_format
 
 T = TypeVar("T")
 MODEL, IMITATED = "model", "imitated"
@@ -110,6 +111,8 @@ class Components:
     """Plays training episodes in environments with roles: the policy and its opponents."""
     past: PastPolicy | None = None
     """Set if a role has a past version of the policy."""
+    sync_metrics: Metrics = field(default_factory=dict)
+    """Seconds and bytes of the last weight sync."""
     teachers: Teachers | None = None
     """Set if the policy is distilled from other models."""
 
@@ -135,7 +138,15 @@ class Components:
         if self.runtime is not None:
             await self.runtime.adjust()
         async with nullcontext() if self.colocation is None else self.colocation.sync_weights():
-            await self.engine.update_weights(version, await self.compute(self.learner.weights))
+            meter = SyncMeter()
+            wire = wire_format(self.config, self.engine, self.folder, self.plan.get("nodes", 1))
+            source = await self.compute(self.learner.weights, wire)
+            try:
+                await self.engine.update_weights(version, source)
+            except RollgymError:
+                await raise_rank_error(source)  # a lost rank, rather than what engines made of it
+                raise
+            self.sync_metrics = meter.metrics(self.engine, source)
 
     @property
     def colocation_metrics(self) -> Metrics:
@@ -248,6 +259,7 @@ class LocalRuntime:
             "engine": config.engine.kind,
             "engines": engine.num_replicas,
             "environments": f"{workers} worker processes" if workers else "in the trainer's process",
+            "weight_sync": sync_plan(config, engine, self._folder),
             "devices": str(next(learner.model.parameters()).device),
             "dtypes": {"learner": dtype_name(learner.dtype)},
             "roles": {},
@@ -380,7 +392,7 @@ def server_options(config: TrainConfig, *, memory_saver: bool = False) -> BaseSe
 def weight_route(config: TrainConfig) -> Route | None:
     """Route of weights to the servers; ``None``: the engine's default."""
     route = config.engine.weight_route
-    return None if route == "auto" else route
+    return None if route in ("auto", "object_store") else cast(Route, route)
 
 
 def engine_options(config: TrainConfig) -> dict[str, Any]:

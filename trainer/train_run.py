@@ -46,6 +46,7 @@ from rollgym.trainer.tracking.configured import tracker_makers, wandb_settings
 from rollgym.trainer.tracking.console import Console
 from rollgym.trainer.tracking.jsonl import EVALUATIONS, METRICS, RunLogger, read_evaluations
 from rollgym.trainer.train_state import GracefulStop, TrainState
+from rollgym.trainer.weight_sync import plan_text
 from rollgym.utils.command_line import command_line
 from rollgym.utils.env_info import package_versions
 
@@ -629,6 +630,8 @@ def plan_lines(plan: RunPlan) -> list[str]:
     lines = [f"plan: {plan_line(plan)}", f"  devices       {plan['devices']}"]
     if dtypes := plan.get("dtypes"):  # on Ray, each node chooses its own
         lines.append(f"  compute       {', '.join(f'{role} {dtype}' for role, dtype in dtypes.items())}")
+    if sync := plan.get("weight_sync"):
+        lines.append(f"  weight sync   {plan_text(sync)}")
     for role, placement in plan["roles"].items():
         spread = f"{placement['tensor_parallel']} x {placement['data_parallel']} (tensor x data parallel)"
         offload = f", offloads {', '.join(placement['offload'])}" if placement["offload"] else ""

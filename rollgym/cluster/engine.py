@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 from rollgym.cluster.errors import ActorLost, need_ray, why_lost
 from rollgym.cluster.heartbeat import OPTIONS, TIMEOUT
-from rollgym.cluster.object_store import SharedTensors, share_weights
+from rollgym.cluster.object_store import share_weights
 from rollgym.cluster.rpc import ActorClient, ActorServer
 from rollgym.cluster.wait import INTERVAL, Report, print_status, wait_for_resources
 from rollgym.core.errors import EngineLost, one_line
@@ -21,6 +22,8 @@ from rollgym.engines.base import (
     Generation,
     WeightSource,
 )
+from rollgym.engines.weight_sync.chain import Handle, WeightChain
+from rollgym.engines.weight_sync.receiver import WeightReceiver
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +36,15 @@ class EngineCall(NamedTuple):
     args: tuple[Any, ...]
 
 
+class EngineFacts(NamedTuple):
+    """What an `EngineActor` reports of its engine."""
+
+    context_length: int
+    vocabulary: int
+    weight_dtype: str
+    weight_route: str
+
+
 class EngineActor(ActorServer):
     """The actor of a `RemoteEngine`: hosts an `EmbeddedEngine`."""
 
@@ -40,29 +52,48 @@ class EngineActor(ActorServer):
         super().__init__()
         self._model, self._options = model, dict(options)
         self._engine: Any = None
+        self._receiver = WeightReceiver()
+        self._receiving = asyncio.Lock()
 
-    async def start(self) -> tuple[int, int]:
-        """Load the model; returns its context length and vocabulary size."""
+    async def start(self) -> EngineFacts:
+        """Load the model."""
         from rollgym.engines.embedded.engine import EmbeddedEngine
 
         self._engine = EmbeddedEngine(self._model, **self._options)
-        return self._engine.context_length, self._engine.vocabulary
+        return self.describe()
+
+    def describe(self) -> EngineFacts:
+        """Return facts about the engine."""
+        engine = self._engine
+        return EngineFacts(engine.context_length, engine.vocabulary, engine.weight_dtype, engine.weight_route)
 
     async def serve(self, body: EngineCall) -> Any:
         """Call the engine."""
-        engine = self if body.method == "update_weights" else self._engine
+        engine = self if body.method in ("update_weights", "receive_weights") else self._engine
         return await getattr(engine, body.method)(*body.args)
 
+    async def receive_weights(
+        self, stamp: str, base: str | None, number: int, handles: Sequence[Handle]
+    ) -> None:
+        """Fetch a bucket of an update that is still being sent; the engine keeps generating."""
+        async with self._receiving:
+            with _named_loss():
+                await asyncio.to_thread(self._receiver.take, stamp, base, number, handles)
+
     async def update_weights(self, version: int, weights: WeightSource) -> None:
-        """Fetch the weights from the object store, then pass them to the engine."""
-        try:
-            if isinstance(weights.tensors, SharedTensors):
-                await asyncio.to_thread(weights.tensors.fetch)  # the engine keeps generating meanwhile
+        """Fetch what is missing of the weights, then pass them to the engine."""
+        if not isinstance(weights.tensors, WeightChain):
             await self._engine.update_weights(version, weights)
-        except need_ray().exceptions.RayError as error:
-            raise ActorLost(
-                f"The new weights were lost with the rank that stored them: {why_lost(error)}"
-            ) from error
+            return
+        chain = weights.tensors
+        async with self._receiving:
+            with _named_loss():
+                tensors = await asyncio.to_thread(self._receiver.complete, chain)
+            try:
+                await self._engine.update_weights(version, WeightSource(tensors=tensors))
+            finally:
+                if not chain.delta:
+                    self._receiver.reset()  # frees the memory
 
 
 class RemoteEngine(Engine):
@@ -106,7 +137,7 @@ class RemoteEngine(Engine):
         self._paused = False
         self._released = False
         """Whether its actor has released its weights."""
-        self._context, self.vocabulary = 0, 0
+        self._facts = EngineFacts(0, 0, "float32", "object_store")
         self._client: ActorClient | None = None
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
@@ -130,7 +161,22 @@ class RemoteEngine(Engine):
     @property
     def context_length(self) -> int:
         """Maximum number of tokens of prompt and reply together."""
-        return self._context
+        return self._facts.context_length
+
+    @property
+    def vocabulary(self) -> int:
+        """Size of the vocabulary: valid ids are 0 to ``vocabulary - 1``."""
+        return self._facts.vocabulary
+
+    @property
+    def weight_dtype(self) -> str:
+        """The dtype of the actor's engine."""
+        return self._facts.weight_dtype
+
+    @property
+    def weight_route(self) -> str:
+        """Route of weights from the actor to a server; of the embedded engine, that to the actor."""
+        return self._facts.weight_route
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one reply. A cancelled call stops generating at once."""
@@ -144,6 +190,8 @@ class RemoteEngine(Engine):
     async def update_weights(self, version: int, weights: WeightSource) -> None:
         """Use new weights from the next token on. They are sent by reference, see `share_weights`."""
         shared = share_weights(weights)
+        if isinstance(shared.tensors, WeightChain):
+            await self._receive(shared.tensors)
         if self._failed():  # the previous weights may be lost with the process that stored them
             self._weights, self._version = shared, version
             await self.restart()
@@ -224,6 +272,17 @@ class RemoteEngine(Engine):
         self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
 
+    async def _receive(self, chain: WeightChain) -> None:
+        """Let the actor fetch the buckets of an update as they are stored; returns when all are stored.
+
+        An actor that cannot take part now gets the weights with `update_weights`.
+        """
+        link, number = chain.last, 0
+        async for handles in link.follow():
+            if (client := self._client) is not None:
+                client.send(EngineCall("receive_weights", (link.stamp, link.base, number, handles)))
+            number += 1
+
     def _failed(self) -> bool:
         return not self._closed and self._client is None and (self._starting is None or self._starting.done())
 
@@ -259,7 +318,7 @@ class RemoteEngine(Engine):
         actor = ray.remote(max_restarts=0, **OPTIONS)(self.actor_class).options(**self._ray_options())
         actor = actor.remote(self._model, self._options)
         try:
-            self._context, self.vocabulary = await self._start_engine(actor)
+            self._facts = await self._start_engine(actor)
         except ray.exceptions.RayTaskError as error:
             ray.kill(actor)
             raise EngineLost(
@@ -287,10 +346,10 @@ class RemoteEngine(Engine):
         """Ray options of the actor."""
         return self._actor_options
 
-    async def _start_engine(self, actor: Any) -> tuple[int, int]:
-        """Start the engine of a new actor; returns context length and vocabulary size."""
-        sizes: tuple[int, int] = await self._wait_for(actor.start.remote())
-        return sizes
+    async def _start_engine(self, actor: Any) -> EngineFacts:
+        """Start the engine of a new actor."""
+        facts: EngineFacts = await self._wait_for(actor.start.remote())
+        return facts
 
     async def _wait_for(self, result: Awaitable[Any]) -> Any:
         """Await a result of an actor that may have to wait for its resources first."""
@@ -316,6 +375,17 @@ class RemoteEngine(Engine):
             self._report(f"An engine actor is lost ({reason}); starting another.")
             self._starting = asyncio.get_running_loop().create_task(self._start())
             self._starting.add_done_callback(_retrieve)
+
+
+@contextmanager
+def _named_loss() -> Iterator[None]:
+    """Raise `ActorLost` where stored weights are gone."""
+    try:
+        yield
+    except need_ray().exceptions.RayError as error:
+        raise ActorLost(
+            f"The new weights were lost with the node that stored them: {why_lost(error)}"
+        ) from error
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

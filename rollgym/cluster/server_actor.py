@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rollgym.cluster.engine import EngineActor, EngineCall, RemoteEngine
+from rollgym.cluster.engine import EngineActor, EngineCall, EngineFacts, RemoteEngine
 from rollgym.cluster.errors import need_ray
 from rollgym.core.errors import RollgymError, UsageError
 from rollgym.engines.base import Engine
@@ -34,15 +34,15 @@ class InferenceServerActor(EngineActor):
     package: ClassVar[str]
     """Module with the software's ``ServerOptions`` and ``launch``, imported by the actor."""
 
-    async def start(self, others: Sequence[tuple[str, list[str]]] = ()) -> tuple[int, int]:
-        """Start the server on this actor's device and ``others``; returns context and vocabulary size."""
+    async def start(self, others: Sequence[tuple[str, list[str]]] = ()) -> EngineFacts:
+        """Start the server on this actor's device and ``others``."""
         software = import_module(self.package)
         options = self._options
         server: BaseServerOptions = options.pop("server", None) or software.ServerOptions()
         if others:
             server = replace(server, tp=len(others) + 1, env={**server.env, **_visible(others)})
         self._engine = await asyncio.to_thread(partial(software.launch, self._model, server, **options))
-        return self._engine.context_length, self._engine.vocabulary
+        return self.describe()
 
     async def server_pid(self) -> int | None:
         """Return the process id of the server."""
@@ -81,7 +81,7 @@ class ServerActor(RemoteEngine):
     def _ray_options(self) -> dict[str, Any]:
         return {name: value for name, value in self._actor_options.items() if name != OTHER_SLOTS}
 
-    async def _start_engine(self, actor: Any) -> tuple[int, int]:
+    async def _start_engine(self, actor: Any) -> EngineFacts:
         ray = need_ray()
         others = [
             ray.remote(_device).options(**slot).remote() for slot in self._actor_options.get(OTHER_SLOTS, ())
@@ -89,12 +89,12 @@ class ServerActor(RemoteEngine):
         # The timeout applies to getting the devices, not to starting the server.
         _, *devices = await self._wait_for(asyncio.gather(actor.__ray_ready__.remote(), *others))
         try:
-            sizes: tuple[int, int] = await actor.start.remote(devices)
+            facts: EngineFacts = await actor.start.remote(devices)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, UsageError):
                 raise error.cause from error
             raise
-        return sizes
+        return facts
 
 
 class SglangActor(ServerActor):

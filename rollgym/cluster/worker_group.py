@@ -90,6 +90,33 @@ class WorkerGroup(Generic[T]):
         )[0]
         return result
 
+    def stream(
+        self, method: Callable[Concatenate[T, P], Iterator[Any]], *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[tuple[list[Any], list[Any]]]:
+        """Call a method on all ranks that yields an object and a summary of it, in turn, any number of times.
+
+        Yields references to the objects, which stay where they are, and the summaries, both by rank, as soon
+        as all ranks have yielded both.
+        """
+        if not self.actors:
+            raise RunError(f"The ranks of {self.role} are stopped.")
+        ray = need_ray()
+        name = method.__name__
+        generators = [getattr(actor, name).remote(*args, **kwargs) for actor in self.actors]
+        while True:
+            refs = self._next(generators)
+            if all(ref is None for ref in refs):
+                return
+            summaries = []
+            for rank, ref in enumerate(self._next(generators)):
+                with self._find_dead_rank(), _name_rank(self.role, rank):
+                    if ref is None:
+                        if refs[rank] is not None:  # the error, in place of an object
+                            ray.get(refs[rank])
+                        raise RunError(f"{self.role} rank {rank} stopped before the others.")
+                    summaries.append(ray.get(ref))
+            yield refs, summaries
+
     def close(self) -> None:
         """Stop all ranks."""
         ray = need_ray()
@@ -112,6 +139,17 @@ class WorkerGroup(Generic[T]):
                     results[ranks[ref]] = ray.get(ref)
                 self._heartbeats.heard(ranks[ref])
         return [results[rank] for rank in refs]
+
+    def _next(self, generators: Sequence[Any]) -> list[Any]:
+        """Return a reference to the next object of each rank; ``None`` after the last."""
+        ray = need_ray()
+        found = []
+        for rank, generator in enumerate(generators):
+            while not ray.wait([generator], timeout=interval(self._timeout), fetch_local=False)[0]:
+                self._check_hung()
+            found.append(next(generator, None))
+            self._heartbeats.heard(rank)
+        return found
 
     def _check_hung(self) -> None:
         rank = self._heartbeats.look()

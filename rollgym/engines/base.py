@@ -226,6 +226,16 @@ class Engine(Protocol):
         """Number of copies of the model that generate independently."""
         return 1
 
+    @property
+    def weight_dtype(self) -> str:
+        """The dtype in which new weights are sent: that of the engine, or float32 if it is not known."""
+        return "float32"
+
+    @property
+    def weight_route(self) -> str:
+        """How weights reach it: ``memory`` in the same process, else as in ``engine.weight_route``."""
+        return "memory"
+
     async def sleep(self, tags: Sequence[str] = MEMORY_TAGS, *, replicas: Sequence[int] | None = None) -> int:
         """Pause and free the memory named by ``tags`` until `wake_up`; requests wait.
 
@@ -295,6 +305,7 @@ _METHODS = (
     *("generate", "abort", "update_weights", "pause", "resume", "forget", "close"),
     *("stream", "sleep", "wake_up", "reconnect", "stats"),
 )
+_PROPERTIES = ("num_replicas", "weight_dtype", "weight_route")
 
 
 def as_engine(engine: Any) -> Engine:
@@ -306,7 +317,7 @@ def as_engine(engine: Any) -> Engine:
     for name in ("version", "context_length", "generate"):
         if not hasattr(engine, name):
             raise UsageError(f"{type(engine).__name__} is not an engine: it has no {name!r}.")
-    if all(hasattr(engine, name) for name in (*_METHODS, "num_replicas")):
+    if all(hasattr(engine, name) for name in (*_METHODS, *_PROPERTIES)):
         complete: Engine = engine
         return complete
     return _CompletedEngine(engine)

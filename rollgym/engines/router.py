@@ -87,6 +87,17 @@ class RoutedEngine(Engine):
         return len(self._replicas)
 
     @property
+    def weight_dtype(self) -> str:
+        """The dtype of all replicas; float32 if they differ."""
+        dtypes = {replica.engine.weight_dtype for replica in self._replicas}
+        return dtypes.pop() if len(dtypes) == 1 else "float32"
+
+    @property
+    def weight_route(self) -> str:
+        """The routes of the replicas."""
+        return ", ".join(sorted({replica.engine.weight_route for replica in self._replicas}))
+
+    @property
     def engines(self) -> tuple[Engine, ...]:
         """The replicas, lost ones included."""
         return tuple(replica.engine for replica in self._replicas)
@@ -129,7 +140,7 @@ class RoutedEngine(Engine):
 
     async def update_weights(self, version: int, weights: WeightSource) -> None:
         """Send new weights to all replicas, including sleeping and reconnected ones."""
-        weights = await asyncio.to_thread(gather, weights)
+        weights = await asyncio.to_thread(gather, weights, self.weight_dtype)
         until = asyncio.get_running_loop().time() + self._patience
         while True:
             await self._wait_for_replica(have_weights=True)
@@ -354,13 +365,11 @@ def _new_replica(engine: Engine) -> _Replica:
     return _Replica(engine, 0, lost="it has no weights yet", reconnecting=asyncio.create_task(_nothing()))
 
 
-def gather(weights: WeightSource) -> WeightSource:
+def gather(weights: WeightSource, dtype: str = "float32") -> WeightSource:
     """Collect weights that come in buckets into tensors in host memory; return others unchanged."""
     if weights.buckets is None:
         return weights
-    tensors = {
-        name: tensor.detach().to("cpu", copy=True).contiguous()
-        for bucket in weights.buckets()
-        for name, tensor in bucket
-    }
+    from rollgym.engines.weight_sync.wire import to_wire
+
+    tensors = {name: to_wire(tensor, dtype) for bucket in weights.buckets() for name, tensor in bucket}
     return WeightSource(tensors=tensors)

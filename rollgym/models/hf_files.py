@@ -25,6 +25,8 @@ class HFModelFiles:
     """Whether the output layer shares the weights of the embedding."""
     shapes: Shapes
     """Empty if the folder has no safetensors files."""
+    dtype: str = "float32"
+    """The dtype in config.json; float32 if it has none or another."""
 
     @classmethod
     def read(cls, path: str | Path) -> HFModelFiles:
@@ -37,7 +39,9 @@ class HFModelFiles:
         if type(size) is not int or size < 1:
             raise UsageError(f"The config.json in {folder} has no valid vocab_size.")
         tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
-        return cls(folder.resolve(), size, tied, shapes_in(folder))
+        dtype = next((c[k] for c in (text, config) for k in ("dtype", "torch_dtype") if k in c), None)
+        known = dtype if dtype in ("bfloat16", "float16") else "float32"
+        return cls(folder.resolve(), size, tied, shapes_in(folder), known)
 
     def fitting(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tensors to send, checked: wrong ones could crash a server."""

@@ -14,9 +14,9 @@ from torch_models import make_engine, make_model, prompt, request
 from rollgym.cluster.connect import Connection, connect
 from rollgym.cluster.engine import RemoteEngine
 from rollgym.cluster.errors import ActorLost
-from rollgym.cluster.object_store import SharedTensors
 from rollgym.core.errors import EngineLost, RunError, UsageError
 from rollgym.engines.base import BadRequest, GenerateRequest, Generation, WeightSource
+from rollgym.engines.weight_sync.chain import WeightChain
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions, ParallelConfig
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.multi_role import MultiRoleLearner, policy_config
@@ -158,7 +158,7 @@ def test_a_ray_learner_learns_what_a_local_one_learns(here: Connection, folder: 
         assert np.array_equal(remote.reference(batch), local.reference(batch))
         assert remote.update(batch) == local.update(batch)
     weights = remote.weights().tensors
-    assert isinstance(weights, SharedTensors)
+    assert isinstance(weights, WeightChain)
     assert {name: tensor.tolist() for name, tensor in weights.items()} == {
         name: tensor.tolist() for name, tensor in (local.weights().tensors or {}).items()
     }

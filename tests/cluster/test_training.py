@@ -94,6 +94,32 @@ def test_other_layouts_learn_the_same(
     }
 
 
+@pytest.mark.parametrize("route", ["auto", "disk"])
+def test_deltas_to_an_engine_in_bfloat16_learn_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    fast_versions(monkeypatch)
+    here = Story.of(run_with(tmp_path / "here", engine={"dtype": "bfloat16"}))
+    engine = {"dtype": "bfloat16", "weight_delta": True, "full_update_every": 3, "weight_route": route}
+    there = run_with(tmp_path / "there", runtime="ray", ray={"num_gpus": 1}, engine=engine)
+    assert Story.of(there).weights == here.weights
+    assert json.loads((there / "plan.json").read_text())["weight_sync"] == {
+        "route": "object_store" if route == "auto" else "disk",
+        "dtype": "bfloat16",
+        "delta": True,
+        "full_update_every": 3,
+    }
+    metrics = [json.loads(line) for line in (there / "metrics.jsonl").read_text().splitlines()]
+    deltas = [one for one in metrics if "weight_sync_changed_frac" in one]
+    full = [one for one in metrics if "weight_sync_changed_frac" not in one]
+    assert deltas
+    assert full
+    assert all(0 <= one["weight_sync_changed_frac"] <= 1 for one in deltas)
+    assert {one["weight_sync_bytes"] for one in full} == {full[0]["weight_sync_bytes"]}
+    assert max(one["weight_sync_bytes"] for one in deltas) <= full[0]["weight_sync_bytes"]
+    assert not (there / ".weights").exists()
+
+
 @pytest.mark.parametrize("offload", ["optimizer", "all"])
 def test_offloading_on_a_shared_device_learns_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload: str

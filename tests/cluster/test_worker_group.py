@@ -14,12 +14,13 @@ from cluster_rank import Rank
 
 from rollgym.cluster.connect import Connection, connect
 from rollgym.cluster.errors import ActorLost, PlacementError
-from rollgym.cluster.object_store import SharedTensors, share_tensors, share_weights
+from rollgym.cluster.object_store import share_tensors, share_weights
 from rollgym.cluster.placement import PlacedPlan, bundles, place
 from rollgym.cluster.worker_group import WorkerGroup
 from rollgym.core.errors import RunError, UsageError
 from rollgym.devices.types import Cluster, Device, Layout, Node, Placement, Plan, Role
 from rollgym.engines.base import WeightSource
+from rollgym.engines.weight_sync.chain import WeightChain
 
 ray: Any = pytest.importorskip("ray")
 T = TypeVar("T")
@@ -217,7 +218,7 @@ def test_tensors_come_back_bit_for_bit_in_buckets(here: Connection) -> None:
         assert torch.equal(shared[name], tensor), f"{name} is as it was when it was stored"
 
     @ray.remote
-    def read(there: SharedTensors) -> list[float]:
+    def read(there: WeightChain) -> list[float]:
         return [float(tensor.float().sum()) for tensor in there.values()]
 
     assert ray.get(read.remote(shared)) == [float(tensor.float().sum()) for tensor in kept.values()]

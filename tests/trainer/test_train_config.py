@@ -73,11 +73,29 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a strategy without Ray": ({"learner": {"strategy": "ddp"}}, "require runtime=ray"),
     "a route of weights without servers": (
         {"engine": {"weight_route": "disk"}},
-        "weight_route require engine.kind=sglang or vllm",
+        "weight_route=disk requires runtime=ray, or engine.kind=sglang or vllm",
     ),
+    "a broadcast to an embedded engine": (
+        {"runtime": "ray", "engine": {"weight_route": "group"}},
+        "weight_route=group requires engine.kind=sglang or vllm",
+    ),
+    "an object store without Ray": (
+        {"engine": {"weight_route": "object_store"}},
+        "weight_route=object_store requires runtime=ray",
+    ),
+    "an object store to servers": (
+        {"runtime": "ray", "engine": {"kind": "vllm", "weight_route": "object_store"}},
+        "weight_route=object_store requires engine.kind=embedded",
+    ),
+    "deltas without Ray": ({"engine": {"weight_delta": True}}, "weight_delta=true requires runtime=ray"),
+    "deltas to a running server": (
+        {"runtime": "ray", "engine": {"kind": "vllm", "url": "http://host:1", "weight_delta": True}},
+        "requires runtime=ray and engines that the run starts",
+    ),
+    "no full update": ({"engine": {"full_update_every": 0}}, "engine.full_update_every"),
     "a server URL without servers": (
         {"engine": {"url": "http://host:1"}},
-        "engine.url/replicas/python/weight_route require engine.kind=sglang or vllm",
+        "engine.url/replicas/python require engine.kind=sglang or vllm",
     ),
     "restart in a synchronous run": (
         {"rollout": {"on_weight_update": "restart"}},

@@ -167,9 +167,10 @@ def test_a_run_prints_and_saves_its_plan(train_here: Run, capsys: pytest.Capture
     said = capsys.readouterr().err.splitlines()
     line = "local, colocated, strategy single on 1 rank, 1 embedded engine"
     start = said.index(f"plan: {line}")
-    assert said[start + 1 : start + 4] == [
+    assert said[start + 1 : start + 5] == [
         "  devices       cpu",
         "  compute       learner float32, engine float32",
+        "  weight sync   memory, float32",
         "  environments  in the trainer's process",
     ]
     assert sum(one.startswith("plan:") for one in said) == 1
@@ -182,6 +183,7 @@ def test_a_run_prints_and_saves_its_plan(train_here: Run, capsys: pytest.Capture
         "engines": 1,
     }
     assert plan["dtypes"] == {"learner": "float32", "engine": "float32"}
+    assert plan["weight_sync"] == {"route": "memory", "dtype": "float32", "delta": False}
     assert json.loads((folder / "manifest.json").read_text())["plan"] == line
 
 
@@ -195,6 +197,9 @@ def test_an_engine_in_bfloat16_is_recorded_with_its_gap_to_the_learner(train_her
         "engine": "bfloat16",
     }
     (small,), (large,) = (lines(folder / "metrics.jsonl") for folder in (exact, rounded))
+    assert 0.5 < large["weight_sync_bytes"] / small["weight_sync_bytes"] < 0.52, "vectors stay in float32"
+    assert small["weight_sync_seconds"] > 0
+    assert "weight_sync_changed_frac" not in small
     gap = "train_rollout_logprob_diff"
     assert small[gap] < 1e-5 < 1e-4 < large[gap] < 0.1
     assert abs(small["importance"] - 1) < 1e-5 < abs(large["importance"] - 1)

@@ -80,7 +80,12 @@ def _plan_without_lost_pins(config: TrainConfig, connection: Connection) -> Plan
 
 
 def run_plan(
-    config: TrainConfig, placed: PlacedPlan, strategy: str, engines: int, env_actors: int
+    config: TrainConfig,
+    placed: PlacedPlan,
+    strategy: str,
+    engines: int,
+    env_actors: int,
+    weight_sync: dict[str, Any],
 ) -> RunPlan:
     """The plan of a run on a cluster, with the devices of each role, as in ``plan.json``."""
     plan, workers = placed.plan, config.rollout.workers
@@ -102,6 +107,8 @@ def run_plan(
         "ranks": len(placed.slots["actor_train"]),
         "engine": config.engine.kind,
         "engines": engines,
+        "weight_sync": weight_sync,
+        "nodes": len(plan.cluster.nodes),
         "environments": f"{env_actors} env actor{'s' * (env_actors != 1)}, {inside}",
         "devices": describe(plan.cluster),
         "roles": roles,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,6 +42,7 @@ from rollgym.trainer.runtime import (
     server_options,
     weight_route,
 )
+from rollgym.trainer.weight_sync import FOLDER, sync_plan
 
 MOVED = ".moved"
 """Folder of a run: the learner's state while it moves to other devices."""
@@ -166,6 +168,7 @@ class RayRuntime:
             if self._engine is not None:
                 await self._engine.close()
             await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
+            shutil.rmtree(self._folder / FOLDER, ignore_errors=True)
 
     def _release(self) -> None:
         if self._placed is not None:
@@ -236,7 +239,12 @@ class RayRuntime:
         assert self._pool is not None
         strategy = placement(self._config, self._placed, "policy")["strategy"]
         urls = 0 if self._config.engine.url is None else 1
-        return run_plan(self._config, self._placed, strategy, len(self._engines) or urls, self._pool.size)
+        assert self._engine is not None
+        plan = self._placed.plan
+        sync = sync_plan(self._config, self._engine, self._folder, len(plan.cluster.nodes))
+        return run_plan(
+            self._config, self._placed, strategy, len(self._engines) or urls, self._pool.size, sync
+        )
 
     def _colocation(self) -> Colocation | None:
         """Set if engines share devices with the learner."""

@@ -31,6 +31,7 @@ from rollgym.engines.base import WeightSource
 from rollgym.engines.embedded.features import position_limit
 from rollgym.engines.embedded.offload import trim_memory
 from rollgym.engines.embedded.precision import SMALLEST
+from rollgym.engines.weight_sync.wire import Part, Sent, ShardEncoder, WireFormat
 from rollgym.models.checkpoint_names import separable
 from rollgym.trainer.data.batch import Batch, balanced, micro_batches, mini_batches
 from rollgym.trainer.data.packing import bundles, whole_episodes
@@ -53,7 +54,14 @@ from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
 from rollgym.trainer.learner.sharded_loading import ModelSource
 from rollgym.trainer.learner.strategies import find_strategy
-from rollgym.trainer.learner.weight_export import Bucket, Piece, in_buckets, pieces_of, write_model
+from rollgym.trainer.learner.weight_export import (
+    Bucket,
+    Piece,
+    encode_pieces,
+    in_buckets,
+    pieces_of,
+    write_model,
+)
 from rollgym.trainer.losses.adaptive import AdaptiveEntropy, AdaptiveKL, Coefficients
 from rollgym.trainer.losses.metrics import Metric, merge, summary
 from rollgym.trainer.losses.settings import LossConfig
@@ -323,7 +331,7 @@ class Learner:
 
     # Weights and checkpoints.
 
-    def weights(self) -> WeightSource:
+    def weights(self, wire: WireFormat | None = None) -> WeightSource:
         """Return the policy's weights, valid until the next `update`.
 
         With several ranks they come in buckets, which all ranks must iterate over, since all take part in
@@ -333,6 +341,20 @@ class Learner:
             (bucket,) = self._buckets(sys.maxsize)
             return WeightSource(tensors=dict(bucket))
         return WeightSource(buckets=lambda: self._buckets(self._options.bucket_bytes))
+
+    def weight_parts(self, encoder: ShardEncoder, *, full: bool) -> Iterator[tuple[Part, Sent]]:
+        """Yield what this rank sends of each bucket of the policy's weights: its own shards of them.
+
+        All ranks must iterate. No rank gathers another's weights, except that those with LoRA matrices are
+        merged on rank 0, one at a time.
+        """
+        offloaded = self._reload_weights()
+        for pieces in in_buckets(self._pieces(), self._options.bucket_bytes):
+            with self._rank_errors("send weights"), torch.no_grad():
+                part = encode_pieces(pieces, self.strategy, encoder, full=full)
+            yield part
+        if offloaded:
+            self.offload(offloaded)
 
     def save(self, path: Path) -> None:
         """Write a checkpoint into an existing folder, which all ranks see."""
@@ -588,9 +610,7 @@ class Learner:
 
     def _buckets(self, max_bytes: int) -> Iterator[Bucket]:
         """Yield the policy's weights in buckets, gathered one after another; only rank 0's are filled."""
-        offloaded = self.offloaded if self._group is not None and "weights" in self.offloaded else ()
-        if offloaded:  # weights are gathered on the devices
-            self.reload()
+        offloaded = self._reload_weights()
         for pieces in in_buckets(self._pieces(), max_bytes):
             with self._rank_errors("gather weights"), torch.no_grad():
                 gathered = iter(self.strategy.gather([p for piece in pieces for p in piece.parameters]))
@@ -602,6 +622,13 @@ class Learner:
             yield bucket
         if offloaded:
             self.offload(offloaded)
+
+    def _reload_weights(self) -> tuple[str, ...]:
+        """Reload offloaded weights, which ranks gather on the devices; returns what to offload again."""
+        offloaded = self.offloaded if self._group is not None and "weights" in self.offloaded else ()
+        if offloaded:
+            self.reload()
+        return offloaded
 
     def _rank_errors(self, action: str) -> AbstractContextManager[None]:
         """Name the rank in unexpected errors, which may be another rank's."""

@@ -12,6 +12,7 @@ from rollgym.trainer.data.sequences import FloatArray
 from rollgym.trainer.losses.adaptive import Coefficients
 
 if TYPE_CHECKING:  # imports torch
+    from rollgym.engines.weight_sync.wire import WireFormat
     from rollgym.trainer.learner.layout import LayoutChoice
 
 Metrics = dict[str, float]
@@ -56,8 +57,11 @@ class LearnerProtocol(Protocol):
     def end_imitation(self, taught: Path | None) -> None:
         """Return to the configured loss with a fresh optimizer; a separate critic starts from ``taught``."""
 
-    def weights(self) -> WeightSource:
-        """Return the policy's weights, for an engine."""
+    def weights(self, wire: WireFormat | None = None) -> WeightSource:
+        """Return the policy's weights, for an engine.
+
+        ``wire``: how ranks on other machines send them; weights in this process are those of the learner.
+        """
 
     def offload(self, parts: Sequence[str] = OFFLOADABLE) -> dict[str, int]:
         """Move parts to host memory; returns bytes by part. Any computation reloads them."""

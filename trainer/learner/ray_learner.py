@@ -1,14 +1,15 @@
 """A learner whose ranks are Ray actors.
 
 Every rank is called with the same whole batch, stored once; results are those of the whole batch. Weights
-never pass through the driver: rank 0 stores them in buckets, and engines read them by reference.
+never pass through the driver: each rank stores its shards in buckets, and engines read them by reference.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -17,11 +18,14 @@ import torch
 
 from rollgym.cluster.errors import need_ray
 from rollgym.cluster.heartbeat import TIMEOUT
-from rollgym.cluster.object_store import share_weights
+from rollgym.cluster.object_store import StoredFile, StoredPart
 from rollgym.cluster.worker_group import WorkerGroup
 from rollgym.core.registry import import_module
 from rollgym.devices.types import Role
 from rollgym.engines.base import WeightSource
+from rollgym.engines.weight_sync.chain import Link, WeightChain
+from rollgym.engines.weight_sync.folder import PartFile, clean_folder, write_part
+from rollgym.engines.weight_sync.wire import Part, Sent, ShardEncoder, WireFormat
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.process_group import free_port, join_group
@@ -44,6 +48,7 @@ class LearnerActor:
         if threads is not None:
             torch.set_num_threads(threads)
         self._learner = None
+        self._encoder: ShardEncoder | None = None
 
     def rendezvous(self) -> tuple[str, int]:
         """Return an address and a free port of this node, for the ranks to join at."""
@@ -60,7 +65,7 @@ class LearnerActor:
         """Make this rank's learner, replacing the one it had."""
         for module in self._imports:
             import_module(module, "imports")
-        self._learner = None
+        self._learner = self._encoder = None
         self._learner = Learner(
             model, config, loss, options, strategy=strategy, rank=self._rank, world=self._world
         )
@@ -77,15 +82,15 @@ class LearnerActor:
         result = self.run(method, *args, **kwargs)
         return result if self._rank == 0 else None
 
-    def share_weights(self) -> WeightSource | None:
-        """Store the weights in the cluster: all ranks gather them, rank 0 has them."""
-        weights = self.run(Learner.weights)
-        if self._rank == 0:
-            return share_weights(weights)
-        if weights.buckets is not None:
-            for _ in weights.buckets():
-                pass
-        return None
+    def send_weights(self, wire: WireFormat, stamp: str, full: bool) -> Iterator[Part | PartFile | Sent]:
+        """Yield what this rank sends of each bucket, which Ray stores or a file holds, and its counts."""
+        assert self._learner is not None
+        if self._encoder is None or self._encoder.wire != wire:
+            self._encoder = ShardEncoder(wire)
+        for number, (part, sent) in enumerate(self._learner.weight_parts(self._encoder, full=full)):
+            # A part is stored before the next one is encoded; engines fetch it meanwhile.
+            yield part if wire.folder is None else write_part(wire.folder, stamp, number, self._rank, part)
+            yield sent
 
 
 def _on_ranks(method: Callable[Concatenate[Learner, P], R]) -> Callable[Concatenate[RayLearner, P], R]:
@@ -131,6 +136,10 @@ class RayLearner:
         self._options = options or LearnerOptions()
         self._reference: Path | None = None
         self._coefficients: Coefficients | None = None
+        self._chain: list[Link] = []
+        """The last full update and the deltas after it."""
+        self._wire: WireFormat | None = None
+        self._sending: threading.Thread | None = None
         self._check(len(actor_options))
         self.workers = WorkerGroup(
             role,
@@ -178,9 +187,40 @@ class RayLearner:
         self._coefficients = coefficients
         self._run(Learner.set_coefficients, coefficients)
 
-    def weights(self) -> WeightSource:
-        """Return the policy's current weights, stored in the cluster; they are lost with rank 0."""
-        return cast(WeightSource, self.workers.call(LearnerActor.share_weights)[0])
+    def weights(self, wire: WireFormat | None = None) -> WeightSource:
+        """Return the policy's current weights, which the ranks store in the cluster from now on.
+
+        Engines may fetch the first buckets while the ranks prepare the others. The learner must not be used
+        before the last bucket is there (`WeightChain.sent` waits for it).
+        """
+        wire = wire or WireFormat()
+        if self._sending is not None:
+            self._sending.join()
+        chain, self._chain = self._chain, []
+        full = not wire.delta or wire != self._wire or not 0 < len(chain) < wire.full_every
+        if wire.folder is not None:
+            clean_folder(wire.folder, {link.stamp for link in chain})
+        link = Link(None if full else chain[-1].stamp)
+        links = [link] if full else [*chain, link]
+        self._wire = wire
+        self._sending = threading.Thread(
+            target=self._send, args=(wire, links, full), name="rollgym-weight-sync", daemon=True
+        )
+        self._sending.start()
+        return WeightSource(tensors=WeightChain(links, delta=wire.delta))
+
+    def _send(self, wire: WireFormat, links: list[Link], full: bool) -> None:
+        """Publish the buckets of all ranks as they come."""
+        link = links[-1]
+        try:
+            for refs, counts in self.workers.stream(LearnerActor.send_weights, wire, link.stamp, full):
+                stored = [StoredPart(ref) if wire.folder is None else StoredFile(ref) for ref in refs]
+                link.publish(stored, functools.reduce(Sent.plus, counts))
+        except BaseException as error:
+            link.end(error)
+            return
+        self._chain = links
+        link.end()
 
     def offload(self, parts: Sequence[str] = OFFLOADABLE) -> dict[str, int]:
         """Move parts of all ranks to host memory; returns bytes by part, summed over ranks."""
@@ -244,6 +284,7 @@ class RayLearner:
         self._make()
 
     def _make(self) -> None:
+        self._chain = []
         self.workers.call(
             LearnerActor.make, self._strategy, self._model, self.config, self.loss, self._options
         )

@@ -6,13 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from rollgym.engines.weight_sync.wire import LocalShard, Part, Sent, ShardEncoder
 from rollgym.io.run_dir import write_json
 from rollgym.models.checkpoint_names import in_memory, to_checkpoint
+
+if TYPE_CHECKING:
+    from rollgym.trainer.learner.strategies.base import ParallelStrategy
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -96,6 +100,28 @@ def in_buckets(pieces: Iterable[Piece], max_bytes: int) -> list[list[Piece]]:
         buckets[-1].append(piece)
         size += need
     return buckets
+
+
+def encode_pieces(
+    pieces: Sequence[Piece], strategy: ParallelStrategy, encoder: ShardEncoder, *, full: bool
+) -> tuple[Part, Sent]:
+    """Return what this rank sends of a bucket, and its counts."""
+    part: Part = []
+    sent = Sent()
+    for piece in pieces:
+        shape = tuple(strategy.shape(piece.parameters[0]))
+        if len(piece.parameters) == 1:
+            shard = strategy.local_shard(piece.parameters[0])
+        else:  # matrices are merged as a whole
+            tensors = strategy.gather(piece.parameters)
+            shard = None
+            if strategy.rank == 0:
+                shard = LocalShard(piece.merge(tensors), shape, (0,) * len(shape))
+        if shard is not None:
+            chunk, counts = encoder.encode(piece.name, shape, shard, full=full)
+            part.append(chunk)
+            sent = sent.plus(counts)
+    return part, sent
 
 
 def holds_weights(file: Path) -> bool:

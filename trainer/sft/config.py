@@ -210,7 +210,7 @@ class DataRunConfig(Settings):
             raise UsageError("ray.address, ray.num_gpus and learner.strategy require runtime=ray.")
         if self.runtime == "ray" and not self.envs:
             raise UsageError("runtime=ray requires envs: the plan of devices depends on their episodes.")
-        check_engine(self.engine)
+        check_engine(self.engine, self.runtime)
 
     @property
     def validates(self) -> bool:

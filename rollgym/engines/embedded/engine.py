@@ -142,6 +142,11 @@ class EmbeddedEngine(Engine):
         return dtype_name(self._model.shape.dtype)
 
     @property
+    def weight_dtype(self) -> str:
+        """The dtype of the weights."""
+        return self.dtype
+
+    @property
     def fused(self) -> bool:
         """True if the model runs on `FusedDecoder` instead of its transformers module."""
         return self._model.fused

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from rollgym.core.errors import AgentError, EngineLost, UsageError
 from rollgym.engines.base import (
@@ -19,9 +20,11 @@ from rollgym.engines.base import (
 )
 from rollgym.engines.router import gather
 from rollgym.engines.servers.request_tracker import RequestTracker
+from rollgym.engines.servers.route_choice import RouteChoice, choose_route
 from rollgym.engines.servers.server_group import ServerGroup
 from rollgym.engines.servers.server_process import ServerProcess
-from rollgym.engines.servers.weights import BUCKET, Route, WeightSender, copy_weights
+from rollgym.engines.servers.weights import BUCKET, Route, WeightSender, copy_weights, is_local
+from rollgym.engines.weight_sync.chain import WeightChain
 from rollgym.models.hf_files import HFModelFiles
 
 
@@ -35,7 +38,7 @@ class ServerEngine(Engine):
         version: Version of its weights. Default: as reported by the server, else 0.
         interrupt: In-flight replies on a weight update: one of ``modes``.
         route: How tensors are sent: in the HTTP call (``tensor``), by a broadcast (``group``), or through a
-            shared folder (``disk``); default: the first that the servers support.
+            shared folder (``disk``); default: as `choose_route` chooses.
         host: Address of this machine as seen by the servers, for a broadcast.
         bucket: Bytes of weights per call.
         timeout: Seconds per call.
@@ -48,6 +51,8 @@ class ServerEngine(Engine):
     sender_class: ClassVar[type[WeightSender]]
     modes: ClassVar[Mapping[str, str]]
     """Mode in which the servers are paused, by value of ``interrupt``, the default first."""
+    small: ClassVar[int] = 0
+    """Bytes of weights below which the call is the default route."""
 
     def __init__(
         self,
@@ -83,7 +88,11 @@ class ServerEngine(Engine):
         self._tracker = RequestTracker(servers, self.model.vocabulary, first)
         self._tracker.on_lost = None if server is None else self._restarted
         self._mode = self.modes[interrupt]
-        route = route or self.default_route(servers)
+        self.route_reason = "as set"
+        """Why this route."""
+        if route is None:
+            choice = self._choose_route(servers, host)
+            route, self.route_reason = cast(Route, choice.route), choice.reason
         self.check_route(servers, route)
         self._sender = self.sender_class(
             self.model, route, bucket=bucket, host=host, timeout=min(timeout, 300.0)
@@ -124,15 +133,25 @@ class ServerEngine(Engine):
         """Route of tensors to the servers."""
         return self._sender.route
 
+    @property
+    def weight_dtype(self) -> str:
+        """The dtype in which weights are sent: that of the servers, or float32 if they do not report it."""
+        return self._weight_dtype(self._servers)
+
+    @property
+    def weight_route(self) -> str:
+        """The same as `route`."""
+        return self.route
+
     def check_servers(self, servers: ServerGroup, interrupt: str) -> None:
         """Raise `UsageError` if the servers do not support the ``interrupt`` mode."""
 
     def check_route(self, servers: ServerGroup, route: Route) -> None:
         """Raise `UsageError` if the servers cannot receive weights by this route."""
 
-    def default_route(self, servers: ServerGroup) -> Route:
-        """Return the route of weights for these servers if none is asked for."""
-        return self.sender_class.routes[0]
+    def supported_routes(self, servers: ServerGroup) -> Sequence[Route]:
+        """Return the routes that these servers support."""
+        return self.sender_class.routes
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one reply. A cancelled call stops generating at once."""
@@ -146,11 +165,12 @@ class ServerEngine(Engine):
         """Use new weights from the next token on; ``interrupt`` decides about in-flight replies."""
         if type(version) is not int or not 0 <= version < 10**18:
             raise UsageError(f"The weight version must be an integer >= 0, not {version!r}.")
-        source = self._sender.check(self._servers, await asyncio.to_thread(gather, weights))
-        copied = await asyncio.to_thread(copy_weights, source)
+        dtype = self.weight_dtype
+        source = self._sender.check(self._servers, await asyncio.to_thread(_fetched, weights, dtype))
+        source = await asyncio.to_thread(copy_weights, source, dtype)
         async with self._lock:
             await self._with_restart(lambda: self._update(version, source))
-            self._last_weights = copied
+            self._last_weights = source
 
     async def pause(self) -> None:
         """Stop generating until `resume`; requests wait."""
@@ -219,6 +239,22 @@ class ServerEngine(Engine):
             for rid in rids if self.server is None else ():
                 await self._servers.abort(rid)
         await self._servers.close()
+
+    def _weight_dtype(self, servers: ServerGroup) -> str:
+        return self.model.dtype if servers.dtype == "auto" else servers.dtype or "float32"
+
+    def _choose_route(self, servers: ServerGroup, host: str | None) -> RouteChoice:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self._weight_dtype(servers))
+        return choose_route(
+            self.supported_routes(servers),
+            nbytes=sum(math.prod(shape) for shape in self.model.shapes.values()) * dtype.itemsize,
+            local=all(is_local(worker.client.url) for worker in servers.workers),
+            host=host is not None,
+            shares_gpu=torch.cuda.is_available(),
+            small=self.small,
+        )
 
     @property
     def _servers(self) -> ServerGroup:
@@ -331,3 +367,10 @@ class ServerEngine(Engine):
             await self._servers.release(released)
         elif self._paused:
             await self._servers.pause("abort")
+
+
+def _fetched(weights: WeightSource, dtype: str) -> WeightSource:
+    """Return weights whose tensors are in this process."""
+    if isinstance(weights.tensors, WeightChain):
+        return WeightSource(tensors=weights.tensors.fetch())
+    return gather(weights, dtype)

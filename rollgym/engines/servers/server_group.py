@@ -35,11 +35,15 @@ class ServerGroup(ABC):
     software: ClassVar[str]
     """Name of the servers' software, for messages."""
 
-    def __init__(self, front: Client, workers: Sequence[ServerWorker], *, context: int) -> None:
+    def __init__(
+        self, front: Client, workers: Sequence[ServerWorker], *, context: int, dtype: object = None
+    ) -> None:
         self.front = front
         self.workers = list(workers)
         self.context = context
         """Maximum number of tokens of prompt and reply together that every server supports."""
+        self.dtype = dtype if dtype in ("float32", "bfloat16", "float16", "auto") else None
+        """The dtype of the servers' model: ``auto``: that of its config; ``None``: they do not report it."""
 
     @classmethod
     @abstractmethod

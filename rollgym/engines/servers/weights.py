@@ -121,7 +121,7 @@ class WeightSender(ABC):
         if source.tensors is not None:
             return WeightSource(tensors=self._model.fitting(source.tensors))
         assert source.path is not None
-        if all(urlsplit(worker.client.url).hostname in _LOCAL for worker in servers.workers):
+        if all(is_local(worker.client.url) for worker in servers.workers):
             self._model.check_folder(source.path)  # a path on another machine cannot be checked here
         return WeightSource(path=source.path.absolute())
 
@@ -263,9 +263,7 @@ class WeightSender(ABC):
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
         shutil.copy2(self._model.path / "config.json", self._folder)
-        save_file(
-            {name: own_copy(tensor) for name, tensor in tensors.items()}, self._folder / "model.safetensors"
-        )
+        save_file(dict(tensors), self._folder / "model.safetensors", {"format": "pt"})
         return self._folder
 
 
@@ -285,6 +283,11 @@ def _flushed(servers: ServerGroup) -> None:
     for worker in servers.workers:
         if worker.state.flush():
             worker.state.flushed()
+
+
+def is_local(url: str) -> bool:
+    """Return whether a URL is of this machine."""
+    return urlsplit(url).hostname in _LOCAL
 
 
 def described(bucket: Bucket) -> dict[str, Any]:
@@ -316,8 +319,10 @@ def own_copy(tensor: Any) -> Any:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def copy_weights(source: WeightSource) -> WeightSource:
-    """Copy weights that the learner will overwrite, for a server that is restarted."""
+def copy_weights(source: WeightSource, dtype: str = "float32") -> WeightSource:
+    """Copy weights that the learner will overwrite, in the dtype in which they are sent."""
+    from rollgym.engines.weight_sync.wire import to_wire
+
     if source.tensors is None:
         return source
-    return WeightSource(tensors={name: own_copy(tensor) for name, tensor in source.tensors.items()})
+    return WeightSource(tensors={name: to_wire(tensor, dtype) for name, tensor in source.tensors.items()})

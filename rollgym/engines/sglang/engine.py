@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from rollgym.engines.servers.engine import ServerEngine
+from rollgym.engines.servers.route_choice import SMALL
 from rollgym.engines.servers.server_group import ServerGroup
 from rollgym.engines.sglang.compat import Interrupt, SglangCompat
 from rollgym.engines.sglang.server_group import SglangServers
@@ -16,12 +17,13 @@ class SglangEngine(ServerEngine):
 
     ``interrupt`` is one of ``resend`` (default): abort in-flight replies and request the rest again;
     ``in_place`` (SGLang 0.5.19): continue with the KV cache of the old weights; ``retract`` (0.5.22):
-    continue and recompute the KV cache. ``route`` is ``tensor`` by default.
+    continue and recompute the KV cache.
     """
 
     servers_class = SglangServers
     sender_class = SglangWeightSender
     modes = {"resend": "abort", "in_place": "in_place", "retract": "retract"}
+    small = SMALL
 
     @property
     def compat(self) -> SglangCompat:

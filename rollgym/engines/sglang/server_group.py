@@ -23,8 +23,16 @@ class SglangServers(ServerGroup):
 
     software = "SGLang"
 
-    def __init__(self, front: Client, workers: Sequence[ServerWorker], *, context: int, seeded: bool) -> None:
-        super().__init__(front, workers, context=context)
+    def __init__(
+        self,
+        front: Client,
+        workers: Sequence[ServerWorker],
+        *,
+        context: int,
+        seeded: bool,
+        dtype: object = None,
+    ) -> None:
+        super().__init__(front, workers, context=context, dtype=dtype)
         self.seeded = seeded
         """Whether the servers sample with the request's seed."""
 
@@ -57,7 +65,9 @@ class SglangServers(ServerGroup):
         ]
         context = min(_context(one, info) for one, info in zip(clients, infos, strict=True))
         seeded = all(info.get("enable_deterministic_inference") is True for info in infos)
-        servers = cls(front, workers, context=context, seeded=seeded)
+        dtypes = {str(info.get("dtype")) for info in infos}
+        dtype = dtypes.pop() if len(dtypes) == 1 else None
+        servers = cls(front, workers, context=context, seeded=seeded, dtype=dtype)
         if not servers.compat.tested:
             log.warning("%s runs an SGLang version that rollgym was not tested with.", url)
         reported = {one.url: str(get_object(one, "/model_info").get("weight_version")) for one in clients}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from rollgym.core.errors import UsageError
@@ -16,17 +17,16 @@ class VllmEngine(ServerEngine):
     """An engine for a vLLM server; the arguments are those of `ServerEngine`.
 
     ``interrupt`` is one of ``keep`` (default): in-flight replies wait during a weight update and continue
-    with a recomputed KV cache; ``resend``: abort them and request the rest again. ``route`` is ``group`` by
-    default.
+    with a recomputed KV cache; ``resend``: abort them and request the rest again.
     """
 
     servers_class = VllmServers
     sender_class = VllmWeightSender
     modes = {"keep": "keep", "resend": "abort"}
 
-    def default_route(self, servers: ServerGroup) -> Route:
-        """Return ``group`` where the server can join a broadcast group, else ``disk``."""
-        return "group" if cast(VllmServers, servers).broadcasts else "disk"
+    def supported_routes(self, servers: ServerGroup) -> Sequence[Route]:
+        """Return all routes where the server has a transfer backend, else ``disk``."""
+        return self.sender_class.routes if cast(VllmServers, servers).broadcasts else ("disk",)
 
     def check_route(self, servers: ServerGroup, route: Route) -> None:
         """Raise `UsageError` if the server cannot receive weights by this route."""

@@ -22,9 +22,16 @@ class VllmServers(ServerGroup):
     software = "vLLM"
 
     def __init__(
-        self, front: Client, workers: Sequence[ServerWorker], *, context: int, broadcasts: bool, on_cpu: bool
+        self,
+        front: Client,
+        workers: Sequence[ServerWorker],
+        *,
+        context: int,
+        broadcasts: bool,
+        on_cpu: bool,
+        dtype: object = None,
     ) -> None:
-        super().__init__(front, workers, context=context)
+        super().__init__(front, workers, context=context, dtype=dtype)
         self.broadcasts = broadcasts
         """Whether the server can receive tensors, by broadcast or in the call."""
         self.on_cpu = on_cpu
@@ -46,6 +53,7 @@ class VllmServers(ServerGroup):
             context=context,
             broadcasts=facts.get("transfer") == "rollgym",
             on_cpu=facts.get("device") == "cpu",
+            dtype=facts.get("dtype"),
         )
         reported = {client.url: str(get_object(client, "/weight_info").get("weight_version"))}
         return servers, servers.agree(version, reported)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rollgym.core.errors import RunError
 from rollgym.engines.embedded.precision import SMALLEST
+from rollgym.engines.weight_sync.wire import LocalShard
 from rollgym.io.run_dir import write_json
 from rollgym.trainer.data.sequences import TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig
@@ -160,12 +161,17 @@ class ParallelStrategy:
         """Return whole parameters, which only need to be right on rank 0."""
         return [parameter.detach() for parameter in parameters]
 
-    def local_shards(self, parameter: nn.Parameter) -> list[tuple[tuple[int, ...], Tensor]]:
-        """Return the parts of a parameter that this rank holds, each with its offsets in the whole.
+    def local_shard(self, parameter: nn.Parameter) -> LocalShard | None:
+        """Return the values of a parameter that this rank sends to engines; ``None`` for none.
 
-        Ranks may hold the same parts. Of ``zero1`` and ``zero2`` it is the weight that is computed with.
+        The ranks together send each value once. Where all have all, each sends an equal share.
         """
-        return [((0,) * parameter.dim(), parameter.detach())]
+        whole = parameter.detach()
+        if self.group is None:
+            return LocalShard(whole, tuple(whole.shape), (0,) * whole.dim())
+        count = whole.numel()
+        start, stop = count * self.rank // self.world, count * (self.rank + 1) // self.world
+        return LocalShard(whole.reshape(-1)[start:stop], (count,), (start,)) if stop > start else None
 
     def shapes(self) -> dict[str, Sequence[int]]:
         """Return the shapes of all trained parameters by name."""

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from rollgym.engines.weight_sync.wire import LocalShard
 from rollgym.trainer.learner.modules import Critic, PolicyModule, TrainedModules
 from rollgym.trainer.learner.process_group import all_or_none
 from rollgym.trainer.learner.sharded_checkpoint import Fragment, adam_fragments
@@ -74,6 +75,10 @@ class Fsdp2Strategy(ParallelStrategy):
     def gather(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """Return whole parameters."""
         return [cast(DTensor, parameter).full_tensor().detach() for parameter in parameters]
+
+    def local_shard(self, parameter: nn.Parameter) -> LocalShard | None:
+        """Return this rank's rows of a parameter."""
+        return dtensor_shard(cast(DTensor, parameter.detach()))
 
     def fragments(self) -> list[Fragment]:
         """Return this rank's rows of every parameter."""
@@ -159,6 +164,19 @@ def reset_shards(module: nn.Module | None) -> None:
             for group in cast(Any, inner)._get_fsdp_state()._fsdp_param_groups:
                 for parameter in group.fsdp_params:
                     parameter.reset_sharded_param()
+
+
+def dtensor_shard(tensor: DTensor) -> LocalShard | None:
+    """Return the part of a `DTensor` that this rank sends; of equal parts, the first rank's is sent."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = tensor.device_mesh, tensor.placements
+    at = mesh.get_coordinate()
+    if at is None or any(one.is_replicate() and where for one, where in zip(placements, at, strict=True)):
+        return None
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    local = tensor.to_local()
+    return LocalShard(local, tuple(tensor.shape), tuple(offsets)) if local.numel() else None
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rollgym.core.errors import RunError, UsageError
+from rollgym.engines.weight_sync.wire import LocalShard
 from rollgym.trainer.learner.boxes import Box
 from rollgym.trainer.learner.context_parallel import ContextGroup
 from rollgym.trainer.learner.expert_parallel import find_experts, split_experts
@@ -187,10 +188,12 @@ class MeshStrategy(Fsdp2Strategy):
         """The ranks that hold one copy of the model."""
         return self.device_mesh["shard", "context", "tensor", "expert"]._flatten("copy")
 
-    def local_shards(self, parameter: nn.Parameter) -> list[tuple[tuple[int, ...], Tensor]]:
-        """Return the part of a parameter that this rank holds, with its offsets in the whole."""
+    def local_shard(self, parameter: nn.Parameter) -> LocalShard | None:
+        """Return this rank's part of a parameter; of ranks that have the same, the first sends it."""
         local = cast(DTensor, parameter).to_local().detach()
-        return [(_box(parameter).offsets, local)]
+        if not local.numel() or not self._first(parameter):
+            return None
+        return LocalShard(local, tuple(parameter.shape), _box(parameter).offsets)
 
     def fragments(self) -> list[Fragment]:
         """Return this rank's part of every parameter; of ranks that have the same, the first saves it."""

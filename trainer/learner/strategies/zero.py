@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rollgym.core.errors import MissingExtra, RunError
+from rollgym.engines.weight_sync.wire import LocalShard
 from rollgym.trainer.data.sequences import TokenSequence
-from rollgym.trainer.learner.boxes import boxes_of_range
 from rollgym.trainer.learner.modules import Outputs, PolicyModule, TrainedModules
 from rollgym.trainer.learner.offload import move, optimizer_state, size
 from rollgym.trainer.learner.optim import DIVERGED, make_adamw
@@ -311,20 +311,19 @@ class Zero3Strategy(ZeroStrategy):
         with deepspeed.zero.GatheredParameters(list(parameters)):
             return [p.detach().clone() if self.rank == 0 else p.new_empty(0) for p in parameters]
 
-    def local_shards(self, parameter: nn.Parameter) -> list[tuple[tuple[int, ...], Tensor]]:
-        """Return the boxes that this rank's flat range of a parameter consists of."""
-        held: Any = parameter
-        flat, shape = held.ds_tensor.detach(), tuple(held.ds_shape)
-        start = min(self.rank * held.ds_tensor.ds_numel, held.ds_numel)
-        parts, at = [], 0
-        for box in boxes_of_range(start, min(start + held.ds_tensor.ds_numel, held.ds_numel), shape):
-            parts.append((box.offsets, flat[at : at + box.numel].view(box.sizes)))
-            at += box.numel
-        return parts
+    def local_shard(self, parameter: nn.Parameter) -> LocalShard | None:
+        """Return this rank's range of a parameter."""
+        sharded: Any = parameter
+        start, stop = self._range(sharded)
+        values = sharded.ds_tensor.detach()[: stop - start]
+        return LocalShard(values, (sharded.ds_numel,), (start,)) if stop > start else None
+
+    def _range(self, parameter: Any) -> tuple[int, int]:
+        start = min(self.rank * parameter.ds_tensor.ds_numel, parameter.ds_numel)
+        return start, min(start + parameter.ds_tensor.ds_numel, parameter.ds_numel)
 
     def _span(self, name: str, parameter: Any, optimizer: Any) -> tuple[int, int, int, int]:
-        start = min(self.rank * parameter.ds_tensor.ds_numel, parameter.ds_numel)
-        stop = min(start + parameter.ds_tensor.ds_numel, parameter.ds_numel)
+        start, stop = self._range(parameter)
         group, at, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
         return group, at, start, stop
 

@@ -11,6 +11,9 @@ from rank_cases import Ranks, make_any, train_any
 
 from rollgym.core.errors import MissingExtra, RunError, UnknownName, UsageError
 from rollgym.engines.base import WeightSource
+from rollgym.engines.weight_sync.chain import KeptPart, Link, WeightChain
+from rollgym.engines.weight_sync.receiver import WeightReceiver, same_bits
+from rollgym.engines.weight_sync.wire import Sent, to_wire
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.process_group import ProcessGroup, join_group
@@ -41,6 +44,35 @@ def test_buckets_hold_all_weights_once_and_are_no_larger_than_asked(
     assert len(sizes) >= 10
     assert max(sizes) == max(largest, max(size for size in sizes if size <= 5000))
     assert sum(sizes) == sum(array.nbytes for array in expected.values())
+    pair("drop", "it")
+
+
+@every
+@pytest.mark.parametrize("lora", [None, 4])
+def test_parts_of_all_ranks_are_the_gathered_weights(pair: Ranks, strategy: str, lora: int | None) -> None:
+    given: dict[str, Any] = {"lora": lora} if lora else {}
+    pair("make", "it", strategy, bucket_bytes=5000, **given)
+    receiver = WeightReceiver()
+    links: list[Link] = []
+    for step in range(3):
+        pair("train", "it", [step])
+        (gathered, sizes), _ = pair.try_all("weights", "it")
+        by_rank = pair.try_all("parts", "it", step == 0)
+        assert [len(one) for one in by_rank] == [len(sizes)] * 2
+        link = Link(links[-1].stamp if links else None)
+        for number in range(len(sizes)):
+            link.publish([KeptPart(one[number][0]) for one in by_rank], Sent())
+        link.end()
+        links.append(link)
+        received = receiver.complete(WeightChain(links, delta=True))
+        assert receiver.fulls == 1
+        assert received.keys() == gathered.keys()
+        for name, array in gathered.items():
+            assert same_bits(received[name], to_wire(torch.from_numpy(array), "bfloat16")), name
+        shares = [sum(sent.values for _, sent in one) for one in by_rank]
+        assert sum(shares) == sum(array.size for array in gathered.values())
+        if lora is None:
+            assert max(shares) < 0.6 * sum(shares), "no rank has all"
     pair("drop", "it")
 
 
