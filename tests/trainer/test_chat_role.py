@@ -14,8 +14,8 @@ from user_endpoint import Call, UserEndpoint, without_client_settings
 
 from rollgym.core.errors import RunError, UsageError
 from rollgym.core.roles import role_trajectory
-from rollgym.core.serialization import read_episodes
 from rollgym.evaluation.replay import Settings, replay
+from rollgym.evaluation.run_results import load_run
 
 Run = Callable[..., Path]
 DESK = "rollgym/ServiceDesk-v0"
@@ -56,7 +56,7 @@ def test_the_policy_trains_with_a_customer_at_an_endpoint(
         stop={"steps": 3},
         tracking={"tensorboard": False, "tokens_every": 1},
     )
-    episodes = read_episodes(folder / "episodes.jsonl")
+    episodes = list(load_run(folder).episodes)
     assert len(episodes) == 3 * 2 * 4
     for line, episode in zip(lines(folder / "episodes.jsonl"), episodes, strict=True):
         assert episode.spec.players == {"agent": "policy", "user": "chat"}
@@ -98,7 +98,7 @@ def test_a_failing_endpoint_costs_retries_and_no_episode(train_here: Run, endpoi
     folder = train_here("failing", envs=[duel(endpoint)], rollout={"max_retries_per_group": 20})
     assert failed
     assert all(line["episodes_missing"] == 0 for line in lines(folder / "metrics.jsonl"))
-    before, after = (read_episodes(run / "episodes.jsonl") for run in (whole, folder))
+    before, after = (list(load_run(run).episodes) for run in (whole, folder))
     actions = [[[turn.action for turn in e.turns] for e in episodes] for episodes in (before, after)]
     assert actions[0] == actions[1]
     assert (whole / "final" / "model.safetensors").read_bytes() == (

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from training import Forge, lines, write
 
 from rollgym.core.errors import UsageError
 from rollgym.core.types import Group
+from rollgym.io.episode_blocks import encode_blocks, read_blocks
 from rollgym.trainer.replay import replay_run
 from rollgym.trainer.step_log import read_groups, read_steps
 
@@ -53,16 +55,15 @@ def test_a_run_with_a_warm_start_is_replayed_from_a_checkpoint(train_here: Run) 
 
 def test_a_changed_recording_is_found_at_its_step(train_here: Run) -> None:
     folder = train_here("run", **AHEAD)
-    path = folder / "episodes.jsonl"
-    text = path.read_text().splitlines()
-    number = next(i for i, line in enumerate(text) if json.loads(line)["step"] == 6)
-    episode = json.loads(text[number])
-    episode["turns"][0]["logprobs"][0] = round(episode["turns"][0]["logprobs"][0] - 0.5, 3)
-    before, changed = len(text[number]), json.dumps(episode, separators=(",", ":"), ensure_ascii=False)
-    text[number] = changed + " " * (before - len(changed))
-    path.write_text("\n".join(text) + "\n")
+    path = folder / "episodes.blocks"
+    last = list(read_blocks(path))[-1]
+    first, *others = (stored.episode for stored in last.read())
+    turn, *later = first.turns
+    changed = replace(turn, logprobs=(turn.logprobs[0] - 0.5, *turn.logprobs[1:]))
+    blocks = encode_blocks(last.step, [replace(first, turns=(changed, *later)), *others])
+    path.write_bytes(path.read_bytes()[: last.start] + b"".join(blocks))
     result = replay_run(folder)
-    assert result.different == ["step 6: the batch differs from the recorded one"]
+    assert result.different == ["step 8: the batch differs from the recorded one"]
     assert result.lines()[-1].endswith("different")
 
 
@@ -114,10 +115,11 @@ def test_a_killed_run_continues_exactly_from_its_log(
 def test_the_event_log_says_which_episodes_a_step_was_trained_on(train_here: Run) -> None:
     folder = train_here("run", **AHEAD)
     steps = read_steps(folder)
-    start, found = 0, []
+    start: dict[str, int] = {}
+    found = []
     for logged in steps:
         groups: list[Group] = read_groups(folder, logged, start, 4)
-        start = logged.marks["episodes.jsonl"]
+        start = logged.marks
         found += [(logged.step, episode.spec.episode_id) for group in groups for episode in group.episodes]
     episodes = lines(folder / "episodes.jsonl")
     assert found == [(episode["step"], episode["spec"]["episode_id"]) for episode in episodes]
