@@ -37,14 +37,13 @@ from rollgym.core.serialization import encode_episode, jsonable
 from rollgym.core.types import SCHEMA_VERSION, Episode, Turn
 
 BLOCK_TOKENS = 4_000_000
-"""A block ends after about this many tokens or `BLOCK_EPISODES` episodes."""
+"""A block ends after about this many tokens, `BLOCK_EPISODES` episodes or `BLOCK_TEXT` bytes of rows."""
 BLOCK_EPISODES = 1024
+BLOCK_TEXT = 64_000_000
 MAX_HEAD = 16_000_000
 """Maximum bytes of a block's head."""
-MAX_COLUMN = 2_000_000_000
-"""Maximum bytes of a column, compressed and not."""
-MAX_RATIO = 5_000
-"""A column that claims to be more times smaller than its content is damaged."""
+MAX_COLUMN = 1_000_000_000
+"""Maximum bytes of a column that is read; one that claims more is damaged."""
 
 _MAGIC = b"RGBLOCK1"
 _PREFIX = struct.Struct("<8sIQI")
@@ -110,19 +109,25 @@ def encode_blocks(
     Example:
         >>> data = b"".join(encode_blocks(7, episodes))
     """
-    first, tokens = 0, 0
+    first = tokens = text = 0
+    rows: list[bytes] = []
     for number, episode in enumerate(episodes):
+        rows.append(_row(episode))
+        text += len(rows[-1])
         tokens += sum(len(turn.prompt_ids) + len(turn.action_ids) for turn in episode.turns)
         last = number + 1 == len(episodes)
-        if last or tokens >= BLOCK_TOKENS or number + 1 - first >= BLOCK_EPISODES:
-            yield _encode_block(step, episodes[first : number + 1], values[first : number + 1])
-            first, tokens = number + 1, 0
+        full = tokens >= BLOCK_TOKENS or len(rows) >= BLOCK_EPISODES or text >= BLOCK_TEXT
+        if last or full:
+            yield _encode_block(step, episodes[first : number + 1], rows, values[first : number + 1])
+            first, tokens, text, rows = number + 1, 0, 0, []
 
 
-def _encode_block(step: int | None, episodes: Sequence[Episode], values: Sequence[Values]) -> bytes:
+def _encode_block(
+    step: int | None, episodes: Sequence[Episode], rows: Sequence[bytes], values: Sequence[Values]
+) -> bytes:
     turns = [turn for episode in episodes for turn in episode.turns]
     columns: list[tuple[str, npt.NDArray[Any] | bytes]] = [
-        ("rows", b"\n".join(_row(episode) for episode in episodes)),
+        ("rows", b"\n".join(rows)),
         ("turns", _counts([episode.turns for episode in episodes])),
     ]
     for name in _TOKENS:
@@ -386,7 +391,7 @@ def _block_at(descriptor: int, path: Path, folder: Path | None, at: int, size: i
 
 
 def _read_column(file: IO[bytes], at: int, column: _Column, decompress: Decompress) -> Any:
-    if not 0 <= column.raw <= min(MAX_COLUMN, MAX_RATIO * max(column.size, 1)) or column.size < 0:
+    if not (0 <= column.raw <= MAX_COLUMN and 0 <= column.size <= MAX_COLUMN):
         raise ValueError(f"the column {column.name} claims {column.raw:,} bytes")
     file.seek(at)
     raw = decompress(file.read(column.size), column.raw)

@@ -141,9 +141,20 @@ def test_the_index_finds_an_episode(tmp_path: Path, codec: str, monkeypatch: pyt
     assert [block.step for block in read_blocks(path, blocks[3].start, blocks[4].end)] == [2, 2]
 
 
+def test_tokens_that_are_all_the_same_are_read(tmp_path: Path, codec: str) -> None:
+    """Such a column is thousands of times smaller than its content."""
+    turn = replace(plain("a").turns[0], action_ids=(7,) * 300_000, logprobs=(), version_spans=())
+    episode = replace(plain("a"), turns=(turn,))
+    (tmp_path / NAME).write_bytes(b"".join(encode_blocks(1, [episode])))
+    assert (tmp_path / NAME).stat().st_size < 20_000
+    assert [stored.episode for stored in stored_episodes(tmp_path / NAME)] == [episode]
+
+
 def test_blocks_end_after_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episode_blocks, "BLOCK_TOKENS", 20)
     assert len(list(encode_blocks(1, [plain(str(n), tokens=8) for n in range(5)]))) == 3
+    monkeypatch.setattr(episode_blocks, "BLOCK_TEXT", 1_000)
+    assert len(list(encode_blocks(1, [plain(str(n), tokens=1) for n in range(4)]))) == 2
     assert list(encode_blocks(1, [])) == []
 
 

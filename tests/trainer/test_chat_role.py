@@ -1,5 +1,6 @@
 """Training against a chat endpoint: ServiceDesk with a customer over HTTP, faults, and the API key."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def test_the_policy_trains_with_a_customer_at_an_endpoint(
     metrics = lines(folder / "metrics.jsonl")
     assert all("role/user/return" in line and line["episodes_missing"] == 0 for line in metrics)
     assert {call.headers["authorization"] for call in endpoint.calls} == {f"Bearer {KEY}"}
-    assert "My key is Bearer [api key]." in (folder / "episodes.jsonl").read_text()
+    assert "My key is Bearer [api key]." in json.dumps(lines(folder / "episodes.jsonl"))
+    assert KEY not in json.dumps(lines(folder / "episodes.jsonl"))
     for path in folder.rglob("*"):
         assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
 
