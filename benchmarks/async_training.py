@@ -24,6 +24,8 @@ from typing import Any
 from rollgym.core.env import StepResult
 from rollgym.core.tasks import Task
 from rollgym.envs.frozen_lake.env import FrozenLakeEnv
+from rollgym.io.episode_blocks import stored_episodes
+from rollgym.rollout.events import read_events
 from rollgym.utils import svg
 
 LEAST, SHAPE, MOST = 0.03, 1.1, 3.0
@@ -161,20 +163,19 @@ def use_of_tasks(folder: Path, warm_up: int) -> dict[str, float]:
 
     config = load_recorded(folder / "config.yaml")
     sampler = make_task_sampler(config, config.envs, 0)
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    events = read_events(folder / "events.jsonl")
     started = {event["group"] for event in events if event["kind"] == "group_started"}
     tasks = [sampler.group_task(int(group[1:])).task or 0 for group in started]
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     trained: dict[str, bool] = {}
     turns = first = 0
-    for line in (folder / "episodes.jsonl").read_text().splitlines():
-        episode = json.loads(line)
-        spec = episode["spec"]
-        turns += len(episode["turns"])
-        slow = is_slow(spec["split"], spec["task"])
-        first = first or (episode["step"] if slow else 0)
-        if episode["step"] > warm_up:
-            trained[spec["group_id"]] = slow
+    for stored in stored_episodes(folder / "episodes.blocks", tokens=False):
+        spec, step = stored.episode.spec, stored.step or 0
+        turns += stored.episode.length
+        slow = is_slow(spec.split, spec.task or 0)
+        first = first or (step if slow else 0)
+        if step > warm_up:
+            trained[spec.group_id] = slow
     discarded = sum(step.get("turns_discarded", 0) for step in steps)
     masked = sum(step.get("masked_turns", 0) for step in steps)
     return {

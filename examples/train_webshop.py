@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from rollgym.core.serialization import read_episodes
+from rollgym.evaluation.run_results import load_run
 from rollgym.evaluation.runner import Request, evaluate
 from rollgym.trainer.main import run_training
 from rollgym.view import export
@@ -30,7 +30,7 @@ def main(settings: list[str], episodes: int = 100) -> Path:
         low, high = line["success_ci"]
         print(f"{line['phase']:10} {line['success_rate']:.2f} [{low:.2f}, {high:.2f}]")
 
-    visit = read_episodes(folder / "episodes.jsonl")[-1]
+    *_, visit = load_run(folder).episodes
     print(f"\nthe last visit: {visit.spec.task}, reward {visit.total_reward:.2f}")
     for turn in visit.turns:
         print("  >", turn.action)

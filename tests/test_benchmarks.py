@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 KEYS = {
     "rollout": {"ratio_to_bound", "slow_one_shift"},
+    "driver_cost": {"before_s", "now_s", "before_gb", "now_gb", "bytes_per_token"},
+    "soak": {"mb_per_1000_episodes", "stored_episodes"},
     "controller": {"ms_per_turn", "flat_ratio", "calls_ratio"},
     "engine": {"ratio_1", "ratio_16", "ratio_64", "ratio_multiturn"},
     "pool_steps": set(),

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from doc_blocks import SMALL_RUN
 
+from rollgym.evaluation.run_results import load_run
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = list(SMALL_RUN)
 
@@ -72,8 +74,9 @@ def test_custom_reward(example: Any, capsys: pytest.CaptureFixture[str]) -> None
     example("custom_reward").main(SMALL)
     assert "after 1 steps" in capsys.readouterr().out
     (run,) = Path("runs").iterdir()
-    episodes = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
-    assert all("brevity" in episode["turns"][-1]["info"]["rewards"] for episode in episodes)
+    episodes = list(load_run(run).episodes)
+    assert episodes
+    assert all("brevity" in episode.turns[-1].info["rewards"] for episode in episodes)
 
 
 def test_custom_environment(tmp_path: Path) -> None:

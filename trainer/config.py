@@ -311,7 +311,7 @@ class TrackingConfig(Settings):
     trackio_project: str | None = None
     """Trackio project to log to, in its local store (requires the package ``trackio``)."""
     episodes: Literal["all", "none"] = "all"
-    """Whether to keep training episodes in ``episodes.jsonl``."""
+    """Whether to keep training episodes in ``episodes.blocks``."""
     tokens_every: int = Field(default=10, ge=0)
     """Training steps between those whose episodes are kept with the advantage and ratio of every token, for
     `rollgym view`; 0 keeps none. Each costs one additional forward pass over the batch."""

@@ -5,8 +5,8 @@
         rollout = make_rollout_batch(groups, ...)    reward shaping, tokens, advantages
         metrics = learner.update(rollout.batch)      optimizer steps
     await components.sync_weights(version)           the engine samples with the new weights
-    run.record(groups, metrics)                      metrics.jsonl, episodes.jsonl, console
-    run.log_step(groups, digest)                     events.jsonl: what decided this step
+    run.record(groups, metrics)                      metrics.jsonl, episodes.blocks, console
+    await run.log_step(groups, digest)                     events.jsonl: what decided this step
 
 Concurrent loops and how they wait for one another:
 
@@ -121,6 +121,7 @@ class TrainLoop:
         # From here on the weights change: a request to stop waits until they are those of a finished step.
         with run.stop.deferred():
             losses = run.note_losses(groups)
+            run.prepare_record(groups)
             run.console.phase("train")
             async with components.training():
                 rollout, metrics = await components.train_on(groups, state.kl_coef, state.version)
@@ -156,7 +157,7 @@ class TrainLoop:
                 metrics["past_age"] = float(past_age)
             run.record(groups, metrics | stopwatch.metrics(rollout.metrics), tokens)
             advances = run.advances(groups)
-            run.log_step(groups, digest)
+            await run.log_step(groups, digest)
             return advances
 
 

@@ -1,7 +1,7 @@
 """Replay of a training run: the same batches in the same order give the same weights, bit for bit on the CPU.
 
-The event log says which episodes each step was trained on (`rollgym.trainer.step_log`), and
-``episodes.jsonl`` holds their tokens, log-probs and rewards. Whatever timing decided in an asynchronous run,
+The step log says which episodes each step was trained on (`rollgym.trainer.step_log`), and
+``episodes.blocks`` holds their tokens, log-probs and rewards. Whatever timing decided in an asynchronous run,
 and however often it was killed and resumed, is in these two files. A replay makes every batch again, trains
 the learner on it, and compares the batch, the learner's metrics and the weights of every kept checkpoint. It
 plays no environment and samples no token.
@@ -19,7 +19,7 @@ from typing import Any
 from rollgym.core.errors import ResultsError, UsageError
 from rollgym.core.registry import import_module
 from rollgym.core.seeding import file_hash
-from rollgym.io.run_dir import EPISODES, EVENTS, MANIFEST, read_json
+from rollgym.io.run_dir import BLOCKS, EPISODES, EVENTS, MANIFEST, STEPS, read_json
 from rollgym.trainer.config import TrainConfig, load_recorded
 from rollgym.trainer.distillation import open_teachers
 from rollgym.trainer.learner.learner import Learner
@@ -85,18 +85,19 @@ def replay_run(run: Path, *, trust_code: bool = False, on_step: OnStep = lambda 
     steps = read_steps(run)
     if not steps:
         raise ResultsError(
-            f"{run / EVENTS} has no event of a finished training step: the run has none yet, or an older "
-            "version recorded it."
+            f"{run / STEPS} has no finished training step: the run has none yet, or an older version "
+            "recorded it."
         )
     numbers = [logged.step for logged in steps]
     if numbers != list(range(1, len(steps) + 1)):
-        raise ResultsError(f"{run / EVENTS} has a gap in its training steps, and cannot be replayed.")
+        raise ResultsError(f"{run / STEPS} has a gap in its training steps, and cannot be replayed.")
     with LearnerThread() as thread:  # as in training: the number of CPU threads belongs to a thread
         return thread.submit(_Replayer(run, config).replay, steps, on_step).result()
 
 
 def _config(run: Path, trust_code: bool) -> TrainConfig:
-    for name in (MANIFEST, CONFIG, EVENTS, EPISODES):
+    logs = (EVENTS, EPISODES) if (run / EPISODES).is_file() else (STEPS, BLOCKS)
+    for name in (MANIFEST, CONFIG, *logs):
         if not (run / name).is_file():
             raise UsageError(f"{run} is not the folder of a training run: it has no {name}.")
     if (kind := read_json(run / MANIFEST).get("kind")) != "train":
@@ -159,7 +160,6 @@ class _Replayer:
         """Restore the oldest state that the folder has."""
         config, kept = self._config, self._checkpoints.steps()
         state = TrainState(kl_coef=config.loss.kl_coef, entropy_coef=config.loss.entropy_coef)
-        state.marks = {EPISODES: 0}
         if config.warm_start is not None:
             if not kept:
                 raise ResultsError(f"{self._run} has a warm start and no checkpoint to replay from.")
@@ -175,7 +175,7 @@ class _Replayer:
         self, logged: LoggedStep, state: TrainState, recorded: dict[str, Any], result: RunReplay
     ) -> None:
         config = self._config
-        groups = read_groups(self._run, logged, state.marks[EPISODES], config.rollout.group_size)
+        groups = read_groups(self._run, logged, state.marks, config.rollout.group_size)
         rollout = make_rollout_batch(groups, config, self._learner, state.kl_coef, state.version)
         if self._teachers is not None:
             rollout = self._teachers.add(rollout)

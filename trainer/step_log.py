@@ -1,14 +1,15 @@
-"""What decided each training step, in the event log: enough to repeat a run's updates without its rollouts.
+"""What decided each training step: enough to repeat a run's updates without its rollouts.
 
-After every step the event log gets an event ``step_trained``: the groups and episodes of the batch in order,
-a digest of the batch, the sizes of the run's files, and the state of the run. The episodes themselves, with
-tokens and log-probs, are in ``episodes.jsonl``. With both, a resumed run trains again on the steps after its
-checkpoint, and `rollgym replay --train` trains again on all of them, with bit-identical weights on the CPU.
+After every step ``steps.jsonl`` gets a line: the groups and episodes of the batch in order, a digest of the
+batch, the sizes of the run's files, and the state of the run. (Older versions wrote it into the event log.)
+The episodes themselves, with tokens and log-probs, are in ``episodes.blocks``. With both, a resumed run
+trains again on the steps after its checkpoint, and `rollgym replay --train` trains again on all of them, with
+bit-identical weights on the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,15 +22,17 @@ from rollgym.core.errors import ResultsError, boundary
 from rollgym.core.files import open_inside
 from rollgym.core.serialization import decode_episode
 from rollgym.core.types import Episode, Group
-from rollgym.io.run_dir import EPISODES, EVENTS
+from rollgym.io.episode_blocks import read_blocks
+from rollgym.io.run_dir import BLOCKS, EPISODES, EVENTS, STEPS
 from rollgym.trainer.data.batch import Batch
 from rollgym.trainer.train_state import TrainState
 
 STEP = "step_trained"
+"""Kind of these lines in event logs of older versions."""
 
 
 class LoggedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One training step, as the event log has it."""
+    """One training step, as ``steps.jsonl`` has it."""
 
     step: int
     groups: list[tuple[str, list[str]]]
@@ -56,7 +59,7 @@ class _Line:
 def step_fields(
     state: TrainState, groups: Sequence[Group], digest: str, marks: dict[str, int], reweighed: int
 ) -> dict[str, Any]:
-    """Fields of the event; ``reweighed`` is the number of ``state.reweighed`` entries logged before."""
+    """Fields of the line; ``reweighed`` is the number of ``state.reweighed`` entries logged before."""
     values = state.to_json()
     del values["marks"]
     values["reweighed"] = values["reweighed"][reweighed:]
@@ -77,32 +80,44 @@ def batch_digest(batch: Batch) -> str:
     return digest.hexdigest()
 
 
-def read_steps(folder: Path, start: int = 0) -> list[LoggedStep]:
-    """The steps in a run's event log after byte ``start``; an incomplete last line is skipped."""
-    path, steps = folder / EVENTS, []
-    marker = f'"kind":"{STEP}"'.encode()
-    for line in _lines(path, start, None):
-        if marker not in line.content[:100]:
-            continue
-        with boundary(ResultsError, f"{path}, the line that ends at byte {line.end}"):
-            logged = msgspec.json.decode(line.content, type=LoggedStep)
-        steps.append(msgspec.structs.replace(logged, marks={**logged.marks, EVENTS: line.end}))
+def read_steps(folder: Path, start: Mapping[str, int] | None = None) -> list[LoggedStep]:
+    """The steps of a run after these sizes of its files; an incomplete last line is skipped."""
+    start, steps = start or {}, list[LoggedStep]()
+    if (folder / EPISODES).exists():  # an older version began this run
+        marker = f'"kind":"{STEP}"'.encode()
+        for line in _lines(folder / EVENTS, start.get(EVENTS, 0), None):
+            if marker in line.content[:100]:
+                steps.append(_logged_step(folder / EVENTS, line))
+    if (folder / STEPS).exists():
+        steps += [
+            _logged_step(folder / STEPS, line) for line in _lines(folder / STEPS, start.get(STEPS, 0), None)
+        ]
     return steps
 
 
-def read_groups(folder: Path, logged: LoggedStep, start: int, size: int) -> list[Group]:
-    """The groups of a logged step; its episodes follow byte ``start`` of the episodes file.
+def _logged_step(path: Path, line: _Line) -> LoggedStep:
+    with boundary(ResultsError, f"{path}, the line that ends at byte {line.end}"):
+        logged = msgspec.json.decode(line.content, type=LoggedStep)
+    return msgspec.structs.replace(logged, marks={**logged.marks, path.name: line.end})
+
+
+def read_groups(folder: Path, logged: LoggedStep, before: Mapping[str, int], size: int) -> list[Group]:
+    """The groups of a logged step; its episodes follow the sizes ``before`` of the run's files.
 
     Raises:
-        ResultsError: The file does not hold these episodes there.
+        ResultsError: The files do not hold these episodes there.
     """
-    path = folder / EPISODES
-    lines = _lines(path, start, logged.marks[EPISODES])
-    episodes: list[Episode] = [decode_episode(line.content) for line in lines]
+    path, episodes = folder / BLOCKS, list[Episode]()
+    if EPISODES in logged.marks:  # an older version began this run
+        lines = _lines(folder / EPISODES, before.get(EPISODES, 0), logged.marks[EPISODES])
+        episodes += [decode_episode(line.content) for line in lines]
+    if (start := before.get(BLOCKS, 0)) < (end := logged.marks.get(BLOCKS, 0)):
+        blocks = read_blocks(path, start, end)
+        episodes += [stored.episode for block in blocks for stored in block.read()]
     expected = [name for _, names in logged.groups for name in names]
     if [episode.spec.episode_id for episode in episodes] != expected:
         raise ResultsError(
-            f"{path} does not hold the {len(expected)} episodes that the event log names for step "
+            f"{path} does not hold the {len(expected)} episodes that the step log names for step "
             f"{logged.step}: restore that file."
         )
     groups, done = [], 0
@@ -114,7 +129,7 @@ def read_groups(folder: Path, logged: LoggedStep, start: int, size: int) -> list
 
 
 def _lines(path: Path, start: int, end: int | None) -> Iterator[_Line]:
-    """The complete lines between two offsets."""
+    """The complete lines between two offsets, of a file that need not be as long."""
     try:
         with open_inside(path) as file:
             at = file.seek(start)

@@ -5,8 +5,9 @@ runs/NAME/manifest.json     environments, seed, versions and hashes
           plan.json         layout, strategy, ranks, engines, devices
           metrics.jsonl     one line per training step
           evaluations.jsonl one line per evaluation
-          episodes.jsonl    every training episode
-          events.jsonl      every event of the scheduler (`rollgym trace`), and what decided each step
+          episodes.blocks   every training episode
+          steps.jsonl       what decided each step, for exact resumption and `rollgym replay --train`
+          events.jsonl      the newest events of the scheduler (`rollgym trace`); older ones are beside it
           checkpoints/      the newest checkpoints and the best policy
           model/            the policy before training
           final/            the trained policy, in Hugging Face format, with rollgym_model.json
@@ -24,6 +25,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from rollgym.cluster.errors import ActorLost
 from rollgym.config.loader import Settings, dump, fingerprint
 from rollgym.core.errors import UsageError, os_reason
@@ -33,18 +36,18 @@ from rollgym.core.types import SCHEMA_VERSION, Episode, Group
 from rollgym.evaluation.metrics import exclusion_note, summarize
 from rollgym.evaluation.plan import Plan, Request, cast_roles, first_role_of, look_at, plan
 from rollgym.evaluation.run_warnings import FEW_VALID, RunWarning, as_json, warnings_of
-from rollgym.io.run_dir import EPISODES, EVENTS, MANIFEST, SUMMARY, read_json, write_json
+from rollgym.io.run_dir import BLOCKS, EPISODES, EVENTS, MANIFEST, STEPS, SUMMARY, read_json, write_json
 from rollgym.rollout.events import EventLog
 from rollgym.rollout.scheduler import Scheduler
 from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 from rollgym.trainer.config import POLICY, EnvConfig, TrainConfig, env_labels, plays_in, role_players
 from rollgym.trainer.curriculum import pass_rate_weights, updated_pass_rates
 from rollgym.trainer.learner.protocol import Metrics
-from rollgym.trainer.step_log import STEP, LoggedStep, batch_digest, read_groups, read_steps, step_fields
+from rollgym.trainer.step_log import LoggedStep, batch_digest, read_groups, read_steps, step_fields
 from rollgym.trainer.tracking.checkpoint import Checkpoints
 from rollgym.trainer.tracking.configured import tracker_makers, wandb_settings
 from rollgym.trainer.tracking.console import Console
-from rollgym.trainer.tracking.jsonl import EVALUATIONS, METRICS, RunLogger, read_evaluations
+from rollgym.trainer.tracking.jsonl import EVALUATIONS, METRICS, RunLogger, read_evaluations, with_new_files
 from rollgym.trainer.train_state import GracefulStop, TrainState
 from rollgym.trainer.weight_sync import plan_text
 from rollgym.utils.command_line import command_line
@@ -102,9 +105,9 @@ class TrainRun:
         self._evaluation: tuple[int, list[dict[str, Any]]] = (-1, [])  # the last one and its weights' version
         self._plan_shown: RunPlan = {}
         self._logged: list[LoggedStep] = []
-        """Steps after the checkpoint to resume from, in the event log."""
+        """Steps after the checkpoint to resume from, in the step log."""
         self._reweighed = 0
-        """Entries of ``state.reweighed`` that the event log has."""
+        """Entries of ``state.reweighed`` that the step log has."""
         self._few_valid_noted = False
         if not resume:
             _create_folder(folder, config, self.settings, kind)
@@ -133,7 +136,9 @@ class TrainRun:
         Asynchronous runs keep the steps after it, which `restore` trains again from the log: playing them
         again would give other batches.
         """
-        self.state.marks = dict.fromkeys((METRICS, EVALUATIONS, EPISODES, EVENTS), 0)
+        self.state.marks = dict.fromkeys((METRICS, EVALUATIONS, BLOCKS, STEPS, EVENTS), 0)
+        if (self.folder / EPISODES).exists():
+            self.state.marks[EPISODES] = 0
         newest = self.checkpoints.newest(self.console.note)
         if newest is not None:
             self._resume_from, state = newest
@@ -173,15 +178,16 @@ class TrainRun:
             self.console.note(f"resuming after step {self.state.step}")
 
     def _steps_after_checkpoint(self) -> list[LoggedStep]:
-        """The steps in the event log that follow the checkpoint without a gap and are complete."""
-        config, start = self.config, self.state.marks.get(EVENTS)
-        if start is None or not config.rollout.max_staleness or config.tracking.episodes != "all":
+        """The steps in the step log that follow the checkpoint without a gap and are complete."""
+        config, marks = self.config, self.state.marks
+        if EVENTS not in marks or not config.rollout.max_staleness or config.tracking.episodes != "all":
             return []
-        if self.fresh or start > self.events.size:
+        if self.fresh or marks.get(STEPS, 0) > self.logger.sizes()[STEPS]:
             return []
         sizes = self.logger.sizes()
         steps: list[LoggedStep] = []
-        for logged in read_steps(self.folder, start):
+        for logged in read_steps(self.folder, marks):
+            logged = msgspec.structs.replace(logged, marks=with_new_files(logged.marks))
             complete = all(logged.marks.get(name, size + 1) <= size for name, size in sizes.items())
             if logged.step != self.state.step + len(steps) + 1 or not complete:
                 break
@@ -197,8 +203,7 @@ class TrainRun:
         components = self.components
         async with components.training():
             for logged in self._logged:
-                start, size = self.state.marks[EPISODES], self.config.rollout.group_size
-                groups = read_groups(self.folder, logged, start, size)
+                groups = read_groups(self.folder, logged, self.state.marks, self.config.rollout.group_size)
                 rollout, metrics = await components.train_on(groups, self.state.kl_coef, self.state.version)
                 components.learner.adapt_coefficients(metrics)
                 self.state = logged.apply(self.state)
@@ -334,12 +339,21 @@ class TrainRun:
         self.logger.log_episodes(self.state.step, episodes, tokens)
         self.console.step(self.state.step, metrics)
 
-    def log_step(self, groups: Sequence[Group], digest: str) -> None:
-        """Write what decided a finished step into the event log; ``digest`` is that of its batch."""
-        fields = step_fields(self.state, groups, digest, self.logger.sizes(), self._reweighed)
+    def prepare_record(self, groups: Sequence[Group]) -> None:
+        """Start to encode the episodes of the current step, while the learner trains on them."""
+        if not self.tokens_due:
+            episodes = [episode for group in groups for episode in group.episodes]
+            self.logger.prepare_episodes(self.state.step + 1, episodes)
+
+    async def log_step(self, groups: Sequence[Group], digest: str) -> None:
+        """Write what decided a finished step into the step log; ``digest`` is that of its batch.
+
+        Its episodes are in their file before: a step in the log can be trained again.
+        """
+        await self.logger.written()
+        marks = self.logger.sizes() | {EVENTS: self.events.size}
+        self.logger.log_step(step_fields(self.state, groups, digest, marks, self._reweighed))
         self._reweighed = len(self.state.reweighed)
-        self.events.add(STEP, **fields)
-        self.events.flush()
 
     def advances(self, groups: Sequence[Group]) -> bool:
         """Move the curriculum to the next stage if the current one is mastered; returns whether it did."""
@@ -423,7 +437,8 @@ class TrainRun:
         if self._saved_step == self.state.step:
             return
         self.console.phase("save")
-        self.state.marks = self.logger.marks() | {EVENTS: self.events.size}
+        # A sync of the disk can take seconds, in which other episodes go on.
+        self.state.marks = await asyncio.to_thread(self.logger.marks) | {EVENTS: self.events.size}
         components = self.components
         with self.stop.deferred():
             await components.compute(

@@ -52,7 +52,9 @@ from pathlib import Path
 from typing import Any
 
 import rollgym
+from rollgym.core import types
 from rollgym.core.seeding import derive_seed
+from rollgym.io.episode_blocks import stored_episodes
 from rollgym.models.policy_settings import ModelSettings, read_model_settings
 from rollgym.rollout.task_sampler import EnvSource, TaskSampler
 
@@ -212,14 +214,13 @@ def train_rollgym(name: str, folder: Path, args: argparse.Namespace) -> tuple[li
 def rollgym_counts(folder: Path) -> dict[str, float]:
     """Tokens, turns and episodes of the training steps."""
     counts = {"episodes": 0.0, "turns": 0.0, "generated_tokens": 0.0, "total_tokens": 0.0}
-    with (folder / "run" / "episodes.jsonl").open() as lines:
-        for episode in map(json.loads, lines):
-            counts["episodes"] += 1
-            for turn in episode["turns"]:
-                usage = turn["usage"]
-                counts["turns"] += 1
-                counts["generated_tokens"] += usage["completion_tokens"]
-                counts["total_tokens"] += usage["prompt_tokens"] + usage["completion_tokens"]
+    for stored in stored_episodes(folder / "run" / "episodes.blocks", tokens=False):
+        counts["episodes"] += 1
+        for turn in stored.episode.turns:
+            usage = turn.usage or types.Usage()
+            counts["turns"] += 1
+            counts["generated_tokens"] += usage.completion_tokens
+            counts["total_tokens"] += usage.prompt_tokens + usage.completion_tokens
     return counts
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollgym.chat.bounded_cache import BoundedCache
 from rollgym.chat.template_probe import TemplateFacts, TemplateMessage, probe_template
 from rollgym.chat.tokenizer import MIDDLE, Codec, Tokenizer
 from rollgym.chat.tool_formats import opens_reasoning
@@ -56,12 +57,21 @@ Tools = Mapping[str, Any]
 """Variables of a template that hold tools."""
 REASONING_KEYS = ("reasoning_content", "thinking")
 """Keys of a message under which templates look for reasoning."""
-_OPENINGS = 8192
-"""Cached first prompts: shared by the episodes of a group, and by turns without history."""
+_OPENINGS_BYTES = 256_000_000
+"""Approximate bytes of cached first prompts: shared by the episodes of a group, and by turns without
+history."""
+_OPENING_BYTES, _ID_BYTES = 1_000, 40
+"""Approximate bytes of a cached prompt beside its text, and of a token id in a tuple."""
 _FORCED = 256
 """Cached starts of calls, by the tools that may be called."""
 _ARGUMENTS: tuple[dict[str, Any], ...] = ({}, {"a": "b"}, {"z": [1]})
 """Arguments of calls whose common start is that of every call."""
+
+
+def _opening_bytes(opening: tuple[str, tuple[int, ...]]) -> int:
+    # The key has the text a second time.
+    text, ids = opening
+    return _OPENING_BYTES + 2 * len(text) + _ID_BYTES * len(ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +125,7 @@ class ChatTemplate:
         }
         """The tokens that only the template may write: special ones, and other added ones that it writes."""
         self._control_ids = frozenset(self.controls.values()) - self.codec.unknown
-        self._cached_opening = functools.lru_cache(_OPENINGS)(self._open)
+        self._openings = BoundedCache[tuple[str, tuple[int, ...]]](_OPENINGS_BYTES, _opening_bytes)
         self._cached_forced = functools.lru_cache(_FORCED)(self._forced)
         self._control_starts = _starts(self.controls)
         self._special_starts = _starts(self.codec.special)
@@ -189,7 +199,8 @@ class ChatTemplate:
     ) -> tuple[str, tuple[int, ...]]:
         """Return a conversation without replies as text and ids, cached because many episodes share it."""
         contents = tuple((message["role"], message["content"]) for message in messages)
-        return self._cached_opening(contents, json.dumps(tools) if tools else "")
+        key = contents, json.dumps(tools) if tools else ""
+        return self._openings.get(key, lambda: self._open(*key))
 
     def _open(self, contents: tuple[tuple[str, str], ...], tools: str) -> tuple[str, tuple[int, ...]]:
         messages: list[TemplateMessage] = [{"role": role, "content": content} for role, content in contents]

@@ -13,6 +13,7 @@ from rollgym.utils.cli_output import print_json
 EPILOG = "Example: rollgym export messages runs/expert --out expert.jsonl --keep successful"
 PARQUET_EPILOG = "Example: rollgym export parquet runs/demo --out tokens.parquet --form tokens"
 DATASETS_EPILOG = "Example: rollgym export datasets runs/a runs/b --out pairs --form preference"
+EPISODES_EPILOG = "Example: rollgym export episodes runs/lake --out episodes.jsonl"
 IMPORT_EPILOG = "Example: rollgym import chats.jsonl --out runs/chats --column messages=conversation"
 
 app = typer.Typer(
@@ -52,6 +53,22 @@ def parquet(runs: Runs, out: Out, form: Form = "sft", keep: Keep = "all", as_jso
 def datasets(runs: Runs, out: Out, form: Form = "sft", keep: Keep = "all", as_json: AsJson = False) -> None:
     """Write episodes as a folder that datasets.load_from_disk reads; the package is not needed."""
     _export(runs, out, "datasets", form, keep, as_json)
+
+
+@app.command("episodes", epilog=EPISODES_EPILOG)
+def episodes(
+    run: Annotated[Path, typer.Argument(help="Run folder of any command.", show_default=False)],
+    out: Out,
+    as_json: AsJson = False,
+) -> None:
+    """Write complete episodes as JSON lines, with tokens and log-probs (training runs store blocks)."""
+    from rollgym.evaluation.trajectory_export import export_episodes
+
+    done = export_episodes(run, out)
+    if as_json:
+        print_json(done.to_json())
+    else:
+        typer.echo(f"{done.path}: {done.rows} episodes")
 
 
 def _export(runs: list[Path], out: Path, format: str, form: str, keep: str, as_json: bool) -> None:

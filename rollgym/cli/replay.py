@@ -71,7 +71,7 @@ def replay(
     selected = _selected(parts(run), episode, notes)
     if not any(episodes for _, _, episodes in selected):
         if episode is not None:
-            raise UsageError(f"{run} has no episode {episode!r}: the ids are in its episodes.jsonl.")
+            raise UsageError(f"{run} has no episode {episode!r}: `rollgym view` lists them.")
         raise ResultsError(f"{run} contains no episodes yet: nothing to replay.")
     for name, manifest, recorded in ((name, m, choose(e, sample, seed)) for name, m, e in selected):
         settings = Settings(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar, c
 from rollgym.cluster.errors import ActorLost, need_ray, why_lost
 from rollgym.cluster.heartbeat import OPTIONS, TIMEOUT
 from rollgym.cluster.object_store import share_weights
+from rollgym.cluster.prompts import PromptDelta, PromptReceiver, PromptSender
 from rollgym.cluster.rpc import ActorClient, ActorServer
 from rollgym.cluster.wait import INTERVAL, Report, print_status, wait_for_resources
 from rollgym.core.errors import EngineLost, one_line
@@ -54,6 +55,7 @@ class EngineActor(ActorServer):
         self._engine: Any = None
         self._receiver = WeightReceiver()
         self._receiving = asyncio.Lock()
+        self._prompts = PromptReceiver()
 
     async def start(self) -> EngineFacts:
         """Load the model."""
@@ -69,7 +71,7 @@ class EngineActor(ActorServer):
 
     async def serve(self, body: EngineCall) -> Any:
         """Call the engine."""
-        engine = self if body.method in ("update_weights", "receive_weights") else self._engine
+        engine = self if body.method in _OF_ACTOR else self._engine
         return await getattr(engine, body.method)(*body.args)
 
     async def receive_weights(
@@ -79,6 +81,20 @@ class EngineActor(ActorServer):
         async with self._receiving:
             with _named_loss():
                 await asyncio.to_thread(self._receiver.take, stamp, base, number, handles)
+
+    async def generate_delta(self, delta: PromptDelta) -> Generation | None:
+        """Sample one reply; ``None`` if the conversation that the prompt continues is not here."""
+        request = self._prompts.request(delta)
+        if request is None:
+            return None
+        reply: Generation = await self._engine.generate(request)
+        self._prompts.replied(delta, request, reply)
+        return reply
+
+    async def forget(self, session: str) -> None:
+        """Drop the prompt and the KV cache of a session that has ended."""
+        self._prompts.forget(session)
+        await self._engine.forget(session)
 
     async def update_weights(self, version: int, weights: WeightSource) -> None:
         """Fetch what is missing of the weights, then pass them to the engine."""
@@ -94,6 +110,10 @@ class EngineActor(ActorServer):
             finally:
                 if not chain.delta:
                     self._receiver.reset()  # frees the memory
+
+
+_OF_ACTOR = ("update_weights", "receive_weights", "generate_delta", "forget")
+"""Methods that the actor adds something to; all others are those of its engine."""
 
 
 class RemoteEngine(Engine):
@@ -139,6 +159,9 @@ class RemoteEngine(Engine):
         """Whether its actor has released its weights."""
         self._facts = EngineFacts(0, 0, "float32", "object_store")
         self._client: ActorClient | None = None
+        self._prompts = PromptSender()
+        self._known_by: ActorClient | None = None
+        """The client of the actor that ``_prompts`` is about."""
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
         self.deaths = 0
@@ -180,7 +203,20 @@ class RemoteEngine(Engine):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one reply. A cancelled call stops generating at once."""
-        return await self._call(Engine.generate, request)
+        client = await self._ready_client()
+        if client is not self._known_by:
+            self._prompts.clear()
+            self._known_by = client
+        for whole in (False, True):
+            delta = self._prompts.delta(request, whole=whole)
+            if delta is None:
+                return await self._call(Engine.generate, request)
+            reply: Generation | None = await client.call(EngineCall("generate_delta", (delta,)))
+            if reply is not None:
+                if client is self._known_by:
+                    self._prompts.replied(request, delta.serial, reply)
+                return reply
+        raise EngineLost(f"{self.label}'s actor did not take a whole prompt.")
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop these replies now. A lost actor has stopped all."""
@@ -221,6 +257,7 @@ class RemoteEngine(Engine):
 
     async def forget(self, session: str) -> None:
         """Drop the KV cache of a session that has ended."""
+        self._prompts.forget(session)
         if self._client is not None:
             self._client.send(EngineCall("forget", (session,)))
 

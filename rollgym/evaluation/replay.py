@@ -26,7 +26,8 @@ from rollgym.core.serialization import MOST_BYTES, decode_episode
 from rollgym.core.text import shorten
 from rollgym.core.trust import check_recorded_env
 from rollgym.core.types import Episode, Outcome, Turn
-from rollgym.io.run_dir import EPISODES
+from rollgym.io.episode_blocks import stored_episodes
+from rollgym.io.run_dir import BLOCKS, EPISODES
 from rollgym.pool.base import EnvPool, EnvSession, Step
 from rollgym.pool.inline import InlinePool
 from rollgym.pool.local import LocalPool
@@ -274,7 +275,10 @@ def _compare_info(turn: int, recorded: Mapping[str, Any], now: Mapping[str, Any]
 
 def finished_episodes(folder: Path) -> tuple[list[Episode], bool]:
     """A folder's episodes, and whether its last line is incomplete (the run was killed, or still runs)."""
+    trained = [stored.episode for stored in stored_episodes(folder / BLOCKS)]
     path = folder / EPISODES
+    if (folder / BLOCKS).exists() and not path.exists():
+        return trained, False
     try:
         lines = read_bounded(path, MOST_BYTES).split(b"\n")
     except OSError as error:
@@ -286,9 +290,9 @@ def finished_episodes(folder: Path) -> tuple[list[Episode], bool]:
                 episodes.append(decode_episode(line))
         except ResultsError as error:
             if number == len(lines):
-                return episodes, True
+                return episodes + trained, True
             raise ResultsError(f"{path}, line {number}: {error}.") from None
-    return episodes, False
+    return episodes + trained, False
 
 
 def choose(episodes: Sequence[Episode], sample: int, seed: int) -> list[Episode]:

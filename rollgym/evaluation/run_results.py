@@ -19,7 +19,9 @@ from rollgym.core.renamed import METRICS as RENAMED
 from rollgym.core.renamed import renamed
 from rollgym.core.serialization import decode_episode
 from rollgym.core.types import Episode
+from rollgym.io.episode_blocks import episode_line, stored_episodes
 from rollgym.io.run_dir import (
+    BLOCKS,
     CONFIG,
     EPISODES,
     EVALUATIONS,
@@ -99,6 +101,15 @@ class RunResults:
         """All episodes in file order, decoded one at a time; those of a suite entry by entry."""
         return (episode for _, episode, _ in self._episodes())
 
+    def episode_lines(self) -> Iterator[bytes]:
+        """All episodes as lines of ``episodes.jsonl``, without newlines."""
+        if self.kind == "bench":
+            for run in self.entries.values():
+                yield from run.episode_lines()
+            return
+        yield from (line.rstrip(b"\r\n") for _, line in _lines(self.path, EPISODES))
+        yield from map(episode_line, stored_episodes(self.path / BLOCKS, self.path))
+
     def to_records(self) -> list[Record]:
         """One flat record per episode, without its turns: ``pandas.DataFrame(run.to_records())``."""
         return [
@@ -161,6 +172,8 @@ class RunResults:
                 yield "", decode_episode(line), msgspec.json.decode(line, type=_Step).step
             except (ResultsError, msgspec.DecodeError) as error:
                 raise ResultsError(f"{self.path / EPISODES}, line {number}: {error}.") from None
+        for stored in stored_episodes(self.path / BLOCKS, self.path):
+            yield "", stored.episode, stored.step
 
 
 class _Step(msgspec.Struct):

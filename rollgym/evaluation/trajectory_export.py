@@ -104,6 +104,33 @@ def export_run(
     return report
 
 
+def export_episodes(run: str | Path, out: str | Path) -> Exported:
+    """Write the episodes of a run as lines of ``episodes.jsonl``, whatever form the folder has them in.
+
+    Args:
+        run: The run folder, of any command.
+        out: File to write; it must not exist.
+
+    Example:
+        >>> export_episodes("runs/lake", "lake.jsonl").rows
+        6400
+    """
+    path = Path(out)
+    if path.exists():
+        raise UsageError(f"{path} exists already: pass another --out, nothing is overwritten.")
+    report = Exported(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            for line in load_run(run).episode_lines():
+                file.write(line + b"\n")
+                report.rows += 1
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {os_reason(error)}.") from None
+    report.episodes = report.rows
+    return report
+
+
 def _kept(runs: Sequence[str | Path], keep: str, form: str, report: Exported) -> Iterator[Episode]:
     for run in runs:
         for recorded in load_run(run).episodes:

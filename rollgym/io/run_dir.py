@@ -3,6 +3,9 @@
 DIR/manifest.json    the request, with everything needed to verify or repeat it
 DIR/episodes.jsonl   one episode per line, appended when it ends
 DIR/summary.json     the results, written last
+
+Training runs have ``episodes.blocks`` (`rollgym.io.episode_blocks`) instead of ``episodes.jsonl``, or beside
+it where an older version wrote the first steps.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from rollgym.core.serialization import decode_episode, encode_episode, read_epis
 from rollgym.core.text import shorten
 from rollgym.core.types import SCHEMA_VERSION, Episode
 from rollgym.io.atomic import removed_unless, written
+from rollgym.io.episode_blocks import stored_episodes
 
 MANIFEST, EPISODES, SUMMARY, EVENTS = "manifest.json", "episodes.jsonl", "summary.json", "events.jsonl"
+BLOCKS, STEPS = "episodes.blocks", "steps.jsonl"
 METRICS, EVALUATIONS, CONFIG = "metrics.jsonl", "evaluations.jsonl", "config.yaml"
 """Written by training runs."""
 FAILED = "failed.jsonl"
@@ -178,7 +183,11 @@ def read_manifest(folder: Path, inside: Path | None = None) -> dict[str, Any]:
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[Episode]]:
     """The manifest and the episodes of a finished or unfinished run."""
-    return read_manifest(folder), read_episodes(folder / EPISODES)
+    manifest = read_manifest(folder)
+    trained = [stored.episode for stored in stored_episodes(folder / BLOCKS)]
+    if trained and not (folder / EPISODES).exists():
+        return manifest, trained
+    return manifest, read_episodes(folder / EPISODES) + trained
 
 
 def read_versioned(path: Path, folder: Path | None = None) -> dict[str, Any]:

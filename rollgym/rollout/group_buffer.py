@@ -141,6 +141,7 @@ class GroupBuffer:
         popped, self._chosen = self._chosen[:count], self._chosen[count:]
         for chosen in popped:
             self._replayed.discard(chosen.number)
+            self._first_attempts.pop(chosen.number, None)
             self.times.closed(chosen.number, taken=True)
         self.unreleased += len(popped) if self.hold_slots else 0
         return [chosen.group for chosen in popped]
@@ -300,6 +301,7 @@ class GroupBuffer:
     def _discard(self, state: GroupState, reason: DiscardReason) -> None:
         self.counts[reason] += 1
         self._replayed.discard(state.task.number)
+        self._first_attempts.pop(state.task.number, None)
         self.times.closed(state.task.number, taken=False)
         self._discarded.append(Discarded(state.task.group_id, reason))
 

@@ -7,6 +7,7 @@ the weights that `TaskSampler.reweigh` set before it, so sampling can continue f
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +67,8 @@ class TaskSampler:
         self.sources = tuple(sources)
         self.seed = seed
         self._reweighed: list[tuple[int, tuple[float, ...]]] = []
-        self._tasks: list[GroupTask] = []
+        # Ten bytes for each group so far: earlier groups may be played again, and a run has millions.
+        self._chosen_sources, self._chosen_tasks = array("H"), array("q")
         self._credit = [0.0] * len(self.sources)
         self._orders = [self._order(source, index) for index, source in enumerate(self.sources)]
         for first, weights in reweighed:
@@ -81,15 +83,22 @@ class TaskSampler:
             raise ValueError(f"expected {len(self.sources)} finite weights of 0 or more, got {weights}")
         if not sum(weights):
             raise ValueError("at least one weight must be positive")
-        if first < len(self._tasks) or (self._reweighed and first < self._reweighed[-1][0]):
+        if first < len(self._chosen_tasks) or (self._reweighed and first < self._reweighed[-1][0]):
             raise ValueError(f"group {first} has a task already: its weights cannot change")
         self._reweighed.append((first, tuple(weights)))
 
     def group_task(self, number: int) -> GroupTask:
         """The task of group ``number``, whether or not earlier ones were requested."""
-        while len(self._tasks) <= number:
-            self._tasks.append(self._next())
-        return self._tasks[number]
+        while len(self._chosen_tasks) <= number:
+            self._choose_next()
+        task = self._chosen_tasks[number]
+        return GroupTask(
+            number=number,
+            source=self._chosen_sources[number],
+            task=None if task < 0 else task,
+            env_seed=derive_seed("stream", self.seed, number),
+            group_id=f"g{number:06d}",
+        )
 
     def share(self, source: int, number: int = 0) -> float:
         """The fraction of groups that a source gets at group ``number``."""
@@ -122,20 +131,16 @@ class TaskSampler:
             players=dict(source.players),
         )
 
-    def _next(self) -> GroupTask:
+    def _choose_next(self) -> None:
         # Smooth weighted round robin: shares are exact over any longer stretch, and never in bursts.
-        number = len(self._tasks)
+        number = len(self._chosen_tasks)
         for index in range(len(self.sources)):
             self._credit[index] += self.share(index, number)
         chosen = max(range(len(self.sources)), key=lambda index: (round(self._credit[index], 9), -index))
         self._credit[chosen] -= 1.0
-        return GroupTask(
-            number=number,
-            source=chosen,
-            task=next(self._orders[chosen]),
-            env_seed=derive_seed("stream", self.seed, number),
-            group_id=f"g{number:06d}",
-        )
+        task = next(self._orders[chosen])
+        self._chosen_sources.append(chosen)
+        self._chosen_tasks.append(-1 if task is None else task)
 
     def _order(self, source: EnvSource, index: int) -> Iterator[int | None]:
         if source.tasks is not None:

@@ -37,7 +37,7 @@ def export(folder: Path, to: Path, *, episodes: int = EPISODES) -> Exported:
         raise UsageError(f"--episodes must be at least 0, got {episodes}.")
     run = RunView(folder)
     run.follow(final=True)
-    chosen = choose(run.rows, [size for _, _, size in run.places], episodes)
+    chosen = choose(run.rows, run.sizes, episodes)
     notes = [left_out(len(chosen), len(run.rows))] if len(chosen) < len(run.rows) else []
     timeline = Timeline(run.events).read(final=True)
     first = overview(run, notes)

@@ -14,7 +14,9 @@ from rollgym.core.errors import ResultsError, UsageError
 from rollgym.core.files import open_inside, read_bounded
 from rollgym.core.serialization import decode_episode
 from rollgym.core.types import Episode
+from rollgym.io.episode_blocks import Block, read_blocks
 from rollgym.io.run_dir import (
+    BLOCKS,
     CONFIG,
     EPISODES,
     EVALUATIONS,
@@ -134,6 +136,55 @@ class Tail:
                 self.skipped.add(line.number, str(error), not line.whole)
 
 
+@dataclass(slots=True)
+class BlockTail:
+    """Reads the blocks added to ``episodes.blocks`` since the last call; like `Tail`, for blocks."""
+
+    path: Path
+    folder: Path | None = None
+    skipped: Skipped = field(default_factory=Skipped)
+    again: int = 0
+    """Number of times the file was truncated and read from the start."""
+    _at: int = 0
+    _last: tuple[int, str] = (0, "")
+    """Position of the last block and the ids in it."""
+
+    def changed(self) -> bool:
+        """Restart from the beginning if the file was truncated or replaced."""
+        if not self._at:
+            return False
+        try:
+            same = (
+                self._name(next(read_blocks(self.path, self._last[0], self._at, self.folder))) == self._last
+            )
+        except (ResultsError, StopIteration):
+            same = False
+        if not same:
+            self.restart()
+            self.again += 1
+        return not same
+
+    def restart(self) -> None:
+        """Read the file from its start."""
+        self._at, self._last, self.skipped = 0, (0, ""), Skipped()
+
+    def new(self) -> Iterator[Block]:
+        """Return complete new blocks."""
+        if not (self.path.exists() or self.path.is_symlink()):
+            return
+        try:
+            for block in read_blocks(self.path, self._at, None, self.folder):
+                self._at, self._last = block.end, self._name(block)
+                yield block
+        except ResultsError as error:
+            if not self.skipped.count:
+                self.skipped.add(0, str(error))
+
+    @staticmethod
+    def _name(block: Block) -> tuple[int, str]:
+        return block.start, f"{block.step} {block.end} {' '.join(block.ids)}"
+
+
 def read_at(path: Path, folder: Path, start: int, size: int) -> bytes:
     """Read a line by its position."""
     with open_inside(path, folder) as file:
@@ -202,19 +253,23 @@ class RunView:
         self.evaluations: list[dict[str, Any]] = []
         self.rows: list[Row] = []
         self.places: list[tuple[str, int, int]] = []
-        """Position of each row's line: file, offset and size."""
+        """Position of each row's line: file, offset and size. In blocks: the offset of the block, and minus
+        the number of the episode in it."""
+        self.sizes: list[int] = []
+        """Approximate bytes of each row's episode as a line."""
         self.by_step: dict[int, list[int]] = {}
         self.version = 0
         """Incremented with every line read."""
         self._files = _episode_files(self.manifest)
         numbers = {name: Tail(folder / name, folder, LONGEST_NUMBERS) for name in (METRICS, EVALUATIONS)}
-        self._tails = numbers | {name: Tail(folder / name, folder) for name in self._files}
+        self._tails = numbers | {name: Tail(folder / name, folder) for name in self._files if name != BLOCKS}
+        self._blocks = BlockTail(folder / BLOCKS, folder)
         self.events = Tail(folder / EVENTS, folder, LONGEST_NUMBERS)
 
     @property
     def epoch(self) -> int:
         """Incremented when the run was rewound: earlier rows may no longer exist."""
-        return sum(self._tails[name].again for name in self._files)
+        return self._blocks.again + sum(self._tails[name].again for name in self._files if name != BLOCKS)
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -238,7 +293,7 @@ class RunView:
     @property
     def skipped(self) -> dict[str, Skipped]:
         """Skipped lines by file."""
-        every = {**self._tails, EVENTS: self.events}
+        every: dict[str, Tail | BlockTail] = {**self._tails, BLOCKS: self._blocks, EVENTS: self.events}
         return {name: tail.skipped for name, tail in every.items() if tail.skipped.count}
 
     def follow(self, *, final: bool = False) -> int:
@@ -254,9 +309,13 @@ class RunView:
                     self.version += 1
                 else:
                     self._tails[name].skipped.add(MOST_NUMBERS + 1, f"only {MOST_NUMBERS:,} lines are read")
-        if any(self._tails[name].changed() for name in self._files):
+        changed = [self._tails[name].changed() for name in self._files if name != BLOCKS]
+        if self._blocks.changed() or any(changed):
             self._forget()
         for name in self._files:
+            if name == BLOCKS:
+                self._add_blocks()
+                continue
             for new_line in self._tails[name].new(final=final):
                 self._add(name, new_line)
         return self.version - before
@@ -265,14 +324,23 @@ class RunView:
         """A file was truncated: read all episodes again."""
         self.rows.clear()
         self.places.clear()
+        self.sizes.clear()
         self.by_step.clear()
         for name in self._files:
-            self._tails[name].restart()
+            (self._blocks if name == BLOCKS else self._tails[name]).restart()
         self.version += 1
 
     def episode(self, n: int) -> tuple[Episode, Extra]:
         """Read an episode and its extra fields from the file."""
         name, start, size = self.places[n]
+        if name == BLOCKS:
+            block = next(read_blocks(self.folder / BLOCKS, start, None, self.folder), None)
+            if block is None:
+                raise ResultsError(f"{self.folder / BLOCKS} has no block at byte {start} any more.")
+            stored = block.read_one(-size)
+            return stored.episode, Extra(
+                stored.step, {name: list(own) for name, own in stored.values.items()}
+            )
         data = read_at(self.folder / name, self.folder, start, size)
         return decode_episode(data), _extra(data)
 
@@ -285,16 +353,37 @@ class RunView:
         except ResultsError as error:
             self._tails[name].skipped.add(line.number, str(error), not line.whole)
             return
-        extra = _extra(line.data)
-        if extra.step is not None:
-            self.by_step.setdefault(extra.step, []).append(len(self.rows))
-        self.rows.append(make_row(len(self.rows), episode, extra.step, self._files[name]))
-        self.places.append((name, line.start, len(line.data)))
+        row = make_row(len(self.rows), episode, _extra(line.data).step, self._files[name])
+        self._append(row, (name, line.start, len(line.data)), len(line.data))
+
+    def _add_blocks(self) -> None:
+        for block in self._blocks.new():
+            try:
+                episodes = block.read(tokens=False)
+            except ResultsError as error:
+                self._blocks.skipped.add(block.start, str(error))
+                continue
+            for number, stored in enumerate(episodes):
+                if len(self.rows) >= MOST_EPISODES:
+                    self._blocks.skipped.add(block.start, f"only {MOST_EPISODES:,} episodes are read")
+                    return
+                row = make_row(len(self.rows), stored.episode, stored.step, "", stored.action_tokens)
+                # As lines of JSON they would take about four times the room.
+                self._append(
+                    row, (BLOCKS, block.start, -number), 4 * (block.end - block.start) // len(episodes)
+                )
+
+    def _append(self, row: Row, place: tuple[str, int, int], size: int) -> None:
+        if row.step is not None:
+            self.by_step.setdefault(row.step, []).append(row.n)
+        self.rows.append(row)
+        self.places.append(place)
+        self.sizes.append(size)
         self.version += 1
 
 
-def make_row(n: int, episode: Episode, step: int | None, entry: str = "") -> Row:
-    """Return the list row of an episode."""
+def make_row(n: int, episode: Episode, step: int | None, entry: str = "", tokens: int | None = None) -> Row:
+    """Return the list row of an episode, whose number of action tokens is given if they were not read."""
     spec, turns = episode.spec, episode.turns
     valid = [bool(turn.info.get("valid", True)) for turn in turns]
     return Row(
@@ -310,7 +399,7 @@ def make_row(n: int, episode: Episode, step: int | None, entry: str = "") -> Row
         success=episode.scored_success,
         total=episode.total_reward,
         turns=len(turns),
-        tokens=sum(len(turn.action_ids) for turn in turns),
+        tokens=sum(len(turn.action_ids) for turn in turns) if tokens is None else tokens,
         seconds=round(episode.seconds, 4),
         valid=round(sum(valid) / len(valid), 4) if valid else None,
         error="" if episode.error is None else episode.error.message[:MESSAGE],
@@ -319,10 +408,10 @@ def make_row(n: int, episode: Episode, step: int | None, entry: str = "") -> Row
 
 
 def _episode_files(manifest: dict[str, Any]) -> dict[str, str]:
-    """Return episode files with their suite entry: one per entry for a suite, otherwise one."""
+    """Return episode files with their suite entry: one per entry for a suite, otherwise those of the run."""
     entries = manifest.get("entries")
     if manifest.get("kind") != "bench" or not isinstance(entries, list):
-        return {EPISODES: ""}
+        return {EPISODES: "", BLOCKS: ""}
     # Names come from a file: paths that leave the run folder are skipped.
     names = [name for name in entries[:MOST_ENTRIES] if isinstance(name, str) and _NAME.fullmatch(name)]
     return {f"entries/{name}/{EPISODES}": name for name in names}

@@ -6,7 +6,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
-from rollgym.rollout.events import Event
+import msgspec
+
+from rollgym.rollout.events import Event, rotated_files
 from rollgym.rollout.trace import chrome_trace, is_event, summary
 from rollgym.rollout.watchdog import WAITS_FOR
 from rollgym.view.reader import Tail
@@ -25,19 +27,39 @@ class Timeline:
 
     def __init__(self, tail: Tail) -> None:
         self._tail = tail
+        self._begun = False
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._seen = 0
 
     def read(self, *, final: bool = False) -> dict[str, Any]:
         """Read new events and return lanes and longest waits."""
-        if self._tail.changed():
+        if self._tail.changed() or not self._begun:
+            self._begun = True
             self._events.clear()
             self._seen = 0
+            self._add_rotated()
         for event in self._tail.objects(final=final):
             if is_event(event):
                 self._events.append(event)
                 self._seen += 1
         return lanes(list(self._events)) | {"left_out": self._seen - len(self._events)}
+
+    def _add_rotated(self) -> None:
+        """Read the newest rotated file: it holds more events than are shown."""
+        for segment in rotated_files(self._tail.path)[-1:]:
+            try:
+                lines = segment.read(self._tail.folder).split(b"\n")[-MOST_EVENTS:]
+            except OSError as error:
+                self._tail.skipped.add(0, f"{segment.path.name}: {error.strerror}")
+                return
+            for line in lines:
+                try:
+                    event = msgspec.json.decode(line, type=dict[str, Any])
+                except (msgspec.DecodeError, UnicodeError, RecursionError):
+                    continue
+                if is_event(event):
+                    self._events.append(event)
+                    self._seen += 1
 
 
 def lanes(events: Sequence[Event]) -> dict[str, Any]:

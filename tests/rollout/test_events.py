@@ -1,11 +1,12 @@
 """The event log: in a file, in memory, or merely counted; and what is left of it after a crash."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rollgym.core.errors import ResultsError
-from rollgym.rollout.events import EventLog, read_events
+from rollgym.rollout.events import EventLog, read_events, rotated_files
 
 
 class Clock:
@@ -102,3 +103,80 @@ def test_a_cut_in_the_middle_of_a_character_is_a_cut(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: whole.rindex("ö".encode()) + 1])
     assert len(read_events(path)) == 1
+
+
+def numbered(path: Path) -> list[int]:
+    return [event["n"] for event in read_events(path)]
+
+
+def rotating(path: Path, **options: Any) -> EventLog:
+    return EventLog(path, clock=Clock(), segment_bytes=200, **options)
+
+
+def test_a_rotated_log_is_read_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with rotating(path) as log:
+        for n in range(40):
+            log.add("a", n=n)
+    assert numbered(path) == list(range(40))
+    assert path.stat().st_size < 250
+    segments = rotated_files(path)
+    assert [segment.path.suffix for segment in segments] == [".gz"] * len(segments)
+    assert [segment.start for segment in segments][1:] == [segment.end for segment in segments][:-1]
+    assert [len(segment.read()) for segment in segments] == [s.end - s.start for s in segments]
+    with rotating(path) as log:
+        log.add("a", n=40)
+    assert numbered(path) == list(range(41))
+
+
+def test_a_rotated_log_can_be_rewound_to_any_position(tmp_path: Path) -> None:
+    for n in range(30):
+        path = tmp_path / str(n) / "events.jsonl"
+        with rotating(path) as log:
+            marks = []
+            for k in range(30):
+                marks.append(log.size)
+                log.add("a", n=k)
+        with rotating(path) as log:
+            assert log.size > marks[-1]
+            log.rewind(marks[n])
+            assert log.size == marks[n]
+            log.add("a", n=100)
+        assert numbered(path) == [*range(n), 100]
+
+
+def test_a_log_is_bounded_and_loses_its_oldest_events_first(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with rotating(path, max_bytes=700) as log:
+        marks = []
+        for n in range(300):
+            marks.append(log.size)
+            log.add("a", n=n)
+    kept = numbered(path)
+    assert kept == list(range(kept[0], 300))
+    assert 200 < kept[0] < 290
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 1_000
+    with rotating(path) as log:
+        log.rewind(marks[3])
+        log.add("a", n=3)
+        assert log.size > marks[3]
+    assert numbered(path) == [3]
+
+
+def test_a_log_killed_while_it_is_rotated_loses_nothing(tmp_path: Path) -> None:
+    """The file has its new name, or is there both compressed and not, or has no successor yet."""
+    path = tmp_path / "events.jsonl"
+    with rotating(path) as log:
+        for n in range(20):
+            log.add("a", n=n)
+    segments = rotated_files(path)
+    plain = segments[0].path.with_suffix("")
+    plain.write_bytes(segments[0].read())
+    assert numbered(path) == list(range(20))
+    with rotating(path) as log:
+        end = log.size
+    path.rename(path.with_name(f"events-{segments[-1].end:015d}-{end:015d}.jsonl"))
+    with rotating(path) as log:
+        assert log.size == end
+        log.add("a", n=20)
+    assert numbered(path) == list(range(21))

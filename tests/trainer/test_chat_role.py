@@ -1,5 +1,6 @@
 """Training against a chat endpoint: ServiceDesk with a customer over HTTP, faults, and the API key."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from user_endpoint import Call, UserEndpoint, without_client_settings
 
 from rollgym.core.errors import RunError, UsageError
 from rollgym.core.roles import role_trajectory
-from rollgym.core.serialization import read_episodes
 from rollgym.evaluation.replay import Settings, replay
+from rollgym.evaluation.run_results import load_run
 
 Run = Callable[..., Path]
 DESK = "rollgym/ServiceDesk-v0"
@@ -56,7 +57,7 @@ def test_the_policy_trains_with_a_customer_at_an_endpoint(
         stop={"steps": 3},
         tracking={"tensorboard": False, "tokens_every": 1},
     )
-    episodes = read_episodes(folder / "episodes.jsonl")
+    episodes = list(load_run(folder).episodes)
     assert len(episodes) == 3 * 2 * 4
     for line, episode in zip(lines(folder / "episodes.jsonl"), episodes, strict=True):
         assert episode.spec.players == {"agent": "policy", "user": "chat"}
@@ -74,7 +75,8 @@ def test_the_policy_trains_with_a_customer_at_an_endpoint(
     metrics = lines(folder / "metrics.jsonl")
     assert all("role/user/return" in line and line["episodes_missing"] == 0 for line in metrics)
     assert {call.headers["authorization"] for call in endpoint.calls} == {f"Bearer {KEY}"}
-    assert "My key is Bearer [api key]." in (folder / "episodes.jsonl").read_text()
+    assert "My key is Bearer [api key]." in json.dumps(lines(folder / "episodes.jsonl"))
+    assert KEY not in json.dumps(lines(folder / "episodes.jsonl"))
     for path in folder.rglob("*"):
         assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
 
@@ -98,7 +100,7 @@ def test_a_failing_endpoint_costs_retries_and_no_episode(train_here: Run, endpoi
     folder = train_here("failing", envs=[duel(endpoint)], rollout={"max_retries_per_group": 20})
     assert failed
     assert all(line["episodes_missing"] == 0 for line in lines(folder / "metrics.jsonl"))
-    before, after = (read_episodes(run / "episodes.jsonl") for run in (whole, folder))
+    before, after = (list(load_run(run).episodes) for run in (whole, folder))
     actions = [[[turn.action for turn in e.turns] for e in episodes] for episodes in (before, after)]
     assert actions[0] == actions[1]
     assert (whole / "final" / "model.safetensors").read_bytes() == (

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training import Forge, lines, write
+from training import Forge, digest, lines, write
 
 from rollgym.core.errors import UsageError
+from rollgym.core.seeding import file_hash
 from rollgym.core.types import Group
+from rollgym.evaluation.run_results import load_run
+from rollgym.io.episode_blocks import encode_blocks, episode_line, read_blocks, stored_episodes
 from rollgym.trainer.replay import replay_run
 from rollgym.trainer.step_log import read_groups, read_steps
 
@@ -53,16 +57,15 @@ def test_a_run_with_a_warm_start_is_replayed_from_a_checkpoint(train_here: Run) 
 
 def test_a_changed_recording_is_found_at_its_step(train_here: Run) -> None:
     folder = train_here("run", **AHEAD)
-    path = folder / "episodes.jsonl"
-    text = path.read_text().splitlines()
-    number = next(i for i, line in enumerate(text) if json.loads(line)["step"] == 6)
-    episode = json.loads(text[number])
-    episode["turns"][0]["logprobs"][0] = round(episode["turns"][0]["logprobs"][0] - 0.5, 3)
-    before, changed = len(text[number]), json.dumps(episode, separators=(",", ":"), ensure_ascii=False)
-    text[number] = changed + " " * (before - len(changed))
-    path.write_text("\n".join(text) + "\n")
+    path = folder / "episodes.blocks"
+    last = list(read_blocks(path))[-1]
+    first, *others = (stored.episode for stored in last.read())
+    turn, *later = first.turns
+    changed = replace(turn, logprobs=(turn.logprobs[0] - 0.5, *turn.logprobs[1:]))
+    blocks = encode_blocks(last.step, [replace(first, turns=(changed, *later)), *others])
+    path.write_bytes(path.read_bytes()[: last.start] + b"".join(blocks))
     result = replay_run(folder)
-    assert result.different == ["step 6: the batch differs from the recorded one"]
+    assert result.different == ["step 8: the batch differs from the recorded one"]
     assert result.lines()[-1].endswith("different")
 
 
@@ -114,12 +117,57 @@ def test_a_killed_run_continues_exactly_from_its_log(
 def test_the_event_log_says_which_episodes_a_step_was_trained_on(train_here: Run) -> None:
     folder = train_here("run", **AHEAD)
     steps = read_steps(folder)
-    start, found = 0, []
+    start: dict[str, int] = {}
+    found = []
     for logged in steps:
         groups: list[Group] = read_groups(folder, logged, start, 4)
-        start = logged.marks["episodes.jsonl"]
+        start = logged.marks
         found += [(logged.step, episode.spec.episode_id) for group in groups for episode in group.episodes]
     episodes = lines(folder / "episodes.jsonl")
     assert found == [(episode["step"], episode["spec"]["episode_id"]) for episode in episodes]
     taken = [event["group"] for event in lines(folder / "events.jsonl") if event["kind"] == "group_taken"]
     assert [name for logged in steps for name, _ in logged.groups] == taken[: 2 * len(steps)]
+
+
+def as_older_version(folder: Path) -> None:
+    """Give a finished run the files of version 0.2: episodes as lines, and steps in the event log."""
+    ends: dict[int, int] = {}
+    with open(folder / "episodes.jsonl", "wb") as file:
+        for stored in stored_episodes(folder / "episodes.blocks"):
+            file.write(episode_line(stored) + b"\n")
+            ends[stored.step or 0] = file.tell()
+    with open(folder / "events.jsonl", "ab") as file:
+        for line in lines(folder / "steps.jsonl"):
+            marks = {name: line["marks"][name] for name in ("metrics.jsonl", "evaluations.jsonl")}
+            marks["episodes.jsonl"] = ends[line["step"]]
+            event = {"t": 1.0, "kind": "step_trained", **line, "marks": marks}
+            file.write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+        size = file.tell()
+    for name in ("episodes.blocks", "steps.jsonl"):
+        (folder / name).unlink()
+    for path in (folder / "checkpoints").glob("step-*"):
+        state = json.loads((path / "state.json").read_text())
+        marks = {name: state["marks"][name] for name in ("metrics.jsonl", "evaluations.jsonl")}
+        state["marks"] = {**marks, "episodes.jsonl": ends.get(state["step"], 0), "events.jsonl": size}
+        (path / "state.json").write_text(json.dumps(state))
+        sums = json.loads((path / "sums.json").read_text())
+        sums["files"]["state.json"] = file_hash(path / "state.json")
+        (path / "sums.json").write_text(json.dumps(sums))
+
+
+def test_a_run_of_an_older_version_is_read_resumed_and_replayed(train_here: Run) -> None:
+    whole = train_here("whole", stop={"steps": 6})
+    folder = train_here("run", stop={"steps": 4})
+    before = lines(folder / "episodes.jsonl")
+    as_older_version(folder)
+    assert lines(folder / "episodes.jsonl") == before
+    assert replay_run(folder).same
+    train_here("run", stop={"steps": 6}, resume=True)
+    assert digest(folder / "final" / "model.safetensors") == digest(whole / "final" / "model.safetensors")
+    assert [step.step for step in read_steps(folder)] == list(range(1, 7))
+    trained = [record["step"] for record in load_run(folder).to_records()]
+    assert trained == [step for step in range(1, 7) for _ in range(8)]
+    assert {line["step"] for line in lines(folder / "episodes.jsonl")} == {1, 2, 3, 4}
+    result = replay_run(folder)
+    assert result.same, result.different
+    assert result.last_step == 6

@@ -16,9 +16,9 @@ from role_episodes import FIRST, SECOND, game, grouped, turn, zero_sum_group
 from training import Forge, Story, lines, write
 
 from rollgym.core.errors import UsageError
-from rollgym.core.serialization import read_episodes
 from rollgym.core.types import Episode, Group
 from rollgym.evaluation.replay import Settings, replay
+from rollgym.evaluation.run_results import load_run
 from rollgym.trainer.config import EnvConfig, PastConfig, TrainConfig, env_labels, role_players
 from rollgym.trainer.recorded_advantages import RecomputedAdvantages
 from rollgym.trainer.rollout_batch import make_rollout_batch, token_diagnostics, zero_variance
@@ -101,7 +101,7 @@ def test_a_group_has_no_signal_only_if_no_role_has_one() -> None:
 
 def test_self_play_trains_both_roles_and_replays(train_here: Run) -> None:
     folder = train_here(envs=[duel(BOTH)], tracking={"tensorboard": False, "tokens_every": 2})
-    episodes = read_episodes(folder / "episodes.jsonl")
+    episodes = list(load_run(folder).episodes)
     assert {tuple(e.spec.players.items()) for e in episodes} == {tuple(BOTH.items())}
     assert all(t.action_ids and t.role in BOTH for e in episodes for t in e.turns)
     assert {e.spec.env_kwargs["others"] for e in episodes} == {None}
@@ -120,7 +120,7 @@ def test_self_play_trains_both_roles_and_replays(train_here: Run) -> None:
 def test_recomputed_advantages_are_those_of_training(train_here: Run) -> None:
     folder = train_here(envs=[duel(BOTH)], tracking={"tensorboard": False, "tokens_every": 1})
     recorded = lines(folder / "episodes.jsonl")
-    episodes = read_episodes(folder / "episodes.jsonl")
+    episodes = list(load_run(folder).episodes)
     step = [(line, e) for line, e in zip(recorded, episodes, strict=True) if line["step"] == 1]
     source = RecomputedAdvantages(folder)
     assert source.why == ""
@@ -132,13 +132,13 @@ def test_recomputed_advantages_are_those_of_training(train_here: Run) -> None:
 def test_members_of_both_roles_sample_differently(train_here: Run) -> None:
     """The policy sees the same prompt in both roles; equal seeds would give equal replies."""
     folder = train_here(envs=[duel(BOTH)], agent={"temperature": 5.0})
-    pairs = [(e.turns[0], e.turns[1]) for e in read_episodes(folder / "episodes.jsonl")]
+    pairs = [(e.turns[0], e.turns[1]) for e in load_run(folder).episodes]
     assert any(left.action_ids != right.action_ids for left, right in pairs)
 
 
 def test_an_agent_can_have_a_role(train_here: Run) -> None:
     folder = train_here(envs=[duel({"left": "random"})])
-    episodes = read_episodes(folder / "episodes.jsonl")
+    episodes = list(load_run(folder).episodes)
     for episode in episodes:
         assert episode.spec.players == {"left": "random", "right": "policy"}
         assert (episode.spec.role, episode.total_reward) == ("right", episode.turns[-1].rewards["right"])
@@ -148,7 +148,7 @@ def test_an_agent_can_have_a_role(train_here: Run) -> None:
 
 def test_the_past_version_changes_when_due(train_here: Run) -> None:
     folder = train_here(envs=[duel(PAST)], past={"every": 3}, stop={"steps": 5})
-    episodes = read_episodes(folder / "episodes.jsonl")
+    episodes = list(load_run(folder).episodes)
     assert all(not t.action_ids and t.policy_version is None for e in episodes for t in e.turns[1::2])
     assert all(t.response is not None for e in episodes for t in e.turns)
     assert [line["past_age"] for line in lines(folder / "metrics.jsonl")] == [0, 1, 2, 0, 1]
@@ -197,7 +197,7 @@ def test_a_run_against_the_past_version_resumes_exactly(forge: Forge, tmp_path: 
 def test_a_mixture_trains_both_roles_against_the_past_version(train_here: Run) -> None:
     mirrored = {"left": "past", "right": "policy"}
     folder = train_here(envs=[duel(PAST), duel(mirrored)], stop={"steps": 2})
-    episodes = read_episodes(folder / "episodes.jsonl")
+    episodes = list(load_run(folder).episodes)
     assert {e.spec.role for e in episodes} == {"left", "right"}
     metrics = lines(folder / "metrics.jsonl")[0]
     labels = [f'lessons:Duel left="{left}" right="{right}"' for left, right in
@@ -270,6 +270,6 @@ def test_code_and_addresses_of_opponents_are_listed() -> None:
 def test_one_agent_may_play_all_roles_of_an_environment(train_here: Run) -> None:
     """Without `roles` but with others=null, the policy has all roles and trains in all of them."""
     folder = train_here(envs=[{"id": "lessons:Duel", "kwargs": {"others": None}}], stop={"steps": 1})
-    episodes: list[Episode] = read_episodes(folder / "episodes.jsonl")
+    episodes: list[Episode] = list(load_run(folder).episodes)
     assert all(t.action_ids for e in episodes for t in e.turns)
     assert episodes[0].spec.players == {}

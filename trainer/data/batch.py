@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollgym.core.errors import UsageError
+from rollgym.trainer.data.packing import RowIndex, row_index
 from rollgym.trainer.data.sequences import FloatArray, IntArray, TokenEpisode, TokenSequence
 
 
@@ -31,6 +33,8 @@ class Batch:
     """[sequences] Index of the episode of each sequence."""
     starts: IntArray = field(init=False)
     """[sequences + 1] Index into the arrays of the first action token of each sequence."""
+    _index: list[RowIndex] = field(init=False, repr=False)
+    """`index` once it was needed; shared with the batches of `with_arrays`."""
 
     def __post_init__(self) -> None:
         pairs = [(s, number) for number, episode in enumerate(self.episodes) for s in episode.sequences]
@@ -38,6 +42,7 @@ class Batch:
         object.__setattr__(self, "sequences", tuple(sequence for sequence, _ in pairs))
         object.__setattr__(self, "episode_of", np.array([number for _, number in pairs], dtype=np.int64))
         object.__setattr__(self, "starts", np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        object.__setattr__(self, "_index", [])
         for name, values in self.arrays.items():
             if values.shape != (self.num_tokens,):
                 raise UsageError(
@@ -51,13 +56,49 @@ class Batch:
         return int(self.starts[-1])
 
     @property
+    def index(self) -> RowIndex:
+        """What a partition into micro-batches depends on."""
+        if not self._index:
+            self._index.append(row_index(self.sequences))
+        return self._index[0]
+
+    @property
+    def final_lengths(self) -> list[int]:
+        """Number of tokens after which each episode's final state is valued; 0 if it is not."""
+        return [0 if episode.final_ids is None else len(episode.final_ids) for episode in self.episodes]
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether an engine recorded the experts of any token."""
+        return any(sequence.experts is not None for sequence in self.sequences)
+
+    @property
+    def rows_with_advantages(self) -> NDArray[np.bool_]:
+        """[sequences] Whether any token that is trained on has an advantage other than 0."""
+        advantages = self.arrays["advantages"]
+        if "trained" in self.arrays:
+            advantages = advantages * self.arrays["trained"]
+        return _any_by_row(advantages != 0, self.starts)
+
+    @property
+    def trained_tokens(self) -> IntArray:
+        """[sequences] Number of tokens that are trained on."""
+        counts = np.diff(self.starts)
+        return _sum_by_row(self.arrays["trained"] != 0, self.starts) if "trained" in self.arrays else counts
+
+    def fetch(self, sequences: Sequence[int]) -> None:
+        """Make the tokens and arrays of these sequences available; here they all are."""
+
+    @property
     def lengths(self) -> list[list[int]]:
         """Number of action tokens of each sequence of each episode."""
         return [[len(sequence.action_positions) for sequence in e.sequences] for e in self.episodes]
 
     def with_arrays(self, **arrays: FloatArray) -> Batch:
         """Return the batch with additional arrays."""
-        return Batch(self.episodes, {**self.arrays, **arrays})
+        batch = Batch(self.episodes, {**self.arrays, **arrays})
+        object.__setattr__(batch, "_index", self._index)
+        return batch
 
     def token_indices(self, sequences: Sequence[int]) -> IntArray:
         """Indices into the arrays of the action tokens of these sequences."""
@@ -71,6 +112,16 @@ class Batch:
     def sequences_of(self, episodes: Sequence[int]) -> list[int]:
         """Indices of the sequences of these episodes."""
         return np.flatnonzero(np.isin(self.episode_of, episodes)).tolist()
+
+
+def _sum_by_row(flags: NDArray[np.bool_], starts: IntArray) -> IntArray:
+    totals = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
+    counts: IntArray = totals[starts[1:]] - totals[starts[:-1]]
+    return counts
+
+
+def _any_by_row(flags: NDArray[np.bool_], starts: IntArray) -> NDArray[np.bool_]:
+    return _sum_by_row(flags, starts) > 0
 
 
 def make_batch(episodes: Sequence[TokenEpisode], **arrays: Sequence[FloatArray]) -> Batch:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollgym.core.routed_experts import ExpertArray
 from rollgym.trainer.data.sequences import IntArray, TokenSequence
@@ -87,31 +88,75 @@ def pack(inputs: Sequence[IntArray], experts: Sequence[ExpertArray | None] | Non
     )
 
 
-def bundles(sequences: Sequence[TokenSequence], room: int) -> list[tuple[list[int], int]]:
-    """Group sequences with shared prefixes, up to ``room`` tokens; returns indices and cost in tokens.
+@dataclass(frozen=True, slots=True, eq=False)
+class RowIndex:
+    """What a partition of sequences into micro-batches depends on, without their tokens.
 
-    Sequences with the same forward pass are always in one bundle, at the cost of one of them.
+    Made once for a batch; the overlaps of any of its sequences follow from it, because in sorted order two
+    sequences share what all between them share.
     """
+
+    lengths: IntArray
+    """[sequences] Number of tokens of each that the model reads."""
+    order: IntArray
+    """[sequences] The sequences, sorted so that those with a common prefix are side by side."""
+    overlaps: IntArray
+    """[sequences] In that order, the length of the prefix that each shares with the one before."""
+    equal: NDArray[np.bool_]
+    """[sequences] In that order, whether each has the same forward pass as the one before."""
+
+
+def row_index(sequences: Sequence[TokenSequence]) -> RowIndex:
+    """Compare the tokens of sequences with each other."""
     keys = [sequence.key for sequence in sequences]
     order = sorted(range(len(sequences)), key=lambda index: keys[index])
-    inputs = [sequences[index].inputs for index in order]
+    equal = [at > 0 and keys[index] == keys[order[at - 1]] for at, index in enumerate(order)]
+    return RowIndex(
+        lengths=np.array([len(sequence.inputs) for sequence in sequences], dtype=np.int64),
+        order=np.array(order, dtype=np.int64),
+        overlaps=np.array(_overlaps([sequences[index].inputs for index in order]), dtype=np.int64),
+        equal=np.array(equal, dtype=np.bool_),
+    )
+
+
+def bundles(index: RowIndex, room: int, chosen: Sequence[int] | None = None) -> list[tuple[list[int], int]]:
+    """Group sequences with shared prefixes, up to ``room`` tokens; returns their numbers and cost in tokens.
+
+    Sequences with the same forward pass are always in one bundle, at the cost of one of them. ``chosen``: the
+    sequences to group; default: all.
+    """
+    wanted = np.ones(len(index.lengths), dtype=np.bool_)
+    if chosen is not None:
+        wanted[:] = False
+        wanted[list(chosen)] = True
     members: list[list[int]] = []
     costs: list[float] = []
-    for at, (index, common) in enumerate(zip(order, _overlaps(inputs), strict=True)):
-        equal = at > 0 and keys[index] == keys[order[at - 1]]
+    lengths = index.lengths.tolist()
+    common, equal = 0, False
+    for row, overlap, same, here in zip(
+        index.order.tolist(),
+        index.overlaps.tolist(),
+        index.equal.tolist(),
+        wanted[index.order].tolist(),
+        strict=True,
+    ):
+        common, equal = min(common, overlap), equal and same
+        if not here:
+            continue
         again = SHARED_TOKEN_COST if common < LONG_PREFIX else GATHERED_TOKEN_COST
-        cost = 0.0 if equal else len(inputs[at]) - common + again * common
+        cost = 0.0 if equal else lengths[row] - common + again * common
         if not equal and (common < MIN_OVERLAP or costs[-1] + cost > room):
             members.append([])
             costs.append(0.0)
-            cost = float(len(inputs[at]))
-        members[-1].append(index)
+            cost = float(lengths[row])
+        members[-1].append(row)
         costs[-1] += cost
+        common, equal = lengths[row], True
     return sorted((sorted(bundle), round(cost)) for bundle, cost in zip(members, costs, strict=True))
 
 
 def whole_episodes(
-    episode_of: Sequence[int], sequences: Sequence[TokenSequence], *, padded: bool
+    episode_of: Sequence[int], lengths: Sequence[int], *, padded: bool
 ) -> list[tuple[list[int], int]]:
     """Group the sequences of each episode; returns indices and cost in tokens.
 
@@ -123,8 +168,8 @@ def whole_episodes(
         members.setdefault(episode, []).append(index)
     result = []
     for own in members.values():
-        lengths = [len(sequences[index].inputs) for index in own]
-        result.append((own, max(lengths) * len(own) if padded else sum(lengths)))
+        sizes = [lengths[index] for index in own]
+        result.append((own, max(sizes) * len(own) if padded else sum(sizes)))
     return result
 
 

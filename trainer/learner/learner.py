@@ -3,11 +3,11 @@
 A `Learner` cuts a batch into mini-batches and micro-batches, computes losses, and owns schedules, KL
 adaptation, checkpoints and exports. Its `ParallelStrategy` holds weights, gradients and optimizer states.
 
-With several ranks, every rank is called with the same whole batch, in the same order, and computes its share
-of the rows; ranks that hold parts of one model compute the same rows, and one of them counts. A token's
-weight is that in the whole batch, so gradients are summed over ranks. Results are those of the whole batch,
-and the same on every rank. Ranks with fewer micro-batches than others compute rows of weight 0 until all are
-done: collectives must match.
+With several ranks, every rank is called with the same batch, in the same order, and computes its share of the
+rows; it reads the tokens and arrays of these only (`Batch.fetch`). Ranks that hold parts of one model compute
+the same rows, and one of them counts. A token's weight is that in the whole batch, so gradients are summed over
+ranks. Results are those of the whole batch, and the same on every rank. Ranks with fewer micro-batches than
+others compute rows of weight 0 until all are done: collectives must match.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from rollgym.trainer.learner.objective import (
     batch_weights,
     critic_loss,
     engine_gap,
+    first_gap,
     micro_batch_loss,
     rows_with_gradient,
     shortest_row,
@@ -217,20 +218,24 @@ class Learner:
             raise UsageError("No critic: set learner.critic to shared or separate.")
         with self._rank_errors("compute values"):
             before = self._pass(batch, self._values)
-            ends = [number for number, episode in enumerate(batch.episodes) if episode.final_ids is not None]
-            after = np.zeros(len(batch.episodes))
+            own: list[int] = []
+            final_lengths = batch.final_lengths
+            ends = [number for number, length in enumerate(final_lengths) if length]
+            after = np.zeros(len(final_lengths))
             config = self.modules.body.config
             bounds = [getattr(config, "max_position_embeddings", None), position_limit(config)]
             context = min((bound for bound in bounds if bound is not None), default=None)
-            finals = [cast(Any, batch.episodes[number].final_ids)[:context] for number in ends]
-            rows = [TokenSequence(np.append(ids, 0), np.array([len(ids)])) for ids in finals]
+            lengths = [min(final_lengths[number], context or sys.maxsize) for number in ends]
+            shortest = [lengths.index(min(lengths))] if ends else []
             with torch.no_grad():
-                for part in self._split(list(map(len, finals)), padded=True):
-                    chosen = [rows[i] for i in part] or [min(rows, key=lambda row: len(row.inputs))]
+                for part in self._split(lengths, padded=True):
+                    chosen = [_final_row(batch, ends[i], lengths[i]) for i in part or shortest]
                     values = self._values(chosen)
                     if part:
                         after[[ends[i] for i in part]] = values.double().cpu().numpy()
-            return before, self._sum(after).tolist()
+                        own += [ends[i] for i in part]
+            places = np.array(own, dtype=np.int64)
+            return before, self._combine(after, places, np.ones_like(places)).tolist()
 
     # Training.
 
@@ -242,7 +247,7 @@ class Learner:
     def _update(self, batch: Batch) -> Metrics:
         if not batch.num_tokens:
             raise UsageError("There is nothing to learn from: the batch has no action tokens.")
-        if self.config.router_replay == "on" and all(row.experts is None for row in batch.sequences):
+        if self.config.router_replay == "on" and not batch.has_experts:
             raise UsageError(
                 "learner.router_replay=on, but the engine reports no experts: use engine.kind=embedded, or "
                 "set learner.router_replay=auto."
@@ -253,8 +258,10 @@ class Learner:
         seen: list[dict[str, Metric]] = []
         norms: list[float] = []
         first: Metrics = {}
+        gap: Metrics | None = None
         if not value_only and batch.arrays["old"] is not batch.arrays["behavior"]:
-            self._check_gap(engine_gap(batch, {}))
+            gap = self._recomputed_gap(batch)
+            self._check_gap(gap)
         for epoch in range(self.config.epochs):
             rng = derive_rng("mini-batches", self._options.seed, self.steps, epoch)
             for episodes in mini_batches(len(batch.episodes), self.config.mini_batches, rng):
@@ -262,14 +269,14 @@ class Learner:
                 if not first:
                     first = summary(merge(seen))
                     if not value_only:
-                        self._check_gap(engine_gap(batch, first))
+                        self._check_gap(first_gap(first) if gap is None else gap)
                 norms.append(self.strategy.step(lr_scale(self.config, self.steps, self._options.total_steps)))
                 self.steps += 1
         merged = merge(seen)
         metrics = summary(merged)
         for name in (name for name, metric in merged.items() if metric.kind == "sum"):
             metrics[name] /= len(norms)
-        metrics |= {} if value_only else engine_gap(batch, first) | entropy
+        metrics |= {} if value_only else (first_gap(first) if gap is None else gap) | entropy
         metrics |= self._routing_metrics()
         metrics["grad_norm"] = float(np.mean(norms))
         metrics["learning_rate"] = self.strategy.param_groups[0]["lr"]
@@ -440,20 +447,21 @@ class Learner:
         with ``by_episode``, so are the rows of an episode.
         """
         padded = self.modules.layout.layout == "padded"
-        chosen = [batch.sequences[row] for row in rows]
-        self._warn_of_long_rows(chosen)
+        lengths = batch.index.lengths[list(rows)].tolist()
+        self._warn_of_long_rows(max(lengths, default=0))
         if by_episode:
-            sets = whole_episodes([int(batch.episode_of[row]) for row in rows], chosen, padded=padded)
+            sets = whole_episodes([int(batch.episode_of[row]) for row in rows], lengths, padded=padded)
+            sets = [([rows[i] for i in members], cost) for members, cost in sets]
         else:
             # Padded rows lie side by side, so that only whole rows can be computed once: no room for others.
-            room = 0 if padded else self._bundle_room(sum(len(row.inputs) for row in chosen))
-            sets = bundles(chosen, room)
-        for part in self._split([cost for _, cost in sets], padded=padded):
-            yield [rows[i] for number in part for i in sets[number][0]]
+            sets = bundles(batch.index, 0 if padded else self._bundle_room(sum(lengths)), rows)
+        parts = self._split([cost for _, cost in sets], padded=padded)
+        batch.fetch([row for part in parts for number in part for row in sets[number][0]])
+        for part in parts:
+            yield [row for number in part for row in sets[number][0]]
 
-    def _warn_of_long_rows(self, rows: Sequence[TokenSequence]) -> None:
+    def _warn_of_long_rows(self, longest: int) -> None:
         """Log once if rows exceed a micro-batch and cannot be computed in pieces."""
-        longest = max((len(row.inputs) for row in rows), default=0)
         packed = self.modules.layout.layout == "packed"
         if self._warned or longest <= self._max_tokens or (packed and self._group is None):
             return
@@ -501,6 +509,7 @@ class Learner:
         """Compute numbers for all action tokens without gradients: [N], or [k, N] where ``compute`` is."""
         self.reload()
         results = np.zeros(batch.num_tokens)
+        own: list[int] = []
         with torch.no_grad(), self.modules.keep_casts():
             for part in self._micro_batches(batch, range(len(batch.sequences))):
                 values = compute([batch.sequences[row] for row in part or shortest_row(batch)])
@@ -508,14 +517,16 @@ class Learner:
                     results = np.zeros((len(values), batch.num_tokens))
                 if part:
                     results[..., batch.token_indices(part)] = values.double().cpu().numpy()
-        return self._sum(results)
+                    own += part
+        return self._combine(results, batch.starts[own], np.diff(batch.starts)[own])
 
-    def _sum(self, results: FloatArray) -> FloatArray:
-        """Combine results of all ranks, each with zeros for the rows of the others."""
+    def _combine(self, results: FloatArray, starts: IntArray, lengths: IntArray) -> FloatArray:
+        """Add the other ranks' results to this one's, which are at these places of the last dimension."""
         if self._group is None:
             return results
-        counts = self._rank in self.strategy.counted_ranks
-        return self._group.sum(results if counts else np.zeros_like(results))
+        if self._rank not in self.strategy.counted_ranks:
+            starts, lengths = starts[:0], lengths[:0]
+        return self._group.combine(results, starts, lengths)
 
     def _logprobs(self, rows: Sequence[TokenSequence]) -> Tensor:
         return self.strategy.forward(rows, "scores")[0]
@@ -545,13 +556,21 @@ class Learner:
         old, entropy = self._pass(batch, self._logprobs_and_entropy)
         return batch.with_arrays(old=old), {"entropy": float(entropy.mean())}
 
+    def _recomputed_gap(self, batch: Batch) -> Metrics:
+        """Measure the engine's log-probs against recomputed ones; each rank adds up those of its rows."""
+        if self._group is None:
+            return summary(engine_gap(batch, range(len(batch.sequences))))
+        parts = self._micro_batches(batch, range(len(batch.sequences)))
+        own = engine_gap(batch, [row for part in parts for row in part])
+        return summary(merge(_gather_metrics(self._group, own, self.strategy.counted_ranks)))
+
     def _accumulate(self, batch: Batch, episodes: Sequence[int]) -> list[dict[str, Metric]]:
         """Accumulate the gradient of episodes over micro-batches; returns metrics by micro-batch or rank."""
         self.strategy.zero_grad()
-        weights = batch_weights(batch, episodes, self.loss)
         rows = rows_with_gradient(batch, batch.sequences_of(episodes), self.loss)
         by_episode = self.loss.ratio_level == "episode"
         chosen = list(self._micro_batches(batch, rows, by_episode=by_episode))
+        weights = batch_weights(batch, episodes, self.loss, [row for part in chosen for row in part])
         metrics = []
         with self.modules.keep_casts():
             for number, part in enumerate(chosen, start=1):
@@ -636,6 +655,12 @@ class Learner:
             return nullcontext()
         where = f"Learner rank {self._rank} of {self._world} could not {action} (another rank may be lost)"
         return boundary(RunError, where)
+
+
+def _final_row(batch: Batch, episode: int, length: int) -> TokenSequence:
+    """The row with which the state after an episode is valued."""
+    ids = cast(IntArray, batch.episodes[episode].final_ids)[:length]
+    return TokenSequence(np.append(ids, 0), np.array([len(ids)]))
 
 
 def _gather_metrics(

@@ -60,6 +60,8 @@ class MultiRoleLearner:
         self.loss = policy.loss
         roles = {"policy": policy, "reference": reference, "critic": critic}
         self._roles = {name: learner for name, learner in roles.items() if learner is not None}
+        for learner in self._roles.values():
+            learner.batches = policy.batches
         self.offloads = offloads or dict.fromkeys(self._roles, OFFLOADABLE)
 
     @property

@@ -12,7 +12,7 @@ from rollgym.trainer.data.batch import Batch
 from rollgym.trainer.data.sequences import FloatArray
 from rollgym.trainer.learner.config import LearnerConfig
 from rollgym.trainer.learner.protocol import Metrics
-from rollgym.trainer.losses.aggregation import token_weights
+from rollgym.trainer.losses.aggregation import token_divisors
 from rollgym.trainer.losses.metrics import Metric, max_of, mean_of
 from rollgym.trainer.losses.policy import Tokens, policy_loss
 from rollgym.trainer.losses.preference import preference_loss
@@ -26,21 +26,25 @@ GAP_LIMIT = {"float32": 0.2, "bfloat16": 0.5}
 """Mean ``train_rollout_logprob_diff`` above which engine and learner compute different models."""
 
 
-def batch_weights(batch: Batch, episodes: Sequence[int], loss: LossConfig) -> FloatArray:
-    """Return the weight of each token in an optimizer step on these episodes.
+def batch_weights(
+    batch: Batch, episodes: Sequence[int], loss: LossConfig, rows: Sequence[int] | None = None
+) -> FloatArray:
+    """Return the weight of each token in an optimizer step on these episodes; ``rows``: only of these rows.
 
     Tokens that ``trained`` leaves out have weight 0 and are in no denominator.
     """
-    all_lengths = batch.lengths
-    lengths = [all_lengths[number] for number in episodes]
-    keep = None
-    if "trained" in batch.arrays:
-        flags = batch.by_episode(batch.arrays["trained"])
-        keep = [flags[number] != 0 for number in episodes]
+    counts = np.zeros(len(batch.final_lengths), dtype=np.int64)
+    np.add.at(counts, batch.episode_of, batch.trained_tokens)
+    divisors = token_divisors(counts[list(episodes)].tolist(), loss.aggregation, loss.aggregation_constant)
+    divisor_of = dict(zip(episodes, divisors, strict=True))
     weights = np.zeros(batch.num_tokens)
-    weights[batch.token_indices(batch.sequences_of(episodes))] = np.concatenate(
-        token_weights(lengths, loss.aggregation, constant=loss.aggregation_constant, keep=keep)
-    )
+    trained = batch.arrays.get("trained")
+    for row in batch.sequences_of(episodes) if rows is None else rows:
+        start, end = batch.starts[row], batch.starts[row + 1]
+        divisor = divisor_of[int(batch.episode_of[row])]
+        if divisor:
+            kept = np.ones(end - start) if trained is None else trained[start:end] != 0
+            weights[start:end] = kept / divisor
     return weights
 
 
@@ -48,10 +52,8 @@ def rows_with_gradient(batch: Batch, rows: list[int], loss: LossConfig) -> list[
     """Return the rows whose gradient is not zero; the others still count in every denominator."""
     if loss.entropy_coef or (loss.kl_coef and loss.kl_in == "loss") or "returns" in batch.arrays:
         return rows
-    advantages, starts = batch.arrays["advantages"], batch.starts
-    if "trained" in batch.arrays:
-        advantages = advantages * batch.arrays["trained"]
-    chosen = [row for row in rows if np.any(advantages[starts[row] : starts[row + 1]])] or rows[:1]
+    flags = batch.rows_with_advantages
+    chosen = [row for row in rows if flags[row]] or rows[:1]
     if loss.ratio_level == "episode":  # the ratio is over all rows of an episode
         episodes = set(batch.episode_of[chosen].tolist())
         return [row for row in rows if int(batch.episode_of[row]) in episodes]
@@ -60,7 +62,7 @@ def rows_with_gradient(batch: Batch, rows: list[int], loss: LossConfig) -> list[
 
 def shortest_row(batch: Batch) -> list[int]:
     """Return the cheapest row, for ranks that only keep collectives matching."""
-    return [min(range(len(batch.sequences)), key=lambda row: len(batch.sequences[row].inputs))]
+    return [int(batch.index.lengths.argmin())]
 
 
 def micro_batch_loss(
@@ -121,20 +123,22 @@ def critic_loss(
     return [config.value_coef * result.loss], dict(result.metrics)
 
 
-def engine_gap(batch: Batch, first: Metrics) -> Metrics:
-    """Measure the engine's log-probs against this policy's, over all rows or over those of the first step.
+def engine_gap(batch: Batch, rows: Sequence[int]) -> dict[str, Metric]:
+    """Measure the engine's log-probs of some rows against recomputed ones.
 
     ``train_rollout_logprob_diff`` is over tokens that the current weights sampled.
     ``stale_logprob_diff`` is over tokens of older weights, which differ because the policy has moved.
     """
-    old, behavior = batch.arrays["old"], batch.arrays["behavior"]
-    if old is behavior:  # not recomputed; the first step began with the sampling policy
-        return {name: first[name] for name in GAPS if name in first}
-    gap = torch.from_numpy(np.abs(old - behavior))
+    at = batch.token_indices(rows)
+    gap = torch.from_numpy(np.abs(batch.arrays["old"][at] - batch.arrays["behavior"][at]))
     stale = batch.arrays.get("staleness")
     every = torch.ones_like(gap, dtype=torch.bool)
-    metrics = _gap_metrics(gap, every, None if stale is None else torch.from_numpy(stale))
-    return {name: metric.value for name, metric in metrics.items()}
+    return _gap_metrics(gap, every, None if stale is None else torch.from_numpy(stale[at]))
+
+
+def first_gap(first: Metrics) -> Metrics:
+    """Return the same measures from the metrics of an update's first step, which began with these weights."""
+    return {name: first[name] for name in GAPS if name in first}
 
 
 def _gap_metrics(gap: Tensor, mask: Tensor, staleness: Tensor | None) -> dict[str, Metric]:

@@ -1,7 +1,8 @@
 """A learner whose ranks are Ray actors.
 
-Every rank is called with the same whole batch, stored once; results are those of the whole batch. Weights
-never pass through the driver: each rank stores its shards in buckets, and engines read them by reference.
+A batch is stored once, in shards, and every rank fetches those of its rows; results are those of the whole
+batch. Weights never pass through the driver: each rank stores its shards in buckets, and engines read them by
+reference.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from rollgym.engines.base import WeightSource
 from rollgym.engines.weight_sync.chain import Link, WeightChain
 from rollgym.engines.weight_sync.folder import PartFile, clean_folder, write_part
 from rollgym.engines.weight_sync.wire import Part, Sent, ShardEncoder, WireFormat
+from rollgym.trainer.data.batch import Batch
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.process_group import free_port, join_group
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
+from rollgym.trainer.learner.sharded_calls import BatchReader, BatchStore, StoredBatch
 from rollgym.trainer.learner.strategies import find_strategy
 from rollgym.trainer.losses.adaptive import Coefficients
 from rollgym.trainer.losses.settings import LossConfig
@@ -49,6 +52,7 @@ class LearnerActor:
             torch.set_num_threads(threads)
         self._learner = None
         self._encoder: ShardEncoder | None = None
+        self._batches = BatchReader()
 
     def rendezvous(self) -> tuple[str, int]:
         """Return an address and a free port of this node, for the ranks to join at."""
@@ -73,7 +77,10 @@ class LearnerActor:
     def run(self, method: Callable[Concatenate[Learner, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a method of this rank's learner."""
         assert self._learner is not None
-        return method(self._learner, *args, **kwargs)
+        opened: list[Any] = [
+            self._batches.open(value) if isinstance(value, StoredBatch) else value for value in args
+        ]
+        return method(self._learner, *opened, **kwargs)
 
     def run_together(
         self, method: Callable[Concatenate[Learner, P], R], /, *args: P.args, **kwargs: P.kwargs
@@ -140,6 +147,9 @@ class RayLearner:
         """The last full update and the deltas after it."""
         self._wire: WireFormat | None = None
         self._sending: threading.Thread | None = None
+        self._padded: bool | None = None
+        self.batches = BatchStore()
+        """The store of batches; roles can share one."""
         self._check(len(actor_options))
         self.workers = WorkerGroup(
             role,
@@ -270,6 +280,7 @@ class RayLearner:
 
     def close(self) -> None:
         """Stop all ranks."""
+        self.batches.clear()
         self.workers.close()
 
     def _check(self, world: int) -> None:
@@ -291,10 +302,20 @@ class RayLearner:
 
     def _run(self, method: Callable[Concatenate[Learner, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a method on all ranks; returns the result of rank 0, which is that of all."""
+        reads_arrays = method is Learner.update
+        args = tuple(
+            self._store(value, reads_arrays) if isinstance(value, Batch) else value for value in args
+        )  # type: ignore[assignment]
         # Folders are relative to the driver's working directory, which is not that of the ranks.
         absolute = [value.absolute() if isinstance(value, Path) else value for value in args]
         call: Any = self.workers.call
         return cast(R, call(LearnerActor.run_together, method, *absolute, **kwargs)[0])
+
+    def _store(self, batch: Batch, arrays: bool) -> StoredBatch:
+        if self._padded is None:
+            self._padded = self.describe_layout().layout == "padded"
+        room = self.config.max_tokens_per_microbatch
+        return self.batches.store(batch, self.workers.world, room=room, padded=self._padded, arrays=arrays)
 
     def _run_each(
         self, method: Callable[Concatenate[Learner, P], R], *args: P.args, **kwargs: P.kwargs

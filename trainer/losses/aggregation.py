@@ -46,17 +46,21 @@ def token_weights(
     check_aggregation(mode, constant)
     masks = _masks(lengths, keep)
     counts = [int(mask.sum()) for mask in masks]
-    episodes = sum(count > 0 for count in counts)
-    if mode == "token-mean":
-        divisors = [float(sum(counts))] * len(counts)
-    elif mode == "sequence-mean":
-        divisors = [float(episodes * count) for count in counts]
-    else:
-        divisors = [episodes * float(constant or 0)] * len(counts)
+    divisors = token_divisors(counts, mode, constant)
     return [
         mask / divisor if count else np.zeros(len(mask))
         for mask, count, divisor in zip(masks, counts, divisors, strict=True)
     ]
+
+
+def token_divisors(counts: Sequence[int], mode: Mode, constant: float | None = None) -> list[float]:
+    """Divide 1 by these for the weight of a token of each episode, given how many of its tokens count."""
+    episodes = sum(count > 0 for count in counts)
+    if mode == "token-mean":
+        return [float(sum(counts))] * len(counts)
+    if mode == "sequence-mean":
+        return [float(episodes * count) for count in counts]
+    return [episodes * float(constant or 0)] * len(counts)
 
 
 def check_aggregation(mode: str, constant: float | None) -> None:

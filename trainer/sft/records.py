@@ -17,8 +17,9 @@ from rollgym.core.errors import ResultsError, UsageError, one_line, os_reason
 from rollgym.core.files import open_inside
 from rollgym.core.serialization import clean_text, decode_episode
 from rollgym.core.types import Episode
+from rollgym.io.episode_blocks import stored_episodes
 from rollgym.io.row_files import MAX_LINE_BYTES, parquet_batches, read_lines
-from rollgym.io.run_dir import EPISODES, MANIFEST, read_versioned
+from rollgym.io.run_dir import BLOCKS, EPISODES, MANIFEST, read_versioned
 from rollgym.trainer.imitation.examples import Exchange
 
 DATA, DEMONSTRATIONS = "data.json", "demonstrations.jsonl"
@@ -119,10 +120,10 @@ def _episode_files(folder: Path) -> list[DataFile]:
     manifest = read_versioned(folder / MANIFEST, folder)
     entries = manifest.get("entries") if manifest.get("kind") == "bench" else None
     names = [name for name in entries if isinstance(name, str)] if isinstance(entries, list) else []
-    paths = [folder / "entries" / name / EPISODES for name in names] or [folder / EPISODES]
+    paths = [folder / "entries" / name / EPISODES for name in names] or [folder / EPISODES, folder / BLOCKS]
     files = [DataFile(path, folder) for path in paths if path.is_file()]
     if not files:
-        raise UsageError(f"The run folder {folder} has no {EPISODES}.")
+        raise UsageError(f"The run folder {folder} has no {EPISODES} and no {BLOCKS}.")
     return files
 
 
@@ -136,6 +137,13 @@ def read_records(file: DataFile, form: RecordFormat | None = None) -> Iterator[R
     if file.path.suffix == ".parquet":
         for number, value in enumerate(_parquet_rows(file.path, form), 1):
             yield Record(f"{file.path}:{number}", form.read(value))
+        return
+    if file.path.suffix == Path(BLOCKS).suffix:
+        try:
+            for number, stored in enumerate(stored_episodes(file.path, file.folder), 1):
+                yield Record(f"{file.path}:{number}", stored.episode)
+        except ResultsError as error:
+            raise UsageError(str(error)) from None
         return
     try:
         with open_inside(file.path, file.folder) as lines:

@@ -74,8 +74,11 @@ class AppendOnlyFile:
         with self._file:
             self.sync()
 
-    def line_end(self, end: int, block: int = 1 << 16) -> int:
+    def complete_end(self, end: int) -> int:
         """The offset after the last complete line before ``end``."""
+        return self._line_end(end)
+
+    def _line_end(self, end: int, block: int = 1 << 16) -> int:
         while end:
             start = max(0, end - block)
             newline = os.pread(self.fileno(), end - start, start).rfind(b"\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from rollgym.io.run_dir import read_json, write_json
 
 SUMS, STATE = "sums.json", "state.json"
 BEST = "best"
+_THREADS = 8
+"""Files that are hashed or flushed at a time: each takes one core, and there is one per rank."""
 
 
 class Checkpoints:
@@ -86,9 +89,11 @@ class Checkpoints:
             part.mkdir(parents=True)
             write(part)
             write_json(part / STATE, state)
-            sums = {name: file_hash(part / name) for name in _files(part)}
-            for name in sums:
-                _flush(part / name)
+            names = _files(part)
+            with ThreadPoolExecutor(_THREADS) as threads:
+                sums = dict(
+                    zip(names, threads.map(lambda name: _hash_and_flush(part / name), names), strict=True)
+                )
             write_json(part / SUMS, {"files": sums})
             _flush(part)
             _replace(part, path)
@@ -116,16 +121,29 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
     sums = read_json(path / SUMS).get("files", {})
     if STATE not in sums:
         raise ResultsError(f"The checkpoint {path} is damaged: {SUMS} does not list its files.")
-    for name, expected in sums.items():
+    for name in sums:
         if not (path / name).is_file():
             raise ResultsError(f"The checkpoint {path} is damaged: {name} is missing.")
-        if file_hash(path / name) != expected:
-            raise ResultsError(f"The checkpoint {path} is damaged: {name} was changed after it was written.")
+    with ThreadPoolExecutor(_THREADS) as threads:
+        hashes = threads.map(lambda name: file_hash(path / name), sums)
+        for (name, expected), found in zip(sums.items(), hashes, strict=True):
+            if found != expected:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise ResultsError(
+                    f"The checkpoint {path} is damaged: {name} was changed after it was written."
+                )
     return read_json(path / STATE)
 
 
 def _files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def _hash_and_flush(path: Path) -> str:
+    """The hash of a file, which is on disk when this returns."""
+    found = file_hash(path)
+    _flush(path)
+    return found
 
 
 def _flush(path: Path) -> None:

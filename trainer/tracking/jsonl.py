@@ -2,15 +2,19 @@
 
 DIR/metrics.jsonl      one line per training step
 DIR/evaluations.jsonl  one line per evaluation
-DIR/episodes.jsonl     one training episode per line, with the ``step`` that trained on it
+DIR/steps.jsonl        what each step was trained on (`rollgym.trainer.step_log`)
+DIR/episodes.blocks    the training episodes with the step that trained on them, in compressed blocks
 DIR/tensorboard/       the same numbers for TensorBoard (and for other trackers, if configured)
 
 A line is complete once its newline is written. It is with the kernel when the call returns, so it survives a
-killed process; after `RunLogger.marks` it also survives a crash of the machine.
+killed process; after `RunLogger.marks` it also survives a crash of the machine. Episodes are written in a
+thread, and are with the kernel once `RunLogger.written` returns. A folder whose first steps an older version
+wrote also has an ``episodes.jsonl`` with them, which only shrinks.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import math
 import operator
@@ -23,10 +27,11 @@ from typing import Any, Literal
 import msgspec
 
 from rollgym.core.errors import ResultsError, RunError, UsageError, boundary, os_reason
-from rollgym.core.serialization import encode_episode, jsonable
+from rollgym.core.serialization import jsonable
 from rollgym.core.types import Episode
-from rollgym.io.run_dir import EPISODES, folder_in_use
+from rollgym.io.run_dir import BLOCKS, EPISODES, STEPS, folder_in_use
 from rollgym.trainer.tracking.base import AppendOnlyFile, Tracker
+from rollgym.trainer.tracking.episode_writer import EpisodeWriter
 from rollgym.trainer.tracking.tensorboard import TensorBoardTracker
 from rollgym.trainer.tracking.wandb import WandbTracker
 
@@ -43,7 +48,7 @@ class RunLogger:
         tensorboard: Also write TensorBoard event files.
         wandb: Arguments of ``wandb.init``, to also log to W&B.
         others: Functions that make other trackers, each called with the run folder.
-        episodes: ``all`` writes training episodes to ``episodes.jsonl``, ``none`` does not.
+        episodes: ``all`` writes training episodes to ``episodes.blocks``, ``none`` does not.
     """
 
     def __init__(
@@ -83,8 +88,8 @@ class RunLogger:
     def close(self, *, failed: bool = False) -> None:
         """Flush to disk and close everything; ``failed`` marks the run as failed in trackers."""
         with ExitStack() as stack:  # an error of one does not keep another open
-            for file in self._files.values():
-                stack.callback(file.close)
+            for name, file in self._files.items():
+                stack.callback(self._episodes.close if name == BLOCKS else file.close)
             for tracker in self._trackers:
                 stack.callback(tracker.close, failed=failed)
             self._files, self._trackers = {}, []
@@ -99,24 +104,35 @@ class RunLogger:
         """Write the result of an evaluation after ``step``; it may be nested."""
         self._line(EVALUATIONS, step, jsonable(summary, "summary"))
 
+    def log_step(self, fields: Mapping[str, Any]) -> None:
+        """Write what a step was trained on (`rollgym.trainer.step_log.step_fields`)."""
+        self._files[STEPS].write(msgspec.json.encode(fields) + b"\n")
+
     def log_episodes(
         self, step: int, episodes: Sequence[Episode], tokens: Sequence[Mapping[str, list[float]]] = ()
     ) -> None:
-        """Write the episodes of a training step, all of them or none.
+        """Start to write the episodes of a training step, all of them or none (see `written`).
 
         ``tokens``: for each episode, values of its action tokens by name.
         """
-        head = b'{"step":%d,' % _step(step)
-        heads = [head + b'"tokens":' + msgspec.json.encode(values) + b"," for values in tokens]
-        if self._keep_episodes:
-            lines = [
-                start + encode_episode(episode)[1:] + b"\n"
-                for start, episode in zip(heads or [head] * len(episodes), episodes, strict=True)
-            ]
-            self._files[EPISODES].write(b"".join(lines))
+        if self._keep_episodes and episodes:
+            self._episodes.write(_step(step), episodes, tokens)
+
+    def prepare_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Start to encode the episodes that `log_episodes` will get for a step, so that it has less to do."""
+        if self._keep_episodes and episodes:
+            self._episodes.prepare(_step(step), episodes)
+
+    async def written(self) -> None:
+        """Return once all episodes are with the kernel; the event loop is free meanwhile."""
+        writing = asyncio.wrap_future(self._episodes.started())
+        await asyncio.wait([writing])  # to cancel this wait does not cancel the writing
+        writing.exception()
+        self._episodes.wait()
 
     def marks(self) -> dict[str, int]:
         """Sync all files and return their sizes; a checkpoint stores them for `rewind`."""
+        self._episodes.wait()
         for file in self._files.values():
             file.sync()
         for tracker in self._trackers:
@@ -125,13 +141,16 @@ class RunLogger:
 
     def sizes(self) -> dict[str, int]:
         """The sizes of all files, which need not be on disk yet."""
+        self._episodes.wait()
         return {name: file.size for name, file in self._files.items()}
 
     def rewind(self, marks: Mapping[str, int]) -> None:
         """Forget everything written after ``marks``."""
+        self._episodes.wait()
+        marks = with_new_files(marks)
         for name, file in self._files.items():
             mark = marks.get(name, -1)
-            if not 0 <= mark <= file.size or file.line_end(mark) != mark:
+            if not 0 <= mark <= file.size or file.complete_end(mark) != mark:
                 raise ResultsError(
                     f"{file.path} is not the file that the checkpoint belongs to ({file.size} bytes, "
                     f"{mark} expected): restore that file, or start a new run."
@@ -152,14 +171,19 @@ class RunLogger:
             tracker.rewind(first, again)
 
     def _open(self) -> None:
-        for name in (METRICS, EVALUATIONS, EPISODES):
+        for name in (METRICS, EVALUATIONS, STEPS):
             self._files[name] = AppendOnlyFile(self.folder / name, UsageError)
+        self._episodes = EpisodeWriter(self.folder, BLOCKS)
+        self._files[BLOCKS] = self._episodes.file
+        if (self.folder / EPISODES).exists():
+            self._files[EPISODES] = AppendOnlyFile(self.folder / EPISODES, UsageError)
         try:
             fcntl.flock(self._files[METRICS], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise folder_in_use(self.folder) from None
         for file in self._files.values():
-            file.truncate(file.line_end(file.size))  # a crash in the middle of a line leaves half of it
+            with suppress(ResultsError):  # damage before the end: `rewind` reports or drops it
+                file.truncate(file.complete_end(file.size))  # a crash leaves half a line or block
 
     def _line(self, name: str, step: int, fields: Mapping[str, Any], **more: Any) -> None:
         if taken := [field for field in RESERVED if field in fields]:
@@ -169,6 +193,11 @@ class RunLogger:
         tags = _tags(name, line)
         for tracker in self._trackers:
             tracker.log(line, tags)
+
+
+def with_new_files(marks: Mapping[str, int]) -> dict[str, int]:
+    """The marks of a checkpoint; one of an older version has none for the files that are new."""
+    return {**({BLOCKS: 0, STEPS: 0} if EPISODES in marks else {}), **marks}
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

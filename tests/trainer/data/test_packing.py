@@ -23,7 +23,14 @@ from learner_cases import (  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
 from rollgym.trainer.data.batch import Batch, make_batch  # noqa: E402
-from rollgym.trainer.data.packing import MIN_OVERLAP, MIN_SAVED, SHARED_TOKEN_COST, bundles, pack  # noqa: E402
+from rollgym.trainer.data.packing import (  # noqa: E402
+    MIN_OVERLAP,
+    MIN_SAVED,
+    SHARED_TOKEN_COST,
+    bundles,
+    pack,
+    row_index,
+)
 from rollgym.trainer.data.sequences import TokenSequence  # noqa: E402
 from rollgym.trainer.learner.forward import allow_packing, score  # noqa: E402
 from rollgym.trainer.losses.settings import LossConfig  # noqa: E402
@@ -156,7 +163,7 @@ def row(*tokens: int) -> TokenSequence:
 @given(token_lists, st.integers(1, 40))
 def test_bundles_cost_what_they_report_and_contain_every_sequence(lists: list[list[int]], room: int) -> None:
     rows = [row(*range(MIN_OVERLAP), *tokens) for tokens in lists]
-    found = bundles(rows, MIN_OVERLAP + room)
+    found = bundles(row_index(rows), MIN_OVERLAP + room)
     assert sorted(i for members, _ in found for i in members) == list(range(len(rows)))
     for members, cost in found:
         different = {rows[i].inputs.tobytes() for i in members}
@@ -166,9 +173,22 @@ def test_bundles_cost_what_they_report_and_contain_every_sequence(lists: list[li
         assert cost <= len(paths.ids) + SHARED_TOKEN_COST * read_elsewhere + 1
 
 
+@FEW
+@given(token_lists, st.integers(1, 60), st.data())
+def test_some_sequences_are_bundled_as_if_there_were_no_others(
+    lists: list[list[int]], room: int, data: st.DataObject
+) -> None:
+    """The index of a batch gives the partition of any of its rows, so no rank needs the tokens of others."""
+    rows = [row(*range(data.draw(st.integers(0, MIN_OVERLAP + 2))), *tokens) for tokens in lists]
+    chosen = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True).map(sorted))
+    alone = bundles(row_index([rows[i] for i in chosen]), MIN_OVERLAP + room)
+    expected = [([chosen[i] for i in members], cost) for members, cost in alone]
+    assert bundles(row_index(rows), MIN_OVERLAP + room, chosen) == expected
+
+
 def test_sequences_without_a_shared_prefix_are_not_bundled() -> None:
     rows = [row(3, 1), row(1, 2, 3), row(2), row(1, 2, 3)]
-    assert bundles(rows, 1000) == [([0], 2), ([1, 3], 3), ([2], 1)]
+    assert bundles(row_index(rows), 1000) == [([0], 2), ([1, 3], 3), ([2], 1)]
     apart = pack([array([5, 6]), array([1]), array([4, 4, 4])])
     assert apart.order == (0, 1, 2)
     assert apart.route is None
@@ -178,6 +198,9 @@ def test_sequences_with_a_long_shared_prefix_are_bundled_up_to_the_limit() -> No
     trunk = list(range(MIN_OVERLAP))
     rows = [row(*trunk, 7), row(9, 9), row(*trunk, 8), row(*trunk, 6)]
     more = round(MIN_OVERLAP + 1 + 1 + SHARED_TOKEN_COST * MIN_OVERLAP)
-    assert bundles(rows, 1000) == [([0, 2, 3], more + round(1 + SHARED_TOKEN_COST * MIN_OVERLAP)), ([1], 2)]
-    assert bundles(rows, more) == [([0, 3], more), ([1], 2), ([2], MIN_OVERLAP + 1)]
-    assert [members for members, _ in bundles(rows, 0)] == [[0], [1], [2], [3]]
+    assert bundles(row_index(rows), 1000) == [
+        ([0, 2, 3], more + round(1 + SHARED_TOKEN_COST * MIN_OVERLAP)),
+        ([1], 2),
+    ]
+    assert bundles(row_index(rows), more) == [([0, 3], more), ([1], 2), ([2], MIN_OVERLAP + 1)]
+    assert [members for members, _ in bundles(row_index(rows), 0)] == [[0], [1], [2], [3]]

@@ -1,5 +1,6 @@
 """The files of a run: no partial line is read, no complete line is lost, a resumed run continues exactly."""
 
+import asyncio
 import errno
 import importlib
 import json
@@ -18,12 +19,12 @@ import pytest
 from hand import ended
 
 from rollgym.core.errors import MissingExtra, ResultsError, RunError, UsageError
-from rollgym.core.serialization import read_episodes
 from rollgym.core.types import Episode, EpisodeSpec
-from rollgym.io.run_dir import EPISODES
+from rollgym.io.episode_blocks import episode_line, stored_episodes
+from rollgym.io.run_dir import BLOCKS, EPISODES, STEPS
 from rollgym.trainer.tracking.jsonl import BOARD, EVALUATIONS, METRICS, RunLogger, read_metrics
 
-FILES = (METRICS, EVALUATIONS, EPISODES)
+FILES = (METRICS, EVALUATIONS, BLOCKS, STEPS)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,13 @@ def play(logger: RunLogger, *steps: int) -> None:
     for step in steps:
         logger.log_metrics(step, {"success": step / 10, "loss": -1.5})
         logger.log_episodes(step, [episode(f"{step}-a"), episode(f"{step}-b")])
+        asyncio.run(logger.written())
+        logger.log_step({"step": step, "batch": "d"})
         logger.log_evaluation(step, {"success_rate": step / 20, "length": {"p50": 3}})
+
+
+def read_episodes(folder: Path) -> list[Episode]:
+    return [stored.episode for stored in stored_episodes(folder / BLOCKS)]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -119,15 +126,52 @@ def test_episodes_are_written_with_their_step(tmp_path: Path) -> None:
     with RunLogger(tmp_path) as logger:
         play(logger, 1, 2)
         logger.log_episodes(3, [])
-    assert read_episodes(tmp_path / EPISODES) == [episode(name) for name in ("1-a", "1-b", "2-a", "2-b")]
-    lines = (tmp_path / EPISODES).read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 1, 2, 2]
+    assert read_episodes(tmp_path) == [episode(name) for name in ("1-a", "1-b", "2-a", "2-b")]
+    assert [stored.step for stored in stored_episodes(tmp_path / BLOCKS)] == [1, 1, 2, 2]
+
+
+def test_prepared_episodes_are_those_of_the_step_that_is_logged(tmp_path: Path) -> None:
+    """A step that failed after `prepare_episodes` leaves nothing, and values need another encoding."""
+    first, second = [episode("1-a")], [episode("2-a")]
+    with RunLogger(tmp_path, tensorboard=False) as logger:
+        logger.prepare_episodes(1, [episode("lost")])
+        logger.prepare_episodes(1, first)
+        logger.log_episodes(1, first)
+        logger.prepare_episodes(2, [episode("lost")])
+        logger.log_episodes(2, second)
+        logger.prepare_episodes(3, second)
+        logger.log_episodes(3, second, [{"ratios": [1.0, 0.5]}])
+        logger.prepare_episodes(4, [episode("lost")])
+    stored = list(stored_episodes(tmp_path / BLOCKS))
+    assert [(one.step, one.episode.spec.episode_id) for one in stored] == [(1, "1-a"), (2, "2-a"), (3, "2-a")]
+    assert [dict(one.values) for one in stored] == [{}, {}, {"ratios": [1.0, 0.5]}]
+
+
+def test_a_folder_of_an_older_version_continues_in_blocks(tmp_path: Path) -> None:
+    """Its lines stay, are rewound as before, and nothing is added to them."""
+    with RunLogger(tmp_path / "old", tensorboard=False) as logger:
+        play(logger, 1, 2)
+        marks = logger.marks()
+    old = b"".join(episode_line(stored) + b"\n" for stored in stored_episodes(tmp_path / "old" / BLOCKS))
+    (tmp_path / "old" / EPISODES).write_bytes(old + b'{"step":3}\n')
+    (tmp_path / "old" / BLOCKS).unlink()
+    (tmp_path / "old" / STEPS).unlink()
+    marks = {METRICS: marks[METRICS], EVALUATIONS: marks[EVALUATIONS], EPISODES: len(old)}
+    with RunLogger(tmp_path / "old", tensorboard=False) as logger:
+        logger.rewind(marks)
+        play(logger, 3)
+        later = logger.marks()
+        play(logger, 4)
+    with RunLogger(tmp_path / "old", tensorboard=False) as logger:
+        logger.rewind(later)
+    assert (tmp_path / "old" / EPISODES).read_bytes() == old
+    assert read_episodes(tmp_path / "old") == [episode("3-a"), episode("3-b")]
 
 
 def test_episodes_none_writes_no_episodes(tmp_path: Path) -> None:
     with RunLogger(tmp_path, episodes="none") as logger:
         play(logger, 1)
-        assert logger.marks()[EPISODES] == 0
+        assert logger.marks()[BLOCKS] == 0
     with pytest.raises(UsageError, match="'all' or 'none', not 'some'"):
         RunLogger(tmp_path, episodes="some")  # type: ignore[arg-type]
 
@@ -165,7 +209,9 @@ def test_a_resumed_run_writes_the_same_files_as_an_uninterrupted_one(
         play(logger, *range(marked + 1, killed + 1))
     for name in FILES:
         with open(tmp_path / "killed" / name, "ab") as file:
-            file.write(b'{"step": 9, "ti')  # the line it died in
+            # The line or block it died in.
+            torn = (tmp_path / "whole" / name).read_bytes()[:40]
+            file.write(torn if name == BLOCKS else b'{"step": 9, "ti')
     with RunLogger(tmp_path / "killed") as logger:
         logger.rewind(json.loads(json.dumps(marks)))
         play(logger, *range(marked + 1, 8))
@@ -288,7 +334,7 @@ def test_a_full_disk_is_named_and_what_was_written_stays_readable(
         assert scalars(tmp_path)["eval/length/p50"] == [(1, 3.0)]
         play(logger, 3)  # there is room again
     assert read_metrics(tmp_path)[-1]["step"] == 3
-    assert read_episodes(tmp_path / EPISODES)[-1] == episode("3-b")
+    assert read_episodes(tmp_path)[-1] == episode("3-b")
     assert scalars(tmp_path)["train/success"][-1] == (3, pytest.approx(0.3))
 
 
