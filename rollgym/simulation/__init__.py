@@ -1,0 +1,1 @@
+"""Simulates a training run in virtual time: utilization, throughput, lost work, staleness, and what to change."""
