@@ -82,7 +82,7 @@ class LatencyWords(Settings):
     """Parametric latencies, as on the command line. Unset values follow from the config and the plan."""
 
     turns: float | None = Field(default=None, ge=1, le=10_000)
-    """Mean turns of an episode. Default: the turn limit that the plan assumes, or what fits its tokens."""
+    """Mean turns of an episode. Default: as many replies of ``agent.max_tokens`` as the plan's episode has."""
     turns_sigma: float = Field(default=0.3, ge=0, le=3)
     """Spread of the number of turns (standard deviation of its logarithm)."""
     reply: float | None = Field(default=None, gt=0, le=1e6)

@@ -319,7 +319,7 @@ class _Ticks:
         seconds = min(max(first, self.tick), end - self.now)
         self.now += seconds
         done = seconds * rate
-        # Work beyond the end of a reply belongs to the time after it.
+        # Work beyond the end of a reply is time of the step after it.
         self.made[generating] += np.minimum(done, np.maximum(self.left[generating], 0.0))
         self.left[generating] -= done
         self.left[stepping] -= seconds
@@ -336,23 +336,30 @@ class _Ticks:
                 progress,
             ]
         )
-        replied = generating[self.left[generating] <= 0]
-        stepped = stepping[self.left[stepping] <= 0]
-        if len(replied):
-            over = self.left[replied] / np.maximum(speed[self.engine[replied]], 1e-300)
-            self.left[replied] = self.step[replied, self.turn[replied]] + over
-            self.turn[replied] += 1
-            self.phase[replied] = STEPPING
-        if len(stepped):
-            ended = self.turn[stepped] >= self.last[stepped]
-            self._begin_replies(stepped[~ended], speed)
-            rows = stepped[ended]
-            for row in rows[np.argsort(self.left[rows], kind="stable")]:
+        due = np.concatenate([generating, stepping])
+        due = due[self.left[due] <= 0]
+        ended = False
+        while len(due):  # what is shorter than a tick begins and ends in it
+            replied = due[self.phase[due] == GENERATING]
+            stepped = due[self.phase[due] == STEPPING]
+            over = self.turn[stepped] >= self.last[stepped]
+            last = stepped[over]
+            self._begin_steps(replied, speed)
+            self._begin_replies(stepped[~over], speed)
+            for row in last[np.argsort(self.left[last], kind="stable")]:
                 if self.group[row] is not None:  # a sibling that ended before may have completed the group
                     self._finish(int(row))
-            if ended.any():
-                self._start()
+            ended = ended or len(last) > 0
+            due = due[(self.phase[due] != IDLE) & (self.left[due] <= 0)]
+        if ended:
+            self._start()
         return seconds
+
+    def _begin_steps(self, rows: Ints, speed: Floats) -> None:
+        over = self.left[rows] / np.maximum(speed[self.engine[rows]], 1e-300)
+        self.left[rows] = self.step[rows, self.turn[rows]] + over
+        self.turn[rows] += 1
+        self.phase[rows] = STEPPING
 
     def _speed(self, count: Ints) -> Floats:
         """Work per second of each request, by engine."""
@@ -371,7 +378,9 @@ class _Ticks:
             for row in asleep:
                 self._route(int(row))
         over = self.left[rows] * speed[self.engine[rows]]
-        self.left[rows] = self.work[rows, self.turn[rows]] + over
+        work = self.work[rows, self.turn[rows]]
+        self.left[rows] = work + over
+        self.made[rows] += np.minimum(-over, work)
         self.phase[rows] = GENERATING
         new = rows[self.oldest[rows] < 0]
         self.oldest[new] = self.buffer.version
