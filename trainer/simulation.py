@@ -30,7 +30,16 @@ from rollgym.simulation.latencies import (
 )
 from rollgym.simulation.report import SimulationReport, Suggestion
 from rollgym.simulation.scenario import EngineModel, Failures, LearnerTimes, Nodes, Scenario
-from rollgym.simulation.simulate import STEPS, Level, Notify, Simulation, again, check_ticks, simulate
+from rollgym.simulation.simulate import (
+    STEPS,
+    VARIANT_STEPS,
+    Level,
+    Notify,
+    Simulation,
+    again,
+    check_ticks,
+    simulate,
+)
 from rollgym.trainer.cluster.workload import WhatIf, job_of, read_train_config
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.runtime import scheduler_config
@@ -313,6 +322,9 @@ class _Search:
         self.request, self.maker, self.config = request, maker, config
         self.plan, self.base, self.notify = plan, base, notify
         self.tried = 0
+        # Variants have fewer steps: the same groups, so that the difference is that of the change.
+        short = replace(base, samples=base.samples[:VARIANT_STEPS])
+        self.reference = again(short, base.scenario, request.days * DAY)
 
     def suggestions(self) -> Iterator[Suggestion]:
         """The variants, best first, and the best of each kind together."""
@@ -349,22 +361,23 @@ class _Search:
         except UsageError:  # it does not fit the devices, or the settings exclude it
             return None
         if variant.same_steps:
-            result = again(self.base, scenario, seconds)
+            result = again(self.reference, scenario, seconds)
         else:
             result = simulate(
                 scenario,
                 seconds,
-                steps=request.steps,
+                steps=len(self.reference.samples),
                 level=self.base.level,
+                stretch=self.base.stretch,
                 notify=lambda detail: self.notify(f"{what}: {detail}"),
             )
         self.tried += 1
-        before, after = self.base.long.useful_steps_per_day, result.long.useful_steps_per_day
+        before, after = self.reference.long.useful_steps_per_day, result.long.useful_steps_per_day
         return Suggestion(
             change=variant.change,
             settings=variant.overrides,
             gain=after / before - 1.0 if before else 0.0,
-            steps_per_day=after,
+            steps_per_day=self.base.long.useful_steps_per_day * after / before if before else 0.0,
             note=variant.note,
             result=result,
         )

@@ -164,7 +164,11 @@ class RecordedEpisode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedLatencies(Latencies):
-    """Groups of a recorded run, resampled: members of a simulated group come from one recorded group."""
+    """Groups of a recorded run, in their order from a random one on, and again from the first.
+
+    In order, because what slows one episode (a busy machine, a long update) slows those beside it as well:
+    drawn one by one, the slowest of a batch would be slower than any recorded batch.
+    """
 
     groups: tuple[tuple[RecordedEpisode, ...], ...]
     train: tuple[float, ...] = ()
@@ -178,12 +182,10 @@ class RecordedLatencies(Latencies):
     unit = "seconds"
 
     def group(self, seed: int, number: int, members: int) -> GroupPlan:
-        """Draw a recorded group, and its members with replacement if it has too few."""
+        """The recorded group of this number; its members with replacement if it has too few."""
         rng = np.random.default_rng((seed, number))
-        # Recorded groups are used equally often: an order is drawn for each round through them.
-        turn, at = divmod(number, len(self.groups))
-        order = np.random.default_rng((seed, 1 << 30, turn)).permutation(len(self.groups))
-        group = self.groups[order[at]]
+        first = int(np.random.default_rng((seed, 1 << 30)).integers(len(self.groups)))
+        group = self.groups[(first + number) % len(self.groups)]
         if len(group) >= members:
             chosen = [group[i] for i in rng.permutation(len(group))[:members]]
         else:
@@ -242,14 +244,22 @@ def read_latencies(run: Path) -> RecordedLatencies:
 
 
 def recorded_groups(events: Sequence[Event]) -> list[tuple[RecordedEpisode, ...]]:
-    """The finished training episodes of an event log, by group."""
+    """The finished training episodes of an event log, by group, in the order of the groups.
+
+    Groups of the first step are left out if others remain: workers and caches were not warm yet.
+    """
     group_of: dict[str, str] = {}
+    early: set[str] = set()
     good: set[str] = set()
+    updated = False
     for event in events:
+        updated = updated or event["kind"] == "weights_updated"
         if event["kind"] == "episode_finished" and isinstance(event.get("group"), str):
             if event.get("outcome") in ("terminated", "truncated", "turn_limit", "token_limit"):
                 good.add(event["episode"])
             group_of[event["episode"]] = event["group"]
+            if not updated:
+                early.add(event["group"])
     own: defaultdict[str, list[Span]] = defaultdict(list)
     for span in spans(events):
         if span.episode in good:
@@ -262,7 +272,9 @@ def recorded_groups(events: Sequence[Event]) -> list[tuple[RecordedEpisode, ...]
         if group and turns and not name.startswith("eval-"):
             start = sum(span.seconds for span in states if span.state in OUTSIDE_TURNS)
             groups[group].append(RecordedEpisode(start, turns))
-    return [tuple(members) for _, members in sorted(groups.items())]
+    late = [name for name in groups if name not in early]
+    kept = late if sum(len(groups[name]) for name in late) >= LEAST_EPISODES else list(groups)
+    return [tuple(groups[name]) for name in sorted(kept, key=lambda name: (len(name), name))]
 
 
 def _turns(states: Iterable[Span]) -> tuple[tuple[float, float], ...]:

@@ -22,6 +22,8 @@ EVENT_TURNS = 8_000
 """Turns up to which representative steps are simulated at the event level; a turn costs about 0.3 ms."""
 STEPS = 12
 """Representative steps."""
+VARIANT_STEPS = 5
+"""Representative steps of a variant, which is compared with as many steps of the run."""
 CHECK_TURNS = 6_000
 """Turns of the reduced run that compares the two levels."""
 CHECK_STEPS = 8
@@ -86,6 +88,7 @@ def simulate(
     *,
     steps: int = STEPS,
     level: Level = "auto",
+    stretch: Stretch | None = None,
     notify: Notify = lambda what: None,
 ) -> Simulation:
     """Simulate a run of ``seconds``.
@@ -95,20 +98,21 @@ def simulate(
         seconds: Its duration, failures included.
         steps: Representative steps to simulate.
         level: The level of these: ``events`` (the real scheduler) or ``ticks`` (every turn, in ticks).
+        stretch: The effect of missing engines, if it is known. Default: it is measured.
         notify: Called with what is being simulated.
     """
     if steps < 1 or seconds <= 0:
         raise UsageError(f"A simulation needs at least one step and some time, got {steps} and {seconds:g} s.")
     level = choose_level(scenario, level, steps)
     samples = representative(scenario, steps, level, notify)
-    stretch = Stretch()
-    if loses_engines(scenario.failures) and scenario.engine.engines > 1:
+    if stretch is None and loses_engines(scenario.failures) and scenario.engine.engines > 1:
         stretch = measure_stretch(scenario, samples, level, notify)
     evaluation = evaluation_seconds(scenario, samples)
 
     def on_step(done: float) -> None:
         notify(f"long run, {done:.0%}")
 
+    stretch = stretch or Stretch()
     long = simulate_steps(
         scenario, samples, seconds, stretch=stretch, evaluation_seconds=evaluation, on_step=on_step
     )

@@ -25,7 +25,7 @@ IDLE, STEPPING, GENERATING = 0, 1, 2
 AGES = 64
 """Versions whose tokens are counted apart; older ones are added to the oldest of these."""
 TICKS_PER_WAIT = 4.0
-TICKS_PER_STEP = 250.0
+TICKS_PER_STEP = 150.0
 """Resolution: a fraction of the shortest kind of wait, but at most about this many ticks in a step."""
 
 
@@ -245,6 +245,7 @@ class _Ticks:
         wait = self.now - began
         in_wait = self.sums[2:4].copy()
         buffer.unreleased += len(batch)
+        self._held = 0
         train, sync = scenario.train_seconds(step), scenario.sync_seconds(step)
         self.awake[: scenario.engine.lent] = False
         self._all_awake = not scenario.engine.lent
@@ -516,7 +517,6 @@ class _Ticks:
                 assert group.tokens is not None
                 group.tokens[(oldest_slot + 1) % AGES] += group.tokens[oldest_slot]
                 group.tokens[oldest_slot] = 0.0
-        self._held = 0
         buffer.changed = True
         for group in list(buffer.open.values()):
             if self._outlived(group):

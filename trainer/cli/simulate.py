@@ -18,8 +18,9 @@ from rollgym.utils.cli_options import AsJson, EnvModules, console, import_module
 from rollgym.utils.cli_output import print_json
 
 EPILOG = (
-    "Example: rollgym simulate sokoban-grpo --model 7b --tokens 8192 engine.kind=sglang "
-    "rollout.max_staleness=1 --cluster 4x8xH100 --days 7 --failures node=12h,engine=6h"
+    "Example: rollgym simulate sokoban-grpo agent.history=full learner.gradient_checkpointing=true "
+    "engine.kind=sglang --model 7b --tokens 8192 --cluster 4x8xH100 --staleness 1 --days 7 "
+    "--failures node=12h,engine=6h --latencies turns=8,step=2s"
 )
 LINE_SECONDS = 10.0
 """Seconds between two lines of progress where stderr is not a terminal."""
@@ -31,7 +32,7 @@ FailureWords = Annotated[
         "--failures",
         metavar="KIND=TIME",
         help="Mean time between failures in the whole run: node, engine, env, learner, straggler; and until "
-        "they are back: node_back, ... Separated by commas or repeated, such as node=4h,engine=1d,node_back=30m.",
+        "they are back: node_back, ... Separated by commas or repeated: node=4h,engine=1d,node_back=30m.",
     ),
 ]
 LatencyOption = Annotated[
@@ -39,8 +40,8 @@ LatencyOption = Annotated[
     typer.Option(
         "--latencies",
         metavar="RUN|KEY=VALUE",
-        help="A run folder whose recorded latencies are resampled; or turns, reply, step, slow and others, such as "
-        "turns=16,reply=512,step=2s.",
+        help="A run folder whose recorded latencies are used; or turns, reply, step, slow and others, such "
+        "as turns=16,reply=512,step=2s.",
         show_default="parametric, from the plan",
     ),
 ]
@@ -48,7 +49,7 @@ Steps = Annotated[int, typer.Option("--steps", help="Representative steps that a
 LevelOption = Annotated[
     str,
     typer.Option(
-        "--level", help="Detail of these: events (the real scheduler), ticks, or auto: events if that is quick."
+        "--level", help="Detail of these: events (real scheduler), ticks, or auto: events if that is quick."
     ),
 ]
 Variants = Annotated[
