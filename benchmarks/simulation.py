@@ -2,10 +2,10 @@
 
     python benchmarks/simulation.py [--steps 25] [--quick]
 
-FrozenLake with waiting environments, one task in ten slow (`benchmarks/async_training.py`, part ``policies``),
-an untrained built-in policy, GRPO. Each policy of `rollout.on_stale` runs for real and is then simulated twice:
-with the latencies recorded in the same run, and with those of the synchronous run, which is a prediction. The
-last line is one JSON object.
+FrozenLake with waiting environments, one task in ten slow (`benchmarks/async_training.py`, part
+``policies``), an untrained built-in policy, GRPO. Each policy of `rollout.on_stale` runs for real and is then
+simulated twice: with the latencies recorded in the same run, and with those of the synchronous run, which is
+a prediction. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ def main() -> None:
             }
             result["policies"][name] = found
             for kind, one in found.items():
+                error = one["step"] / real["step"] - 1
                 print(
-                    f"{name:12} {kind:33} step {one['step']:6.2f} s ({one['step'] / real['step'] - 1:+.1%})   "
+                    f"{name:12} {kind:33} step {one['step']:6.2f} s ({error:+.1%})   "
                     f"staleness {one['staleness']:.2f}   turns discarded {one['discarded']:.1%}",
                     flush=True,
                 )

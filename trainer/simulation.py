@@ -90,9 +90,7 @@ class SimulationRequest:
             raise UsageError(f"steps must be 1 to 1000, not {self.steps}.")
 
 
-def simulate_training(
-    request: SimulationRequest, notify: Notify = lambda what: None
-) -> SimulationReport:
+def simulate_training(request: SimulationRequest, notify: Notify = lambda what: None) -> SimulationReport:
     """Simulate a training run, and variants of it.
 
     Args:
@@ -348,8 +346,8 @@ class _Search:
                 tuple(word for variant in best.values() for word in variant.overrides),
             )
             together = self._try(both, "the best changes together")
-            if together is not None and together.gain > suggestions[0].gain:
-                suggestions.insert(0, together)
+            if together is not None:
+                suggestions = sorted([*suggestions, together], key=lambda suggestion: -suggestion.gain)
         yield from suggestions
 
     def _try(self, variant: _Variant, what: str) -> Suggestion | None:
@@ -357,7 +355,10 @@ class _Search:
         request, seconds = self.request, self.request.days * DAY
         try:
             config = read_train_config(request.config, [*request.overrides, *variant.overrides])
-            scenario, plan = self.maker.make(config)
+            if variant.same_steps:
+                scenario = self._with_intervals(config)
+            else:
+                scenario, _ = self.maker.make(config)
         except UsageError:  # it does not fit the devices, or the settings exclude it
             return None
         if variant.same_steps:
@@ -381,6 +382,16 @@ class _Search:
             note=variant.note,
             result=result,
         )
+
+    def _with_intervals(self, config: TrainConfig) -> Scenario:
+        """The scenario of the run with the intervals of another config, which change no step."""
+        scenario = self.base.scenario
+        learner = replace(
+            scenario.learner,
+            checkpoint_every=config.checkpoints.every,
+            evaluation_every=config.evaluation.every,
+        )
+        return replace(scenario, learner=learner)
 
     def _variants(self) -> Iterator[_Variant]:
         config, rollout = self.config, self.config.rollout
@@ -410,7 +421,8 @@ class _Search:
         every = config.checkpoints.every
         for other in sorted({max(1, every // 4), max(1, every // 2), 2 * every, 4 * every} - {every}):
             words = (f"checkpoints.every={other}",)
-            yield _Variant("checkpoints", f"checkpoint every {every} -> {other} steps", words, same_steps=True)
+            change = f"checkpoint every {every} -> {other} steps"
+            yield _Variant("checkpoints", change, words, same_steps=True)
         evaluation = config.evaluation.every
         if self.base.long.share("evaluation") > LEAST_GAIN:
             words = (f"evaluation.every={4 * evaluation}",)
@@ -426,7 +438,8 @@ class _Search:
         if not pinned:
             for layout in ("colocated", "split", "overlapping"):
                 if layout != plan.layout and config.devices.layout == "auto":
-                    yield _Variant("devices", f"layout {plan.layout} -> {layout}", (f"devices.layout={layout}",))
+                    words = (f"devices.layout={layout}",)
+                    yield _Variant("devices", f"layout {plan.layout} -> {layout}", words)
         if pinned or plan.layout == "colocated":
             return
         train = plan.placements["actor_train"].devices
@@ -451,5 +464,3 @@ class _Search:
 def _first(cluster: Cluster, count: int) -> str:
     kind = cluster.nodes[cluster.devices[0].node].kind
     return f"{kind}[0-{count - 1}]" if count > 1 else f"{kind}[0]"
-
-

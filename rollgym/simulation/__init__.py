@@ -1,1 +1,1 @@
-"""Simulates a training run in virtual time: utilization, throughput, lost work, staleness, and what to change."""
+"""Simulates training runs in virtual time: utilization, throughput, lost work, staleness, what to change."""

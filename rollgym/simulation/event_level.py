@@ -81,7 +81,7 @@ class _Gauge:
 
 
 class SimulatedEngine:
-    """An engine that shares its speed among its requests (processor sharing), exactly.
+    """An engine whose requests share its speed equally, computed exactly.
 
     All running requests gain the same work per second, so that a request ends when the work done per request
     since its start is its own work: one heap and one timer suffice.

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from rollgym.simulation.durations import Duration, duration_text
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Unit = Literal["tokens", "seconds"]
-"""What the work of a reply is measured in: tokens, for a modelled engine, or seconds, as recorded."""
+"""Unit of the work of a reply: tokens for a modeled engine, seconds as recorded."""
 LEAST_EPISODES = 16
 """Finished episodes that a run needs for its latencies to be resampled."""
 OUTSIDE_TURNS = ("opening", "resetting", "closing", "scoring")
@@ -82,7 +83,7 @@ class LatencyWords(Settings):
     """Parametric latencies, as on the command line. Unset values follow from the config and the plan."""
 
     turns: float | None = Field(default=None, ge=1, le=10_000)
-    """Mean turns of an episode. Default: as many replies of ``agent.max_tokens`` as the plan's episode has."""
+    """Mean turns of an episode. Default: replies of ``agent.max_tokens`` until the plan's tokens are used."""
     turns_sigma: float = Field(default=0.3, ge=0, le=3)
     """Spread of the number of turns (standard deviation of its logarithm)."""
     reply: float | None = Field(default=None, gt=0, le=1e6)
@@ -102,7 +103,7 @@ class LatencyWords(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParametricLatencies(Latencies):
+class ParametricLatencies(Latencies):  # hashable: its groups are cached
     """Log-normal numbers of turns, lengths of replies and environment steps, with a share of slow groups."""
 
     turns: float = 8.0
@@ -119,6 +120,7 @@ class ParametricLatencies(Latencies):
 
     unit = "tokens"
 
+    @lru_cache(maxsize=8192)  # noqa: B019 - immutable; variants of a run share the groups
     def group(self, seed: int, number: int, members: int) -> GroupPlan:
         """Draw the durations of a group."""
         rng = np.random.default_rng((seed, number))
@@ -148,8 +150,9 @@ class ParametricLatencies(Latencies):
         """The distributions in one line."""
         slow = f"; {self.slow:.3g} of the groups are slow, {self.slow_factor:g} times" if self.slow else ""
         return (
-            f"parametric: {self.turns:.3g} turns (sigma {self.turns_sigma:g}) of {self.reply:.4g} tokens (sigma "
-            f"{self.reply_sigma:g}), steps of {duration_text(self.step)} (sigma {self.step_sigma:g}){slow}"
+            f"parametric: {self.turns:.3g} turns (sigma {self.turns_sigma:g}) of {self.reply:.4g} tokens "
+            f"(sigma {self.reply_sigma:g}), steps of {duration_text(self.step)} "
+            f"(sigma {self.step_sigma:g}){slow}"
         )
 
 
@@ -214,9 +217,8 @@ class RecordedLatencies(Latencies):
     def describe(self) -> str:
         """Where the latencies come from."""
         episodes = sum(map(len, self.groups))
-        return (
-            f"recorded in {self.source}: {episodes} episodes of {len(self.groups)} groups, {len(self.train)} updates"
-        )
+        count = f"{episodes} episodes of {len(self.groups)} groups, {len(self.train)} updates"
+        return f"recorded in {self.source}: {count}"
 
 
 def read_latencies(run: Path) -> RecordedLatencies:

@@ -1,4 +1,4 @@
-"""The report of a simulation: utilization, throughput, time by cause, lost work, staleness, what to change."""
+"""The report of a simulation: utilization, time by cause, lost work, staleness, what to change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Suggestion:
     """Relative change of useful steps per day; negative: a loss."""
     steps_per_day: float
     note: str
-    """What else would change; empty: nothing about the data that is trained on."""
+    """Side effects on the data that is trained on; empty: none."""
     result: Simulation
 
 
@@ -157,8 +157,8 @@ def render_text(console: Console, report: SimulationReport) -> None:
     base, long, scenario = report.base, report.base.long, report.base.scenario
     episodes = scenario.batch * scenario.scheduler.groups.size
     console.print(
-        f"[bold]{long.steps:,} steps in {report.days:g} days[/], {long.steps_per_day:,.0f} a day; a step takes "
-        f"{duration_text(base.step_seconds)} without failures",
+        f"[bold]{long.steps:,} steps in {report.days:g} days[/], {long.steps_per_day:,.0f} a day; "
+        f"a step takes {duration_text(base.step_seconds)} without failures",
         highlight=False,
     )
     for line in _setting(report, episodes):
@@ -183,9 +183,9 @@ def _setting(report: SimulationReport, episodes: int) -> Iterator[str]:
     if report.accuracy is not None:
         accuracy = report.accuracy
         yield (
-            f"Tick level against the real scheduler at {accuracy.scale:.2g} of the size: step {accuracy.error:+.1%}, "
-            f"staleness {accuracy.staleness[0]:.2f} and {accuracy.staleness[1]:.2f}, turns discarded "
-            f"{accuracy.discarded[0]:.1%} and {accuracy.discarded[1]:.1%}"
+            f"Tick level against the real scheduler at {accuracy.scale:.2g} of the size: step "
+            f"{accuracy.error:+.1%}, staleness {accuracy.staleness[0]:.2f} and {accuracy.staleness[1]:.2f}, "
+            f"turns discarded {accuracy.discarded[0]:.1%} and {accuracy.discarded[1]:.1%}"
         )
 
 
@@ -220,7 +220,9 @@ def _time(report: SimulationReport) -> Table:
             table.add_row(name, f"{share:6.1%}", "█" * round(40 * share))
     forced = mean(sample.forced for sample in report.base.samples) / max(report.base.step_seconds, 1e-9)
     if forced >= LEAST_SHARE and report.base.scenario.bound:
-        table.add_row("waiting although groups are ready", f"{forced:6.1%}", "of a step, for the staleness bound")
+        table.add_row(
+            "waiting although groups are ready", f"{forced:6.1%}", "of a step, for the staleness bound"
+        )
     return table
 
 
@@ -257,7 +259,11 @@ def _suggestions(report: SimulationReport) -> Table:
     for suggestion in report.suggestions[:MOST_SUGGESTIONS]:
         style = "green" if suggestion.gain > 0.005 else "dim"
         table.add_row(
-            f"{suggestion.gain:+.1%}", suggestion.change, " ".join(suggestion.settings), suggestion.note, style=style
+            f"{suggestion.gain:+.1%}",
+            suggestion.change,
+            " ".join(suggestion.settings),
+            suggestion.note,
+            style=style,
         )
     return table
 
@@ -284,7 +290,9 @@ def render_svg(report: SimulationReport) -> str:
         x = float(LEFT)
         for cause in used:
             wide = length * result.long.share(cause)
-            parts.append(svg.rect(x, y, wide, 16, COLORS[cause], f"{CAUSES[cause]}: {result.long.share(cause):.1%}"))
+            parts.append(
+                svg.rect(x, y, wide, 16, COLORS[cause], f"{CAUSES[cause]}: {result.long.share(cause):.1%}")
+            )
             x += wide
         parts.append(svg.text(x + 8, y + 13, f"{result.long.steps_per_day:,.0f} a day"))
         y += ROW

@@ -1,4 +1,4 @@
-"""What is simulated: scheduler settings, latencies, engines, the learner's times, and failures."""
+"""A scenario: scheduler settings, latencies, engines, the learner's times, and failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollgym.simulation.durations import Duration, OptionalDuration
 from rollgym.simulation.latencies import Floats, Latencies, ParametricLatencies
 
 Duty = Literal["train", "generate", "both", "environments"]
-"""What a node is for."""
+"""Roles of a node."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class EngineModel:
 
     def __post_init__(self) -> None:
         if self.engines < 1 or not 0 <= self.lent <= self.engines or len(self.step) < 2:
-            raise UsageError(f"Engines need engines >= 1, 0 <= lent <= engines and a time of a step, got {self}.")
+            raise UsageError(
+                f"Engines need engines >= 1, 0 <= lent <= engines and a time of a step, got {self}."
+            )
 
     @property
     def at_once(self) -> int:
@@ -54,7 +56,7 @@ class EngineModel:
         return np.array(self.step) + counts * self.reading
 
     def seconds_per_unit(self, count: int) -> float:
-        """Seconds that each of ``count`` requests needs for a unit of work, those beyond the limit sharing."""
+        """Seconds that each of ``count`` requests needs for a unit of work; those beyond the limit share."""
         if self.free:
             return 1.0
         most = self.at_once
@@ -113,12 +115,14 @@ class Failures(Settings):
     straggler_lasts: Duration = Field(default=1800.0, ge=0)
     """How long a node stays slow."""
     straggler_factor: float = Field(default=1.5, ge=1, le=100)
-    """How much slower it is."""
+    """Factor of its times while it is slow."""
 
     @property
     def any(self) -> bool:
         """Whether anything fails."""
-        return any(value is not None for value in (self.node, self.engine, self.env, self.learner, self.straggler))
+        return any(
+            value is not None for value in (self.node, self.engine, self.env, self.learner, self.straggler)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +163,7 @@ class Scenario:
     filtered: float = 0.0
     """Share of groups that the zero-variance filter discards."""
     replays_log: bool = True
-    """Whether steps after a checkpoint are trained again from the log, without playing (asynchronous runs)."""
+    """Whether steps after a checkpoint are trained again from the log, without playing: asynchronous runs."""
     waits_for_node: bool = False
     """Whether the run stops until a lost node of the learner is replaced (``devices.when_lost: wait``)."""
     trained_tokens: float = 0.0

@@ -69,7 +69,7 @@ class Simulation:
 
 
 def warm_up(scenario: Scenario) -> int:
-    """Steps before those that count: all batches ahead have been started under way of the first ones."""
+    """First steps that do not count: the run is not in full swing until all batches ahead have started."""
     return scenario.bound + 2
 
 
@@ -102,7 +102,9 @@ def simulate(
         notify: Called with what is being simulated.
     """
     if steps < 1 or seconds <= 0:
-        raise UsageError(f"A simulation needs at least one step and some time, got {steps} and {seconds:g} s.")
+        raise UsageError(
+            f"A simulation needs at least one step and some time, got {steps} and {seconds:g} s."
+        )
     level = choose_level(scenario, level, steps)
     samples = representative(scenario, steps, level, notify)
     if stretch is None and loses_engines(scenario.failures) and scenario.engine.engines > 1:
@@ -157,8 +159,8 @@ def measure_stretch(
     engine = scenario.engine
     missing = min(engine.engines - 1, max(1, round(scenario.nodes.engines_each), round(engine.engines / 10)))
     fewer = replace(engine, engines=engine.engines - missing, lent=min(engine.lent, engine.engines - missing))
-    few = representative(replace(scenario, engine=fewer), len(samples), level, notify)
-    ratio = mean(s.seconds for s in few) / mean(s.seconds for s in samples)
+    few = representative(replace(scenario, engine=fewer), min(VARIANT_STEPS, len(samples)), level, notify)
+    ratio = mean(s.seconds for s in few) / mean(s.seconds for s in samples[: len(few)])
     return Stretch(missing / engine.engines, max(1.0, ratio))
 
 

@@ -81,7 +81,7 @@ class LongRun:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """How much longer a step takes without some of the engines: linear in the share that is missing."""
+    """Factor of a step's time while engines are missing: linear in the missing share."""
 
     missing: float = 1.0
     factor: float = 1.0
@@ -135,7 +135,7 @@ class _Steps:
         self.slow: list[tuple[float, Duty]] = []
         """Slow nodes: until when, of which kind."""
         self.nodes_away: list[float] = []
-        """When lost nodes of the learner are back."""
+        """Times at which lost nodes of the learner are back."""
         self.next_at = {kind: self._draw(mean_time) for kind, mean_time in self._kinds().items()}
         self.present = 0.0
         self.in_flight_turns = mean(sample.in_flight * sample.progress for sample in samples)
@@ -162,9 +162,7 @@ class _Steps:
             run.turns_filtered += sample.filtered
             busy += sample.engine_busy * sample.seconds
             self.present += (1 - self._missing()) * (self.clock - began)
-            self.since_checkpoint.append(
-                parts["train"] if self.scenario.replays_log else sum(parts.values())
-            )
+            self.since_checkpoint.append(parts["train"] if self.scenario.replays_log else sum(parts.values()))
             # Between two steps.
             if learner.evaluation_every and run.steps % learner.evaluation_every == 0:
                 self._spend("evaluation", self.evaluation_seconds)
@@ -297,7 +295,7 @@ class _Steps:
             self._spend("restart", self.scenario.failures.learner_back)
 
     def _duty(self) -> Duty:
-        """What a random node is for."""
+        """Roles of a random node."""
         nodes = self.scenario.nodes
         counts: dict[Duty, int] = {
             "train": nodes.train,

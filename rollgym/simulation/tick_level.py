@@ -4,7 +4,7 @@ For steps of thousands of episodes, where the real scheduler in virtual time wou
 rows of arrays; in each tick all replies and all environment steps advance by the same time. Groups are taken
 by the rules of `rollgym.rollout.group_buffer` (see `_Buffer`), which tests compare with the real one.
 
-Not modelled here: ``pace_slow_groups``, ``max_overtakes`` and failures.
+Not modeled here: ``pace_slow_groups``, ``max_overtakes`` and failures.
 """
 
 from __future__ import annotations
@@ -225,7 +225,9 @@ class _Ticks:
         self._start()
         for step in range(steps):
             samples.append(self._train_step(step))
-            self.tick = max(self.scenario.latencies.shortest / TICKS_PER_WAIT, samples[-1].seconds / TICKS_PER_STEP)
+            self.tick = max(
+                self.scenario.latencies.shortest / TICKS_PER_WAIT, samples[-1].seconds / TICKS_PER_STEP
+            )
             self._on_step(step)
         return samples
 
@@ -463,7 +465,8 @@ class _Ticks:
 
     def _finish(self, row: int) -> None:
         group = self.group[row]
-        assert group is not None and group.tokens is not None
+        assert group is not None
+        assert group.tokens is not None
         self._count_tokens(row)
         group.finished += 1
         group.turns += int(self.turn[row])

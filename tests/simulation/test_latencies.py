@@ -96,4 +96,9 @@ def test_durations() -> None:
     for wrong in ("4 hours", "-1s", "h", ""):
         with pytest.raises(ValueError, match="expected a duration"):
             seconds(wrong)
-    assert [duration_text(value) for value in (0.25, 90.0, 7200.0, 1e6)] == ["250 ms", "90.0 s", "2.0 h", "11.6 d"]
+    assert [duration_text(value) for value in (0.25, 90.0, 7200.0, 1e6)] == [
+        "250 ms",
+        "90.0 s",
+        "2.0 h",
+        "11.6 d",
+    ]

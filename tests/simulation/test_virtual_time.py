@@ -34,7 +34,7 @@ def test_a_timeout_ends_a_wait_and_tasks_left_over_are_cancelled() -> None:
             ended.append("cancelled")
 
     async def main() -> None:
-        asyncio.create_task(forever())  # noqa: RUF006
+        asyncio.create_task(forever())
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2.0):
                 await asyncio.Event().wait()

@@ -125,7 +125,7 @@ def simulate(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], object]]:
-    """What is being simulated: a status line in a terminal, a line now and then elsewhere."""
+    """Progress: a status line in a terminal, a line now and then elsewhere."""
     screen = console(stderr=True)
     if screen.is_terminal:
         with screen.status("simulating") as status:

@@ -105,9 +105,15 @@ def test_failures_and_latencies_as_words() -> None:
         (["simulate"], "No config given: pass a YAML file or a name from `rollgym config list`."),
         (["simulate", *SMALL, "--failures", "4h"], "--failures '4h': expected node=4h."),
         (["simulate", *SMALL, "--failures", "nodes=4h"], "node"),
-        (["simulate", *SMALL, "--failures", "node=often"], "expected a duration such as 500ms, 30s, 5m, 4h or 2d"),
+        (
+            ["simulate", *SMALL, "--failures", "node=often"],
+            "expected a duration such as 500ms, 30s, 5m, 4h or 2d",
+        ),
         (["simulate", *SMALL, "--failures", "node=0"], "node"),
-        (["simulate", "frozen-lake-grpo", "--latencies", "no/run"], "is not a run folder: it has no events.jsonl."),
+        (
+            ["simulate", "frozen-lake-grpo", "--latencies", "no/run"],
+            "is not a run folder: it has no events.jsonl.",
+        ),
         (["simulate", *SMALL, "--latencies", "slow=2"], "slow"),
         (["simulate", *SMALL, "--level", "fine"], "--level 'fine' is not one of auto, events, ticks."),
         (["simulate", *SMALL, "--days", "0"], "days must be more than 0 and at most 366, not 0."),
