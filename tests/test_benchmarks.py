@@ -29,6 +29,7 @@ KEYS = {
     "weight_sync": {"strategies"},
     "plan_memory": {"worst_error"},
     "mesh_conformance": {"strategies", "single_mb"},
+    "simulation": {"policies"},
     "smollm_step": {"ratio", "peak_gb"},
     "long_rows": {"rows"},
     "data_rows": {"memory_mb", "formats"},

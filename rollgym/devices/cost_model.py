@@ -73,15 +73,21 @@ def generate_rate(job: Job, speed: DeviceSpeed, tensor_parallel: int, kv_tokens:
         return 0.0
     length = min(work.prompt_tokens + work.reply_tokens, work.context)
     at_once = max(1.0, min(work.in_flight / engines, work.episodes / engines, kv_tokens / length))
-    step = _decode_step(shape, job.bytes_each, speed, tensor_parallel, at_once, length / 2)
-    prompt = 2 * shape.active_parameters * work.prompt_tokens
-    reading = prompt / (tensor_parallel * speed.flops * FORWARD_SHARE)
+    step = decode_step(shape, job.bytes_each, speed, tensor_parallel, at_once, length / 2)
+    reading = prompt_seconds(job, speed, tensor_parallel)
     return engines / (work.reply_tokens * step / at_once + reading)
 
 
-def _decode_step(
+def prompt_seconds(job: Job, speed: DeviceSpeed, tensor_parallel: int) -> float:
+    """Return the seconds in which an engine reads the prompt tokens of one episode."""
+    prompt = 2 * job.actor.active_parameters * job.workload.prompt_tokens
+    return prompt / (tensor_parallel * speed.flops * FORWARD_SHARE)
+
+
+def decode_step(
     shape: ModelShape, c: int, speed: DeviceSpeed, tensor_parallel: int, at_once: float, length: float
 ) -> float:
+    """Return the seconds in which each of ``at_once`` sequences of this length gains a token."""
     touched = shape.active_parameters
     if shape.experts:
         # Tokens of one step use different experts: few tokens use few of them.

@@ -1,5 +1,7 @@
 """Router over replicas: a session stays on one replica, a new session goes to the least loaded one.
 
+A session whose replica sleeps moves to one that is awake with its next request; requests that the replica has
+already begun wait until it wakes up.
 A lost replica is taken out of rotation: its requests fail with `EngineLost` and its sessions move to other
 replicas. The router calls its `Engine.reconnect` with exponential backoff and readmits it once it has the
 same weights as the others. Single replicas can `sleep` while another role uses their device.
@@ -124,6 +126,7 @@ class RoutedEngine(Engine):
         self, request: GenerateRequest, work: Callable[[Engine], Awaitable[Generation]]
     ) -> Generation:
         await self._wait_for_replica()
+        await self._leave_sleeping(request.session)
         replica = self._route(request.session)
         replica.in_flight += 1
         try:
@@ -179,7 +182,7 @@ class RoutedEngine(Engine):
         return reconnected
 
     async def sleep(self, tags: Sequence[str] = MEMORY_TAGS, *, replicas: Sequence[int] | None = None) -> int:
-        """Put replicas to sleep: their sessions wait, new sessions go to the others. Returns bytes freed."""
+        """Put replicas to sleep: requests that they have begun wait. Returns bytes freed."""
         freed = 0
         for number in range(len(self._replicas)) if replicas is None else replicas:
             replica = self._replicas[number]
@@ -242,6 +245,17 @@ class RoutedEngine(Engine):
         for replica, result in zip(self._replicas, results, strict=True):
             if isinstance(result, BaseException) and not (replica.lost and isinstance(result, AgentError)):
                 raise result
+
+    async def _leave_sleeping(self, session: str) -> None:
+        """Release a session from a sleeping replica if another one is awake, so that it need not wait."""
+        replica = self._replica_of.get(session)
+        if replica is None or replica.lost or not replica.asleep:
+            return
+        if all(one.lost or one.asleep for one in self._replicas):
+            return
+        del self._replica_of[session]
+        replica.sessions.discard(session)
+        await self._guarded(replica, lambda one: one.engine.forget(session))
 
     def _route(self, session: str) -> _Replica:
         """Return the replica of a session, or assign the least loaded one."""

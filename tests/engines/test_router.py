@@ -225,24 +225,62 @@ def test_a_single_replica_that_rejects_weights_is_named() -> None:
     run(play())
 
 
-def test_a_sleeping_replica_keeps_its_sessions_waiting_and_gets_no_new_ones() -> None:
+def test_requests_on_a_sleeping_replica_wait_and_its_sessions_move_to_others() -> None:
     async def play() -> None:
         both, (first, second) = make(2)
         await asyncio.gather(both.generate(ask("a")), both.generate(ask("b")))
+        begun = asyncio.create_task(both.generate(ask("a", max_tokens=400)))
+        await until(lambda: both.loads == (1, 0))
         await both.sleep((), replicas=[0])
-        waiting = asyncio.create_task(both.generate(ask("a")))
         for name in ("c", "d"):
             await both.generate(ask(name))
         assert second.asked == ["b", "c", "d"]
-        assert not waiting.done()
+        assert not begun.done()
         await both.pause()
         await both.resume()  # of all: what is suspended stays so
         await both.generate(ask("b"))
-        assert not waiting.done()
+        assert not begun.done()
         await both.update_weights(1, new_weights())
         await both.wake_up(replicas=[0])
-        assert (await waiting).version_spans == ((1, 4),)
+        assert (await begun).version_spans[-1][0] == 1
         assert first.asked == ["a", "a"]
+        await both.close()
+
+    run(play())
+
+
+def test_a_session_moves_from_a_sleeping_replica_and_its_reply_is_the_same() -> None:
+    async def play() -> None:
+        both, (first, second) = make(2)
+        alone = Mortal()
+        before = await both.generate(ask("a"))
+        await both.sleep(("kv_cache",), replicas=[0])
+        longer = request("a/1", (*PROMPT, *before.token_ids, 4), "a", max_tokens=4)
+        moved = await both.generate(longer)
+        assert (first.asked, second.asked) == (["a"], ["a"])
+        expected = await alone.generate(longer)
+        assert (moved.token_ids, moved.logprobs) == (expected.token_ids, expected.logprobs)
+        assert (await first.stats()).sessions == 0, "the replica that sleeps keeps nothing of it"
+        await both.wake_up(replicas=[0])
+        await both.generate(ask("a"))
+        assert second.asked == ["a", "a"], "it stays where it is now"
+        await both.close()
+        await alone.close()
+
+    run(play())
+
+
+def test_with_all_replicas_asleep_a_session_waits() -> None:
+    async def play() -> None:
+        both, (first, second) = make(2)
+        await both.generate(ask("a"))
+        await both.sleep(())
+        waiting = asyncio.create_task(both.generate(ask("a")))
+        await until(lambda: first.asked == ["a", "a"])
+        assert not waiting.done()
+        await both.wake_up()
+        assert len((await waiting).token_ids) == 4
+        assert second.asked == []
         await both.close()
 
     run(play())

@@ -1,4 +1,4 @@
-"""Commands of the trainer: train, imitate, sft, dpo, plan, config, model."""
+"""Commands of the trainer: train, imitate, sft, dpo, plan, simulate, config, model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from rollgym.evaluation.train_replay import TrainReplay, register_train_replay
-from rollgym.trainer.cli import config, dpo, model, plan, sft, train
+from rollgym.trainer.cli import config, dpo, model, plan, sft, simulate, train
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -17,6 +17,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("sft", epilog=sft.EPILOG)(sft.sft)
     app.command("dpo", epilog=dpo.EPILOG)(dpo.dpo)
     app.command("plan", epilog=plan.EPILOG)(plan.plan)
+    app.command("simulate", epilog=simulate.EPILOG)(simulate.simulate)
     app.add_typer(model.app, name="model", epilog=model.GET_EPILOG)
     app.add_typer(config.app, name="config", epilog=config.LIST_EPILOG)
     register_train_replay(_replay)

@@ -5,9 +5,9 @@ adaptation, checkpoints and exports. Its `ParallelStrategy` holds weights, gradi
 
 With several ranks, every rank is called with the same batch, in the same order, and computes its share of the
 rows; it reads the tokens and arrays of these only (`Batch.fetch`). Ranks that hold parts of one model compute
-the same rows, and one of them counts. A token's weight is that in the whole batch, so gradients are summed over
-ranks. Results are those of the whole batch, and the same on every rank. Ranks with fewer micro-batches than
-others compute rows of weight 0 until all are done: collectives must match.
+the same rows, and one of them counts. A token's weight is that in the whole batch, so gradients are summed
+over ranks. Results are those of the whole batch, and the same on every rank. Ranks with fewer micro-batches
+than others compute rows of weight 0 until all are done: collectives must match.
 """
 
 from __future__ import annotations
