@@ -25,6 +25,7 @@ KEYS = {
     "cluster_scaling": {"efficiency", "overhead_ms"},
     "weight_sync": {"strategies"},
     "plan_memory": {"worst_error"},
+    "plan_speed": {"training", "generation"},
     "smollm_step": {"ratio", "peak_gb"},
     "data_rows": {"memory_mb", "formats"},
     "endpoint_load": {"requests_per_second", "p99_ms", "rss_peak_mb"},

@@ -22,7 +22,7 @@ from rollgym.cluster.worker_group import WorkerGroup
 from rollgym.core.registry import import_module
 from rollgym.devices.types import Role
 from rollgym.engines.base import WeightSource
-from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
+from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions, ParallelConfig
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.process_group import free_port, join_group
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
@@ -201,6 +201,7 @@ class RayLearner:
         actor_options: Sequence[Mapping[str, Any]] | None = None,
         strategy: str | None = None,
         cpu_offload: bool | None = None,
+        parallel: ParallelConfig | None = None,
     ) -> None:
         """Restart all ranks and continue from a checkpoint.
 
@@ -209,7 +210,10 @@ class RayLearner:
             actor_options: Ray options of each rank's actor, if they change; the number of ranks may change.
             strategy: The strategy, if it changes.
             cpu_offload: Whether to use CPU offload, if it changes.
+            parallel: The mesh, if it changes.
         """
+        if parallel is not None:
+            self.config = replace(self.config, parallel=parallel)
         self._strategy = strategy or self._strategy
         if cpu_offload is not None:
             self._options = replace(self._options, cpu_offload=cpu_offload)
