@@ -395,10 +395,10 @@ class Estimator:
         each = job.bytes_each if role == "reward" else memory.WEIGHT
         held = memory.held_weights(shape, each, mesh, sharding)
         rests: dict[Part, int] = {"weights": held}
-        score = memory.score_memory(shape, job, each, mesh, sharding, vocabulary=writes)
+        rank = job.lora_rank if role == "actor_train" else None
+        score = memory.score_memory(shape, job, each, mesh, sharding, rank, vocabulary=writes)
         if role not in ("actor_train", "critic"):
             return {"score": score}, rests
-        rank = job.lora_rank if role == "actor_train" else None
         state = memory.training_state(shape, mesh, sharding, rank)
         score["weights"] += state["weights"] - held
         rests["optimizer"] = state["optimizer"]

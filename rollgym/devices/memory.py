@@ -99,13 +99,21 @@ def update_memory(
 
 
 def score_memory(
-    shape: ModelShape, job: Job, bytes_each: int, mesh: TrainMesh, sharding: Sharding, *, vocabulary: bool
+    shape: ModelShape,
+    job: Job,
+    bytes_each: int,
+    mesh: TrainMesh,
+    sharding: Sharding,
+    lora_rank: int | None = None,
+    *,
+    vocabulary: bool,
 ) -> dict[Part, int]:
     """Return the weights and activations of each rank at the fullest moment of a pass without gradients."""
     held = held_weights(shape, bytes_each, mesh, sharding)
-    sizes = Sizes(shape, job, mesh, sharded=sharding == "weights" and mesh.ranks > 1)
-    if sizes.sharded:
-        units, chunk = sharded_units(shape, mesh), _chunk(shape, job)
+    sharded = sharding == "weights" and mesh.ranks > 1
+    sizes = Sizes(shape, job, mesh, sharded=sharded, full=lora_rank is None)
+    if sharded:
+        units, chunk = sharded_units(shape, mesh, lora_rank), _chunk(shape, job)
         gathered, activations = sizes.score_peak(units, vocabulary=vocabulary, chunk=chunk)
         return {"weights": held + gathered, "activations": activations}
     cast = cast_weights(shape, job.precision, kept=False)

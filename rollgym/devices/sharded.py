@@ -222,6 +222,8 @@ class Sizes:
             (c * (start.gathered + 2 * layer.gathered), states),
             (c * 3 * layer.gathered, states),
             (c * (2 * layer.gathered), states + self.forward_layer),
+            # Two of an expert's three matrices, merged, and what is added to them.
+            (c * (2 * layer.gathered), states + 4 * self.merged // 3),
             (c * (layer.gathered + 2 * head.gathered), states),
             (c * (2 * head.gathered), states + chunk),
         ]

@@ -205,7 +205,7 @@ def planned_rank(job: Job, strategy: str, mesh: TrainMesh, *, reference: bool = 
     state = memory.training_state(shape, mesh, sharding, rank)
     held = memory.held_weights(shape, memory.WEIGHT, mesh, sharding)
     frozen = held if reference and rank is None else 0
-    score = memory.score_memory(shape, job, memory.WEIGHT, mesh, sharding, vocabulary=True)
+    score = memory.score_memory(shape, job, memory.WEIGHT, mesh, sharding, rank, vocabulary=True)
     passing = sum(score.values()) + state["weights"] - held
     update = sum(memory.update_memory(shape, job, mesh, sharding, rank, vocabulary=True).values())
     # The first update has no moments before its optimizer step, and no gradients before its backward pass.

@@ -66,6 +66,7 @@ def fake_tensors(*more: tuple[Any, str, Any]) -> Iterator[None]:
 
     ``more``: further attributes to replace meanwhile: an owner, a name and a value.
     """
+    from torch._subclasses import fake_tensor
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils._python_dispatch import _disable_current_modes
@@ -90,6 +91,7 @@ def fake_tensors(*more: tuple[Any, str, Any]) -> Iterator[None]:
         (F, "scaled_dot_product_attention", _attention),
         (torch, "histc", _histc),
         (nn.Module, "_apply", _apply),
+        (fake_tensor, "CONSTANT_NUMEL_LIMIT", -1),  # single numbers would be computed for real
         *more,
     ]
     # The ranks of a mesh are real numbers.
@@ -126,7 +128,8 @@ class _SameDtypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _PRODUCTS = frozenset(
-    getattr(torch.ops.aten, name) for name in "mm addmm bmm baddbmm mv addmv dot linear _grouped_mm".split()
+    getattr(torch.ops.aten, name)
+    for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear", "_grouped_mm")
 )
 _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten")
 

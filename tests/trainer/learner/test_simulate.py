@@ -120,11 +120,11 @@ def test_presets_are_built_with_their_sizes(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "mesh", "checkpointing", "lora"),
     [
-        ("7b", TrainMesh(shard=8), False, None),
+        pytest.param("7b", TrainMesh(shard=8), False, None, marks=pytest.mark.slow),
         ("7b", TrainMesh(shard=8), True, None),
         ("7b", TrainMesh(shard=4, tensor=2), True, None),
         ("30b-moe", TrainMesh(shard=256), True, None),
-        ("30b-moe", TrainMesh(shard=64), False, 16),
+        pytest.param("30b-moe", TrainMesh(shard=64), False, 16, marks=pytest.mark.slow),
     ],
 )
 def test_plans_count_what_a_simulated_rank_holds(
