@@ -1,11 +1,18 @@
 """Planned memory per phase compared with the resident memory of a process that runs it.
 
     python benchmarks/plan_memory.py [--quick] [--layers 8] [--hidden 512] [--context 512] [--episodes 12]
+    python benchmarks/plan_memory.py --simulate 7b:8 72b:256 235b-moe:512 [--every-layer]
 
-One process is both engine and learner, as on a single shared slot; what it holds before any model is made is
-taken off. The greatest resident memory of each phase is compared with the plan's figure for that phase, with
-nothing offloaded and then with everything that can leave. On a CPU what leaves the learner stays in
-the same memory: what was moved is taken off, as it would be on a host. The last line is one JSON object.
+With --simulate: the planned peak of each phase beside that of a simulated learner rank, for models on so many
+ranks, with and without gradient checkpointing and LoRA; 8192 tokens, of which 2000 are predicted. A case such
+as 72b:32x8 has shard 32 and tensor 8; 235b-moe:128x1x4 has shard 128 and 4 copies.
+
+Without --simulate, one process is both engine and learner, as on a single shared slot; what it holds before
+any model is made is taken off. The greatest resident memory of each phase is compared with the plan's figure
+for that phase, with nothing offloaded and then with everything that can leave. On a CPU what leaves the
+learner stays in the same memory: what was moved is taken off, as it would be on a host.
+
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -182,6 +189,57 @@ def measure(args: argparse.Namespace, offload: str) -> dict[str, Any]:
     return {"measured": peaks.found, "planned": planned(config, args, offload)}
 
 
+CASES = {
+    "plain": (False, None),
+    "checkpointing": (True, None),
+    "lora": (False, 16),
+    "lora, checkpointing": (True, 16),
+}
+
+
+def simulated(case: str, kind: str, every_layer: bool) -> dict[str, Any]:
+    """Planned and simulated bytes of each phase on one rank, such as of ``7b:8``."""
+    from rollgym.devices.models import find_model
+    from rollgym.devices.types import TrainMesh
+    from rollgym.devices.workload import Job, Workload
+    from rollgym.trainer.cluster.simulation import planned_rank, simulate_rank
+    from rollgym.trainer.learner.config import LearnerConfig, LoraSettings
+
+    name, _, sizes = case.partition(":")
+    shard, tensor, replicate = (list(map(int, sizes.split("x"))) + [1, 1])[:3]
+    mesh = TrainMesh(shard=shard, tensor=tensor, replicate=replicate)
+    checkpointing, rank = CASES[kind]
+    work = Workload(prompt_tokens=6192, reply_tokens=2000, context=8192, checkpointing=checkpointing)
+    job = Job(actor=find_model(name), lora_rank=rank, workload=work)
+    strategy = "fsdp2" if mesh.plain else "mesh"
+    config = LearnerConfig(lora=None if rank is None else LoraSettings(rank=rank))
+    found = simulate_rank(job, config, strategy, mesh, every_layer=every_layer)
+    return {"planned": planned_rank(job, strategy, mesh), "simulated": found}
+
+
+def compare(cases: list[str], every_layer: bool, only: str | None) -> None:
+    """Print a table, one row for each case and kind, each simulated in a separate process."""
+    phases = ("start", "score actor", "first update", "second update")
+    print("GiB on each rank: planned, simulated, error\n")
+    print("| Model:ranks | | " + " | ".join(phases) + " |\n|---|---|" + "---|" * len(phases))
+    worst = 0.0
+    for case in cases:
+        for kind in [only] if only else CASES:
+            words = [sys.executable, __file__, "--one", case, kind] + ["--every-layer"] * every_layer
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"{case} {kind}: {done.stderr.strip().splitlines()[-1]}")
+            one = json.loads(done.stdout.splitlines()[-1])
+            cells = []
+            for phase in phases:
+                planned, found = one["planned"][phase], one["simulated"][phase]
+                error = 100 * (planned / found - 1)
+                worst = max(worst, error, -error) if phase.endswith("update") else worst
+                cells.append(f"{planned / 2**30:.1f}, {found / 2**30:.1f}, {error:+.0f} %")
+            print(f"| {case} | {kind} | " + " | ".join(cells) + " |", flush=True)
+    print(json.dumps({"benchmark": "plan_memory", "worst_error": round(worst, 1)}))
+
+
 def main() -> None:
     """Print a table, one process for each way."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -195,7 +253,17 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--only", choices=["none", "optimizer", "all"])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--simulate", nargs="+", metavar="MODEL:RANKS")
+    parser.add_argument("--kind", choices=list(CASES), help="with --simulate: only this kind")
+    parser.add_argument("--every-layer", action="store_true", help="simulate all layers (slow)")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.one:
+        print(json.dumps(simulated(*args.one, every_layer=args.every_layer)))
+        return
+    if args.simulate:
+        compare(args.simulate, args.every_layer, args.kind)
+        return
     if args.quick:
         args.layers, args.hidden, args.context, args.episodes = 2, 256, 128, 4
     if args.only:
@@ -214,7 +282,11 @@ def main() -> None:
             errors[f"{offload} {phase}"] = round(error, 1)
             print(f"| {offload} | {phase} | {said / MIB:.0f} MiB | {seen / MIB:.0f} MiB | {error:+.0f} % |")
         print(f"{offload}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
-    print(json.dumps({"errors": errors, "worst_error": max(map(abs, errors.values()))}))
+    print(
+        json.dumps(
+            {"benchmark": "plan_memory", "errors": errors, "worst_error": max(map(abs, errors.values()))}
+        )
+    )
 
 
 if __name__ == "__main__":

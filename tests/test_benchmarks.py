@@ -30,6 +30,7 @@ KEYS = {
     "plan_memory": {"worst_error"},
     "mesh_conformance": {"strategies", "single_mb"},
     "simulation": {"policies"},
+    "plan_speed": {"training", "generation"},
     "smollm_step": {"ratio", "peak_gb"},
     "long_rows": {"rows"},
     "data_rows": {"memory_mb", "formats"},

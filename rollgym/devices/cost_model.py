@@ -8,20 +8,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rollgym.devices import memory
+from rollgym.devices.activations import saved_by_layer
 from rollgym.devices.candidates import Candidate, Group, Site
 from rollgym.devices.memory import GRADIENT, WEIGHT, Part, Sharding
 from rollgym.devices.models import ModelShape
-from rollgym.devices.types import Role
+from rollgym.devices.types import Role, TrainMesh
 from rollgym.devices.workload import Job
 
-TRAIN_SHARE, FORWARD_SHARE, READ_SHARE, LINK_SHARE = 0.4, 0.5, 0.6, 0.7
-"""Fraction of the peak: FLOP/s in training and forward passes, bandwidth in decoding, link in collectives."""
+MATMUL_SHARE, ATTENTION_SHARE, READ_SHARE, LINK_SHARE = 0.6, 0.25, 0.85, 0.7
+"""Fraction of the peak: FLOP/s of products with weights and of attention, bandwidth, link in collectives.
+
+`benchmarks/plan_speed.py` compares the resulting times with published ones.
+"""
+FORWARD_MOVES, BACKWARD_MOVES = 2, 4
+"""Times that saved activations pass through memory, outside of products, in a forward and a backward pass:
+written and read; with their gradients, written and read once more."""
 HOST_LINK = 25e9
 """Bytes per second between a device and its host (PCIe 4 x16)."""
 HOST_ADAM = 1e9
 """Parameters per second that the CPUs of a node step."""
-DECODE_STEP = {"gpu": 0.004, "cpu": 0.020}
-"""Overhead of one decoding step in seconds."""
+DECODE_LAYER = {"gpu": 1e-4, "cpu": 1e-3}
+"""Overhead of one layer in a decoding step in seconds: kernels that start one after another."""
 HOP, FAR_HOP = 10e-6, 40e-6
 """Latency between two devices in seconds, within a node and between nodes."""
 UNKNOWN_FLOPS, UNKNOWN_BANDWIDTH, UNKNOWN_LINK = 1e14, 1e12, 2.5e10
@@ -73,15 +80,16 @@ def generate_rate(job: Job, speed: DeviceSpeed, tensor_parallel: int, kv_tokens:
         return 0.0
     length = min(work.prompt_tokens + work.reply_tokens, work.context)
     at_once = max(1.0, min(work.in_flight / engines, work.episodes / engines, kv_tokens / length))
-    step = decode_step(shape, job.bytes_each, speed, tensor_parallel, at_once, length / 2)
+    attended = min(work.prompt_tokens + work.reply_tokens / 2, work.context)
+    step = decode_step(shape, job.bytes_each, speed, tensor_parallel, at_once, attended)
     reading = prompt_seconds(job, speed, tensor_parallel)
     return engines / (work.reply_tokens * step / at_once + reading)
 
 
 def prompt_seconds(job: Job, speed: DeviceSpeed, tensor_parallel: int) -> float:
     """Return the seconds in which an engine reads the prompt tokens of one episode."""
-    prompt = 2 * job.actor.active_parameters * job.workload.prompt_tokens
-    return prompt / (tensor_parallel * speed.flops * FORWARD_SHARE)
+    tokens = job.workload.prompt_tokens
+    return tokens * _forward(job.actor, tokens, speed) / tensor_parallel
 
 
 def decode_step(
@@ -94,7 +102,7 @@ def decode_step(
         share = 1 - (1 - shape.experts_used / shape.experts) ** at_once
         touched = round(shape.active_parameters + share * (shape.parameters - shape.active_parameters))
     read = c * touched + at_once * length * shape.kv_bytes(c)
-    compute = 2 * shape.active_parameters * at_once / (tensor_parallel * speed.flops * FORWARD_SHARE)
+    compute = 2 * shape.active_parameters * at_once / (tensor_parallel * speed.flops * MATMUL_SHARE)
     reading = read / (tensor_parallel * speed.bandwidth * READ_SHARE)
     talking = 0.0
     if tensor_parallel > 1:
@@ -102,40 +110,103 @@ def decode_step(
         wire, hop = (speed.link, HOP) if near else (speed.network, FAR_HOP)
         transfer = 2 * at_once * shape.hidden * c / (wire * LINK_SHARE)
         talking = 2 * shape.layers * (hop * math.log2(tensor_parallel) + transfer)
-    return DECODE_STEP[speed.kind] + max(compute, reading) + talking
+    return shape.layers * DECODE_LAYER[speed.kind] + max(compute, reading) + talking
 
 
 def update_seconds(
-    shape: ModelShape, job: Job, speed: DeviceSpeed, sharding: Sharding, *, host_step: bool, trained: int
+    shape: ModelShape,
+    job: Job,
+    speed: DeviceSpeed,
+    sharding: Sharding,
+    mesh: TrainMesh,
+    *,
+    host_step: bool,
+    trained: int,
 ) -> float:
     """Return the seconds of an update on all episodes of a step."""
     work = job.workload
-    ranks = min(speed.count, work.episodes)
+    sets = min(mesh.data_ranks, work.episodes)
     tokens = work.tokens * work.passes
-    each = 2 + (2 if trained < shape.parameters else 4) + (2 if work.checkpointing else 0)
-    compute = tokens * each * shape.active_parameters / (ranks * speed.flops * TRAIN_SHARE)
-    whole = WEIGHT * shape.parameters
+    full = trained == shape.parameters
+    # A backward pass costs two forward passes, or one without gradients of the weights.
+    passes = 1 + (2 if full else 1) + (1 if work.checkpointing else 0)
+    forward = _forward(shape, work.context, speed)
+    moves = BACKWARD_MOVES + FORWARD_MOVES * (1 + work.checkpointing)
+    each = (passes * forward + moves * _move(shape, job, speed)) / mesh.model_ranks
+    compute = tokens / sets * each
     steps = work.passes * work.optimizer_steps
+    rounds = max(steps, math.ceil(tokens / sets / work.longest))
     if sharding == "weights":
-        rounds = max(steps, math.ceil(tokens / ranks / work.longest))
-        talk = rounds * (2 * speed.gather(whole) + speed.gather(GRADIENT * trained))
+        talk = rounds * (2 * _gather(shape, job, speed, mesh) + _reduce(trained, speed, mesh))
     else:
         talk = steps * 2 * speed.gather(GRADIENT * trained)
-    seconds = max(compute, talk)
+    seconds = max(compute, talk) + (2 + work.checkpointing) * _tensor_seconds(shape, job, speed, mesh, tokens)
     if host_step:
         share = trained / speed.count
         seconds += steps * ((GRADIENT + WEIGHT) * share / HOST_LINK + share * speed.each / HOST_ADAM)
     return seconds
 
 
-def score_seconds(shape: ModelShape, job: Job, speed: DeviceSpeed, sharding: Sharding) -> float:
+def score_seconds(
+    shape: ModelShape, job: Job, speed: DeviceSpeed, sharding: Sharding, mesh: TrainMesh
+) -> float:
     """Return the seconds of a forward pass over all episodes of a step."""
-    ranks = min(speed.count, job.workload.episodes)
-    compute = job.workload.tokens * 2 * shape.active_parameters / (ranks * speed.flops * FORWARD_SHARE)
-    if sharding != "weights":
-        return compute
-    rounds = math.ceil(job.workload.tokens / ranks / job.workload.longest)
-    return max(compute, rounds * speed.gather(WEIGHT * shape.parameters))
+    work = job.workload
+    sets = min(mesh.data_ranks, work.episodes)
+    each = _forward(shape, work.context, speed) + FORWARD_MOVES * _move(shape, job, speed)
+    compute = work.tokens / sets * each / mesh.model_ranks
+    if sharding == "weights":
+        rounds = math.ceil(work.tokens / sets / work.longest)
+        compute = max(compute, rounds * _gather(shape, job, speed, mesh))
+    return compute + _tensor_seconds(shape, job, speed, mesh, work.tokens)
+
+
+def _forward(shape: ModelShape, length: int, speed: DeviceSpeed) -> float:
+    """Return the seconds of a token's products in a forward pass: two FLOPs a weight, and attention."""
+    lookup = 0 if shape.tied else shape.vocab * shape.hidden
+    matmul = 2 * (shape.active_parameters - lookup) / (speed.flops * MATMUL_SHARE)
+    attention = 2 * shape.layers * shape.heads * shape.head_dim * length
+    return matmul + attention / (speed.flops * ATTENTION_SHARE)
+
+
+def _move(shape: ModelShape, job: Job, speed: DeviceSpeed) -> float:
+    """Return the seconds in which a token's saved activations pass through memory once."""
+    saved = shape.layers * saved_by_layer(shape, job.bytes_each)
+    return saved / (speed.bandwidth * READ_SHARE)
+
+
+def _gather(shape: ModelShape, job: Job, speed: DeviceSpeed, mesh: TrainMesh) -> float:
+    """Return the seconds in which every rank gathers all weights, once, in the compute precision."""
+    part = job.bytes_each * shape.parameters / mesh.model_ranks
+    near = part / (speed.link * LINK_SHARE) if mesh.shard > 1 else 0.0
+    nodes = mesh.shard * mesh.model_ranks / speed.each
+    if nodes <= 1:
+        return near
+    # Ranks of a node that gather the same receive it once.
+    return max(near, mesh.model_ranks * part / (speed.each * speed.network * LINK_SHARE))
+
+
+def _reduce(trained: int, speed: DeviceSpeed, mesh: TrainMesh) -> float:
+    """Return the seconds in which gradients are summed over the ranks that shard, and over copies."""
+    part = GRADIENT * trained / mesh.model_ranks
+    near = part / (speed.link * LINK_SHARE) if mesh.shard > 1 else 0.0
+    far = 0.0
+    if mesh.shard * mesh.model_ranks > speed.each:
+        far = mesh.model_ranks * part / (speed.each * speed.network * LINK_SHARE)
+    copies = 0.0
+    if mesh.replicate > 1:
+        copies = 2 * part / mesh.shard / ((speed.network if speed.nodes > 1 else speed.link) * LINK_SHARE)
+    return max(near, far) + copies
+
+
+def _tensor_seconds(shape: ModelShape, job: Job, speed: DeviceSpeed, mesh: TrainMesh, tokens: int) -> float:
+    """Return the seconds of a pass in which tensor parallel ranks sum the states of two blocks a layer."""
+    if mesh.tensor == 1:
+        return 0.0
+    wire = speed.link if mesh.tensor <= speed.each else speed.network
+    each = tokens / min(mesh.data_ranks, job.workload.episodes) / mesh.context
+    size = 2 * each * shape.hidden * job.bytes_each * (mesh.tensor - 1) / mesh.tensor
+    return 2 * shape.layers * size / (wire * LINK_SHARE)
 
 
 def sync_seconds(job: Job, train: DeviceSpeed, infer: DeviceSpeed) -> float:
@@ -216,6 +287,8 @@ class Estimate:
 
     candidate: Candidate
     sharding: Sharding
+    mesh: TrainMesh
+    """Mesh of the actor's training ranks; all of them shard where it is `plain`."""
     offload: Offload
     role_memory: Mapping[Role, RoleMemory]
     kv: int
@@ -258,26 +331,36 @@ class Estimator:
         self.job = job
         self.phases = phases(job)
         self.models = job.models()
-        self._loads: dict[tuple[Role, int, Sharding], Load] = {}
+        self._loads: dict[tuple[Role, TrainMesh, Sharding], Load] = {}
 
     def estimate(
-        self, candidate: Candidate, speeds: Mapping[Role, DeviceSpeed], sharding: Sharding, offload: Offload
+        self,
+        candidate: Candidate,
+        speeds: Mapping[Role, DeviceSpeed],
+        sharding: Sharding,
+        offload: Offload,
+        mesh: TrainMesh | None = None,
     ) -> Estimate:
-        """A candidate's memory and time."""
-        role_memory = {role: self._role_memory(role, candidate, sharding, offload) for role in candidate.sets}
+        """A candidate's memory and time; ``mesh``: of the actor's training ranks, default: all shard."""
+        mesh = mesh or TrainMesh(shard=len(candidate.sets["actor_train"]))
+        role_memory = {
+            role: self._role_memory(role, candidate, sharding, offload, mesh) for role in candidate.sets
+        }
         kv, kv_tokens, shortage = self._cache(candidate, role_memory, offload)
         shortages = [s for s in (shortage, *self._shortages(candidate, role_memory, kv, offload)) if s]
         short = max(shortages, key=lambda shortage: shortage.missing, default=None)
-        plain = (candidate, sharding, offload, role_memory, kv, kv_tokens)
+        plain = (candidate, sharding, mesh, offload, role_memory, kv, kv_tokens)
         if short is not None:
             return Estimate(*plain, short)
-        spans = self._timeline(candidate, speeds, sharding, offload, role_memory, kv_tokens)
+        spans = self._timeline(candidate, speeds, sharding, mesh, offload, role_memory, kv_tokens)
         return Estimate(*plain, None, spans, max(span.end for span in spans))
 
-    def _role_memory(self, role: Role, at: Candidate, sharding: Sharding, offload: Offload) -> RoleMemory:
+    def _role_memory(
+        self, role: Role, at: Candidate, sharding: Sharding, offload: Offload, mesh: TrainMesh
+    ) -> RoleMemory:
         if role == "actor_infer":
             return self._engine(at, offload)
-        active, idle = self._load(role, len(at.sets[role]), sharding)
+        active, idle = self._load(role, role_mesh(role, at, mesh), sharding)
         shared = role in at.shared
         host_step = offload == "host" and "update" in active
         if host_step:
@@ -306,31 +389,28 @@ class Estimator:
         rests: dict[Part, int] = {} if sleeps else {"weights": weights}
         return RoleMemory({"generate": active}, rests, rests)
 
-    def _load(self, role: Role, ranks: int, sharding: Sharding) -> Load:
-        key = (role, ranks, sharding)
+    def _load(self, role: Role, mesh: TrainMesh, sharding: Sharding) -> Load:
+        key = (role, mesh, sharding)
         if key not in self._loads:
-            self._loads[key] = self._fresh_load(role, ranks, sharding)
+            self._loads[key] = self._fresh_load(role, mesh, sharding)
         return self._loads[key]
 
-    def _fresh_load(self, role: Role, ranks: int, sharding: Sharding) -> Load:
+    def _fresh_load(self, role: Role, mesh: TrainMesh, sharding: Sharding) -> Load:
         job, shape = self.job, self.models[role]
         writes = role in ("actor_train", "reference")
         # A reward model runs in an engine; all others are learners, whose weights are float32.
         each = job.bytes_each if role == "reward" else memory.WEIGHT
-        score: dict[Part, int] = {
-            "weights": memory.scoring_weights(shape, each, ranks, sharding),
-            "activations": memory.score_activations(shape, job, vocabulary=writes),
-        }
-        whole = each * shape.parameters
-        rests: dict[Part, int] = {"weights": -(-whole // ranks) if sharding == "weights" else whole}
+        held = memory.held_weights(shape, each, mesh, sharding)
+        rests: dict[Part, int] = {"weights": held}
+        rank = job.lora_rank if role == "actor_train" else None
+        score = memory.score_memory(shape, job, each, mesh, sharding, rank, vocabulary=writes)
         if role not in ("actor_train", "critic"):
             return {"score": score}, rests
-        rank = job.lora_rank if role == "actor_train" else None
-        state = memory.training_state(shape, ranks, sharding, rank)
-        score["weights"] = state["weights"]
+        state = memory.training_state(shape, mesh, sharding, rank)
+        score["weights"] += state["weights"] - held
         rests["optimizer"] = state["optimizer"]
-        activations = memory.update_activations(shape, job, vocabulary=writes)
-        return {"score": score, "update": {**state, "activations": activations}}, rests
+        update = memory.update_memory(shape, job, mesh, sharding, rank, vocabulary=writes)
+        return {"score": score, "update": update}, rests
 
     def _cache(
         self, at: Candidate, role_memory: Mapping[Role, RoleMemory], offload: Offload
@@ -374,6 +454,7 @@ class Estimator:
         at: Candidate,
         speeds: Mapping[Role, DeviceSpeed],
         sharding: Sharding,
+        mesh: TrainMesh,
         offload: Offload,
         role_memory: Mapping[Role, RoleMemory],
         kv_tokens: int,
@@ -385,7 +466,10 @@ class Estimator:
         moved = sum(use.moved for use in role_memory.values()) / HOST_LINK
         if moved:
             work.append(("reload", moved))
-        work += [(phase.name, self._seconds(phase, speeds, sharding, offload)) for phase in self.phases[1:]]
+        work += [
+            (phase.name, self._seconds(phase, at, speeds, sharding, offload, mesh))
+            for phase in self.phases[1:]
+        ]
         if moved:
             work.append(("offload", moved))
         work.append(("sync weights", sync_seconds(job, speeds["actor_train"], engines)))
@@ -406,14 +490,27 @@ class Estimator:
         )
 
     def _seconds(
-        self, phase: Phase, speeds: Mapping[Role, DeviceSpeed], sharding: Sharding, offload: Offload
+        self,
+        phase: Phase,
+        at: Candidate,
+        speeds: Mapping[Role, DeviceSpeed],
+        sharding: Sharding,
+        offload: Offload,
+        mesh: TrainMesh,
     ) -> float:
         shape, speed = self.models[phase.role], speeds[phase.role]
+        mesh = role_mesh(phase.role, at, mesh)
         if phase.mode == "score":
-            return score_seconds(shape, self.job, speed, sharding)
+            return score_seconds(shape, self.job, speed, sharding, mesh)
         rank = self.job.lora_rank if phase.role == "actor_train" else None
         trained = shape.parameters if rank is None else shape.lora_parameters(rank)
-        return update_seconds(shape, self.job, speed, sharding, host_step=offload == "host", trained=trained)
+        host_step = offload == "host"
+        return update_seconds(shape, self.job, speed, sharding, mesh, host_step=host_step, trained=trained)
+
+
+def role_mesh(role: Role, at: Candidate, mesh: TrainMesh) -> TrainMesh:
+    """Return the mesh of a role: the actor's, or that of ranks that all shard."""
+    return mesh if role == "actor_train" else TrainMesh(shard=len(at.sets[role]))
 
 
 def _after(start: float, lane: str, work: list[tuple[str, float]]) -> Iterator[Span]:

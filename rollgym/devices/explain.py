@@ -29,6 +29,8 @@ def reasons(best: Estimate, job: Job, requested: DeviceConfig) -> Iterator[Reaso
         "tensor_parallel", str(size), _pinned(_engines(best, job), requested.tensor_parallel is not None)
     )
     yield Reason("sharding", ZERO[best.sharding], _training(best))
+    if not best.mesh.plain or job.mesh is not None:
+        yield Reason("mesh", str(best.mesh), _pinned(_mesh(best), job.mesh is not None))
     yield Reason("offload", best.offload, _pinned(_offload(best), requested.offload != "auto"))
     for role in ("actor_train", "actor_infer", "critic", "reference", "reward"):
         if text := getattr(requested, role):
@@ -55,6 +57,13 @@ def alternatives(
         estimates = [o for o in same if o.sharding == sharding and size(o) == size(best)]
         if sharding != best.sharding and estimates:
             yield Reason("sharding", ZERO[sharding], _against(best, estimates, requested, site))
+    meshes = dict.fromkeys(o.mesh for o in same if o.candidate.sets == best.candidate.sets)
+    for mesh in meshes:
+        if mesh != best.mesh and best.sharding == "weights" and mesh.ranks == best.mesh.ranks:
+            estimates = [
+                o for o in same if o.mesh == mesh and o.sharding == "weights" and size(o) == size(best)
+            ]
+            yield Reason("mesh", str(mesh), _against(best, estimates, requested, site))
     for offload in OFFLOADS:
         estimates = [o for o in same if o.offload == offload and size(o) == size(best)]
         if offload != best.offload and estimates:
@@ -127,6 +136,16 @@ def _training(best: Estimate) -> str:
     return f"an update of the actor needs, on each of {count} devices: {parts}."
 
 
+def _mesh(best: Estimate) -> str:
+    mesh = best.mesh
+    parts = [f"{mesh.shard} ranks share the weights of a copy"] if mesh.shard > 1 else []
+    parts += [f"{mesh.replicate} copies compute different rows"] if mesh.replicate > 1 else []
+    parts += [f"{mesh.tensor} ranks share heads and MLP of each layer"] if mesh.tensor > 1 else []
+    parts += [f"{mesh.context} ranks share the tokens of a row"] if mesh.context > 1 else []
+    parts += [f"{mesh.expert} ranks share the experts"] if mesh.expert > 1 else []
+    return f"{', '.join(parts)}."
+
+
 def _offload(best: Estimate) -> str:
     moved = sum(use.moved for use in best.role_memory.values())
     if best.offload == "none":
@@ -152,7 +171,8 @@ def _against(best: Estimate, estimates: Sequence[Estimate], requested: DeviceCon
 def _settings(estimate: Estimate) -> str:
     at = estimate.candidate
     counts = f"{len(at.sets['actor_train'])} train, {len(at.sets['actor_infer'])} generate"
-    return f"{counts}, TP {at.tensor_parallel}, {ZERO[estimate.sharding]}, offload {estimate.offload}"
+    sharding = ZERO[estimate.sharding] if estimate.mesh.plain else f"mesh {estimate.mesh}"
+    return f"{counts}, TP {at.tensor_parallel}, {sharding}, offload {estimate.offload}"
 
 
 def _missing(estimate: Estimate) -> int:

@@ -2,18 +2,23 @@
 
 Training state is float32 in any compute precision: 4 bytes per parameter for weights, 4 for gradients and 8
 for the two moments of Adam, divided by the data-parallel ranks as far as a ZeRO stage shards it. ZeRO-1 and
-ZeRO-2 (DeepSpeed) store 4 more for each rank's share of the weights. That is 16 bytes without sharding, as in
-the ZeRO paper (Rajbhandari et al. 2020, section 3.1). Computing in bfloat16 adds copies of the weights in
-that precision (`cast_weights`).
+ZeRO-2 (DeepSpeed) store 4 more for each rank's share of the weights, DDP 4 more for what it sends. That is 16
+bytes without sharding, as in the ZeRO paper (Rajbhandari et al. 2020, section 3.1).
+
 Activations are those that the layers of transformers' Llama and Qwen save for the backward pass, with an
-attention that stores no score matrix. All numbers are computed exactly; nothing is measured.
+attention that stores no score matrix. They depend on how the learner computes in bfloat16: FSDP2 casts the
+weights that it gathers (`sharded`), every other strategy casts inputs and weights of each product (autocast).
+All numbers are computed; `rollgym plan --simulate` compares them with the learner itself.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+from rollgym.devices.activations import saved_activations, saved_by_head, saved_by_layer
 from rollgym.devices.models import ModelShape
+from rollgym.devices.sharded import Sizes, Unit, sharded_units
+from rollgym.devices.types import TrainMesh
 from rollgym.devices.workload import Job, Precision
 
 Part = Literal["weights", "gradients", "optimizer", "activations", "kv_cache"]
@@ -25,30 +30,184 @@ WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes per trained parameter."""
 MASTER = 4
 """Bytes per parameter of a rank's master copy in ZeRO-1 and ZeRO-2."""
-GATHERED = 2
-"""Layers of sharded weights that are gathered at once: the current and the next one."""
+BUCKET = 4
+"""Bytes per trained parameter that DDP copies gradients to."""
+CHUNK, CHUNK_BYTES = 2**24, 112 * 2**20
+"""Logits above which log-probs are computed in chunks, and the bytes of a chunk's tensors."""
 PREFILL = 8192
 """Maximum number of prompt tokens per forward pass of an engine."""
 
 
 def training_state(
-    shape: ModelShape, ranks: int, sharding: Sharding, lora_rank: int | None = None
+    shape: ModelShape, mesh: TrainMesh, sharding: Sharding, lora_rank: int | None = None
 ) -> dict[Part, int]:
     """Return the weights, gradients and optimizer state of a trained model on each rank."""
+    if sharding == "weights" and mesh.ranks > 1:
+        units = sharded_units(shape, mesh, lora_rank)
+        trained = units.trained_share
+        return {
+            "weights": WEIGHT * units.share,
+            "gradients": GRADIENT * trained,
+            "optimizer": MOMENTS * trained,
+        }
+    ranks = mesh.ranks
     every = shape.parameters
     trained = every if lora_rank is None else shape.lora_parameters(lora_rank)
     total = every if lora_rank is None else every + trained
     copied = ranks > 1 and sharding in ("optimizer", "gradients")
     optimizer = MOMENTS + (MASTER if copied else 0)
     return {
-        "weights": scoring_weights(shape, WEIGHT, ranks, sharding) + WEIGHT * (total - every),
-        "gradients": _share(GRADIENT * trained, ranks, sharding in ("gradients", "weights")),
+        "weights": WEIGHT * total,
+        "gradients": _share(GRADIENT * trained, ranks, sharding == "gradients"),
         "optimizer": _share(optimizer * trained, ranks, sharding != "none"),
     }
 
 
+def held_weights(shape: ModelShape, bytes_each: int, mesh: TrainMesh, sharding: Sharding) -> int:
+    """Return the weights of a model that is not trained, on each rank, while it does not compute."""
+    if sharding != "weights" or mesh.ranks == 1:
+        return bytes_each * shape.parameters
+    return bytes_each * sharded_units(shape, mesh).share
+
+
+def update_memory(
+    shape: ModelShape,
+    job: Job,
+    mesh: TrainMesh,
+    sharding: Sharding,
+    lora_rank: int | None,
+    *,
+    vocabulary: bool,
+) -> dict[Part, int]:
+    """Return the memory of each rank at the fullest moment of an update.
+
+    Gradients of an earlier micro-batch are there. ``vocabulary``: false for a critic, which predicts values.
+    """
+    state = training_state(shape, mesh, sharding, lora_rank)
+    if sharding == "weights" and mesh.ranks > 1:
+        peak = _sharded_update(shape, job, mesh, lora_rank, vocabulary=vocabulary)
+        return {
+            **state,
+            "weights": state["weights"] + peak["weights"],
+            "gradients": state["gradients"] + peak["gradients"],
+            "activations": peak["activations"],
+        }
+    if mesh.ranks > 1 and sharding == "none":
+        state["gradients"] += BUCKET * state["gradients"] // GRADIENT
+    full = lora_rank is None
+    return {**state, "activations": _update_activations(shape, job, vocabulary, full)}
+
+
+def score_memory(
+    shape: ModelShape,
+    job: Job,
+    bytes_each: int,
+    mesh: TrainMesh,
+    sharding: Sharding,
+    lora_rank: int | None = None,
+    *,
+    vocabulary: bool,
+) -> dict[Part, int]:
+    """Return the weights and activations of each rank at the fullest moment of a pass without gradients."""
+    held = held_weights(shape, bytes_each, mesh, sharding)
+    sharded = sharding == "weights" and mesh.ranks > 1
+    sizes = Sizes(shape, job, mesh, sharded=sharded, full=lora_rank is None)
+    if sharded:
+        units, chunk = sharded_units(shape, mesh, lora_rank), _chunk(shape, job)
+        gathered, activations = sizes.score_peak(units, vocabulary=vocabulary, chunk=chunk)
+        return {"weights": held + gathered, "activations": activations}
+    cast = cast_weights(shape, job.precision, kept=False)
+    head = _chunk(shape, job) if vocabulary else 0
+    if vocabulary and not _chunks(shape, job):
+        head = 3 * 4 * shape.vocab * sizes.replies
+    activations = max(sizes.forward_layer, head + sizes.tokens * shape.hidden * sizes.c)
+    return {"weights": held, "activations": cast + activations}
+
+
+def _sharded_update(
+    shape: ModelShape, job: Job, mesh: TrainMesh, lora_rank: int | None, *, vocabulary: bool
+) -> dict[str, int]:
+    """Return the largest sum of gathered weights, gradients before they are sharded, and activations.
+
+    While a unit is in its backward pass, FSDP2 holds its weights, its gradients in the compute precision, the
+    float32 gradients of the unit before, which are being summed over ranks, and the weights of the unit
+    after, which are being gathered. Each moment below is the fullest one of a unit.
+    """
+    sizes = Sizes(shape, job, mesh, sharded=True, full=lora_rank is None)
+    units = sharded_units(shape, mesh, lora_rank)
+    c, layer, start, head = sizes.c, units.layer, units.embedding, units.head
+    if not vocabulary:
+        head = Unit()
+    full = lora_rank is None
+    g, r = (c, GRADIENT) if full else (0, 0)
+    chunk = _chunk(shape, job) if vocabulary else 0
+    saved = sizes.saved
+    before_last = sizes.saved_before_last + sizes.backward(g)
+    last = saved + sizes.recomputed_last + sizes.backward_last(g)
+    if vocabulary and not _chunks(shape, job):
+        saved += saved_by_head(shape, sizes.replies) // mesh.tensor
+        chunk = 2 * 4 * shape.vocab * sizes.replies // mesh.tensor
+    own = g * layer.whole + sizes.merged // 3  # of merged experts, the gradient of one matrix in three
+    root = c * units.root.gathered  # tied embeddings are whole from the first layer to the last
+    moments = [
+        # Forward into the head: the layer's buffer, the head's, and its weights.
+        (c * (layer.gathered + 2 * head.gathered), 0, saved),
+        (c * 2 * head.gathered, 0, saved + chunk),
+        (c * 3 * layer.gathered, 0, sizes.saved_forward),
+        # The head's gradient is summed over chunks in float32, to which products are added.
+        (c * (head.gathered + layer.gathered), (g + r) * (head.whole or units.root.whole), saved + chunk),
+        (c * 2 * layer.gathered, own + r * head.gathered, last),
+        (c * 2 * layer.gathered, own + r * layer.gathered, before_last),
+        (
+            c * (layer.gathered + start.gathered),
+            own + r * layer.gathered,
+            sizes.saved_first + sizes.backward(g),
+        ),
+        (c * start.gathered, g * start.whole + r * layer.gathered, 0),
+        (0, g * start.whole + r * start.gathered, 0),
+        (0, (2 * g + r) * units.root.gathered + r * layer.gathered * shape.tied, 0),
+    ]
+    weights, gradients, activations = max(moments, key=sum)
+    return {"weights": root + weights, "gradients": gradients, "activations": activations}
+
+
+def _update_activations(shape: ModelShape, job: Job, vocabulary: bool, full: bool) -> int:
+    """Return the peak of activations in an update without sharded weights: saved and temporary ones."""
+    work = job.workload
+    sizes = Sizes(shape, job, TrainMesh(), sharded=False)
+    saved = saved_activations(
+        shape,
+        sizes.c,
+        work.longest,
+        replies=sizes.replies,
+        checkpointing=work.checkpointing,
+        vocabulary=vocabulary and not _chunks(shape, job),
+        full=full,
+    )
+    saved += cast_weights(shape, job.precision, kept=not work.checkpointing)
+    layer = sizes.backward(GRADIENT) + (
+        saved_by_layer(shape, sizes.c) * work.longest if work.checkpointing else 0
+    )
+    head = 0
+    if vocabulary and _chunks(shape, job):
+        width = shape.vocab * shape.hidden
+        head = CHUNK_BYTES + (GRADIENT * width * full if sizes.c == 4 else 6 * width * full)
+    elif vocabulary:
+        head = 2 * 4 * shape.vocab * sizes.replies  # logits and their gradient
+    return saved + max(head, layer)
+
+
+def _chunks(shape: ModelShape, job: Job) -> bool:
+    """Return whether logits are computed in chunks, in a forward and again in a backward pass."""
+    return round(job.workload.longest * job.workload.reply_share) * shape.vocab > CHUNK
+
+
+def _chunk(shape: ModelShape, job: Job) -> int:
+    return CHUNK_BYTES if _chunks(shape, job) else 0
+
+
 def cast_weights(shape: ModelShape, precision: Precision, *, kept: bool) -> int:
-    """Return the bytes of bfloat16 copies of float32 weights.
+    """Return the bytes of bfloat16 copies of float32 weights that autocast makes.
 
     With ``kept`` all copies are kept until the backward pass; else those of one layer at a time.
     """
@@ -56,91 +215,6 @@ def cast_weights(shape: ModelShape, precision: Precision, *, kept: bool) -> int:
         return 0
     read = 0 if shape.tied else shape.vocab * shape.hidden  # an embedding is looked up, not multiplied
     return 2 * (shape.parameters - read if kept else shape.largest_block)
-
-
-def scoring_weights(shape: ModelShape, bytes_each: int, ranks: int, sharding: Sharding) -> int:
-    """Return the weights on each rank, including gathered layers."""
-    whole = bytes_each * shape.parameters
-    if sharding != "weights" or ranks == 1:
-        return whole
-    return min(whole, _share(whole, ranks, True) + GATHERED * bytes_each * shape.largest_block)
-
-
-def saved_by_layer(shape: ModelShape, bytes_each: int) -> int:
-    """Return the bytes per token that one layer saves for the backward pass."""
-    c, h = bytes_each, shape.hidden
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    norms = (saved_by_norm(c, 3) + saved_by_norm(c, 2)) * h  # before queries, keys, values; before gate, up
-    # Queries, keys, values, attention output, its transposed copy; a log-sum-exp per head.
-    attention = (3 * q + 2 * kv) * c + 4 * shape.heads
-    if shape.qk_norm:
-        attention += (4 + c) * (q + kv)
-    return norms + attention + saved_by_mlp(shape, bytes_each)
-
-
-def saved_by_norm(bytes_each: int, readers: int) -> int:
-    """Return the bytes per number that a norm and the linear layers reading it save.
-
-    Hidden states are float32 in either precision. Each linear layer in bfloat16 reads its own copy.
-    """
-    return 3 * 4 if bytes_each == 4 else 2 * 4 + readers * bytes_each
-
-
-def saved_by_mlp(shape: ModelShape, bytes_each: int) -> int:
-    """Return the part of `saved_by_layer` that the MLP or the experts save."""
-    c = bytes_each
-    if not shape.experts:
-        return 4 * shape.inner * c  # gate, its activation, up, their product
-    used = shape.experts_used * (4 * shape.expert_inner + 2 * shape.hidden) * c + 4 * shape.shared_inner * c
-    return used + 2 * 4 * shape.experts
-
-
-def saved_by_head(shape: ModelShape, tokens: int) -> int:
-    """Return the bytes saved for log-probs and entropy: two float32 vocabularies per token."""
-    return 2 * 4 * shape.vocab * tokens
-
-
-def saved_activations(
-    shape: ModelShape,
-    bytes_each: int,
-    tokens: int,
-    *,
-    replies: int,
-    checkpointing: bool,
-    vocabulary: bool = True,
-) -> int:
-    """Return the bytes saved for the backward pass over ``tokens``, of which ``replies`` are predicted.
-
-    The last layer's MLP is computed for predicting tokens only. Without ``vocabulary``, they predict values.
-    """
-    layer = saved_by_layer(shape, bytes_each)
-    last = saved_by_norm(bytes_each, 1) * shape.hidden
-    kept = shape.layers * shape.hidden * 4 if checkpointing else shape.layers * layer
-    spared = 0 if checkpointing else (tokens - replies) * saved_by_mlp(shape, bytes_each)
-    return tokens * (kept + last) - spared + (saved_by_head(shape, replies) if vocabulary else 0)
-
-
-def update_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
-    """Return the peak of activations in an update: saved and temporary ones."""
-    work, c = job.workload, job.bytes_each
-    replies = round(work.longest * work.reply_share)
-    saved = saved_activations(
-        shape, c, work.longest, replies=replies, checkpointing=work.checkpointing, vocabulary=vocabulary
-    )
-    saved += cast_weights(shape, job.precision, kept=not work.checkpointing)
-    layer = saved_by_layer(shape, c) * work.longest
-    head = 2 * 4 * shape.vocab * replies if vocabulary else 0  # logits and their gradient
-    return saved + max(head, layer if work.checkpointing else layer // 2)
-
-
-def score_activations(shape: ModelShape, job: Job, *, vocabulary: bool) -> int:
-    """Return the peak of activations in a forward pass without gradients."""
-    work, c = job.workload, job.bytes_each
-    replies = round(work.longest * work.reply_share) if vocabulary else 0
-    inner = max(shape.inner, shape.experts_used * shape.expert_inner)
-    layer = work.longest * (3 * shape.hidden + 3 * inner) * c
-    cast = cast_weights(shape, job.precision, kept=False)
-    return cast + max(layer, 3 * 4 * shape.vocab * replies + work.longest * shape.hidden * c)
 
 
 def engine_weights(shape: ModelShape, job: Job, tensor_parallel: int) -> int:

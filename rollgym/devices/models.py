@@ -69,11 +69,12 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_each
 
     def lora_parameters(self, rank: int) -> int:
-        """Return the parameters of LoRA adapters on all linear layers but the output layer."""
+        """Return the parameters of LoRA adapters on linear layers but the output layer, and on experts."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         inner = self.inner if not self.experts else self.shared_inner
         pairs = 2 * (self.hidden + q) + 2 * (self.hidden + kv) + (3 * (self.hidden + inner) if inner else 0)
-        return self.layers * rank * pairs
+        experts = (self.layers - self.dense_layers) * self.experts * (2 * self.hidden + 3 * self.expert_inner)
+        return rank * (self.layers * pairs + experts)
 
     def _count(self, experts: int) -> int:
         """Parameters with this many experts per layer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rollgym.core.errors import UsageError
 from rollgym.devices.candidates import Candidate, Numbers, Site, candidates_for
 from rollgym.devices.cost_model import (
     OFFLOADS,
@@ -17,8 +18,9 @@ from rollgym.devices.cost_model import (
 )
 from rollgym.devices.explain import alternatives, infeasible_error, notes, reasons
 from rollgym.devices.memory import SHARDINGS, Sharding
+from rollgym.devices.meshes import check_request, meshes_for
 from rollgym.devices.report import DeviceMemory, PlanReport
-from rollgym.devices.types import Cluster, DeviceConfig, Layout, Placement, Plan, Role
+from rollgym.devices.types import Cluster, DeviceConfig, Layout, Placement, Plan, Role, TrainMesh
 from rollgym.devices.workload import Job
 
 LAYOUTS: tuple[Layout, ...] = ("colocated", "split", "overlapping")
@@ -30,8 +32,15 @@ def make_plan(cluster: Cluster, job: Job, requested: DeviceConfig | None = None)
     """Place the models of a run on a cluster; raises `UsageError` with numbers if they do not fit."""
     requested = replace(requested or DeviceConfig(), when_lost="replan")  # irrelevant for placement
     site = Site(cluster)
+    if job.mesh is not None:
+        check_request(job.mesh, job)
     tried = list(estimates(site, job, requested))
     fitting = [estimate for estimate in tried if estimate.shortage is None]
+    if job.mesh is not None and not tried:
+        raise UsageError(
+            "learner.parallel fits no number of training devices of this cluster: its dimensions must divide "
+            f"that number, with {len(site.devices)} devices in all. Change them or devices.actor_train."
+        )
     if not fitting:
         raise infeasible_error(cluster, job, requested, tried, fits)
     best = choose(fitting)
@@ -69,9 +78,10 @@ def estimates(site: Site, job: Job, requested: DeviceConfig) -> Iterator[Estimat
             if numbers not in speed_by_set:
                 speed_by_set[numbers] = speed_of(site, numbers)
         speeds = {role: speed_by_set[numbers] for role, numbers in candidate.sets.items()}
-        for sharding in _shardings(candidate):
-            for offload in _offloads(candidate, requested):
-                yield estimator.estimate(candidate, speeds, sharding, offload)
+        for sharding in _shardings(candidate, job):
+            for mesh in meshes_for(site, candidate, job, sharding):
+                for offload in _offloads(candidate, requested):
+                    yield estimator.estimate(candidate, speeds, sharding, offload, mesh)
 
 
 def choose(fitting: list[Estimate]) -> Estimate:
@@ -81,17 +91,20 @@ def choose(fitting: list[Estimate]) -> Estimate:
     return min(fast, key=_complexity)
 
 
-def _complexity(estimate: Estimate) -> tuple[int, int, int, int, float]:
+def _complexity(estimate: Estimate) -> tuple[int, int, int, int, int, float]:
     return (
         OFFLOADS.index(estimate.offload),
         LAYOUTS.index(estimate.candidate.layout),
         SHARDINGS.index(estimate.sharding),
+        0 if estimate.mesh.plain else estimate.mesh.model_ranks,
         estimate.candidate.tensor_parallel,
         estimate.seconds,
     )
 
 
-def _shardings(at: Candidate) -> tuple[Sharding, ...]:
+def _shardings(at: Candidate, job: Job) -> tuple[Sharding, ...]:
+    if job.mesh is not None:
+        return ("weights",)
     ranks = max(len(at.sets[role]) for role in ("actor_train", "critic") if role in at.sets)
     return SHARDINGS if ranks > 1 else ("none",)
 
@@ -116,9 +129,15 @@ def _placement(site: Site, best: Estimate, role: Role) -> Placement:
         devices=tuple(site.devices[number] for number in numbers),
         tensor_parallel=size,
         data_parallel=len(numbers) // size,
+        mesh=_mesh_of(best, role),
         sharding="none" if role == "actor_infer" else _sharding(role, best, len(numbers)),
         offload=_offloaded(role, best),
     )
+
+
+def _mesh_of(best: Estimate, role: Role) -> TrainMesh | None:
+    """Return the mesh of the actor's training ranks, where not all of them shard."""
+    return best.mesh if role == "actor_train" and not best.mesh.plain else None
 
 
 def _sharding(role: Role, best: Estimate, ranks: int) -> Sharding:

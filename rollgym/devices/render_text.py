@@ -106,7 +106,11 @@ def _roles(report: PlanReport) -> Table:
             f"{model.name} ({count_text(model.parameters)})",
             shorten(format_range(placement.devices, report.plan.cluster), 28),
             f"{placement.tensor_parallel} x {placement.data_parallel}",
-            "" if role == "actor_infer" else ZERO[placement.sharding],
+            ""
+            if role == "actor_infer"
+            else ZERO[placement.sharding]
+            if placement.mesh is None
+            else str(placement.mesh),
             ", ".join(placement.offload) or "-",
         )
     return table

@@ -49,7 +49,7 @@ class Reason:
     """Why a choice was made, or rejected."""
 
     about: str
-    """``layout``, ``tensor_parallel``, ``sharding`` or ``offload``."""
+    """``layout``, ``tensor_parallel``, ``sharding``, ``mesh`` or ``offload``."""
     choice: str
     why: str
 
@@ -119,6 +119,7 @@ class PlanReport:
             "tensor_parallel": placement.tensor_parallel,
             "data_parallel": placement.data_parallel,
             "sharding": placement.sharding,
+            "mesh": None if placement.mesh is None else asdict(placement.mesh),
             "offload": list(placement.offload),
         }
 

@@ -65,6 +65,67 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainMesh:
+    """Dimensions of the mesh of training ranks, as in ``learner.parallel``; their product is the ranks."""
+
+    replicate: int = 1
+    shard: int = 1
+    context: int = 1
+    tensor: int = 1
+    expert: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.replicate * self.shard * self.model_ranks
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that compute the same rows together."""
+        return self.context * self.tensor * self.expert
+
+    @property
+    def data_ranks(self) -> int:
+        """Sets of ranks that compute different rows."""
+        return self.replicate * self.shard
+
+    @property
+    def plain(self) -> bool:
+        """Whether all ranks shard, so that no mesh is needed."""
+        return self.ranks == self.shard
+
+    def __str__(self) -> str:
+        """Return the dimensions above 1, such as ``shard 32 x tensor 8``."""
+        sizes = {name: getattr(self, name) for name in ("replicate", "shard", "context", "tensor", "expert")}
+        return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1 rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshRequest:
+    """The setting ``learner.parallel``."""
+
+    replicate: int = 1
+    shard: int | None = None
+    context: int = 1
+    tensor: int = 1
+    expert: int = 1
+
+    def resolve(self, ranks: int) -> TrainMesh | None:
+        """Return the mesh of a number of ranks; ``None`` if its dimensions do not fit them."""
+        rest = self.replicate * self.context * self.tensor * self.expert
+        shard = ranks // rest if self.shard is None else self.shard
+        if shard * rest != ranks:
+            return None
+        return TrainMesh(
+            replicate=self.replicate,
+            shard=shard,
+            context=self.context,
+            tensor=self.tensor,
+            expert=self.expert,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
     """The ``devices`` section of a config; settings that are left open are chosen by the planner.
 
@@ -103,6 +164,8 @@ class Placement:
     """State that is sharded over the data-parallel ranks: ZeRO stage 0, 1, 2 or 3."""
     offload: tuple[str, ...] = ()
     """State that is offloaded to host memory while another role uses the devices."""
+    mesh: TrainMesh | None = None
+    """Mesh of the ranks of the ``mesh`` strategy; ``None``: all of them shard, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from rollgym.core.errors import UsageError
 from rollgym.devices.models import ModelShape
-from rollgym.devices.types import Role
+from rollgym.devices.types import MeshRequest, Role
 
 Precision = Literal["mixed", "float32"]
 
@@ -82,6 +82,10 @@ class Job:
     float32 throughout, as on CPUs."""
     tensor_parallel_engine: bool = True
     """Whether the engine can use several devices; the embedded engine cannot."""
+    mesh: MeshRequest | None = None
+    """The requested mesh of the actor's training ranks; ``None``: the planner chooses."""
+    choose_mesh: bool = True
+    """Whether the planner may choose a mesh; otherwise all ranks shard, if any."""
     workload: Workload = field(default_factory=Workload)
 
     def models(self) -> dict[Role, ModelShape]:

@@ -5,16 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollgym.devices.activations import saved_activations
 from rollgym.devices.memory import (
     SHARDINGS,
     WEIGHT,
     cast_weights,
+    held_weights,
     kv_bytes,
-    saved_activations,
-    scoring_weights,
     training_state,
 )
 from rollgym.devices.models import PRESETS, read_config
+from rollgym.devices.types import TrainMesh
 from rollgym.devices.workload import Job
 
 TOKENS, REPLIES = 64, 32
@@ -30,7 +31,7 @@ SIZES: dict[str, Any] = {
 
 
 def test_training_takes_16_bytes_a_parameter() -> None:
-    state = training_state(PRESETS["7b"], 1, "none")
+    state = training_state(PRESETS["7b"], TrainMesh(), "none")
     assert sum(state.values()) == 16 * PRESETS["7b"].parameters
 
 
@@ -41,8 +42,7 @@ def test_stages_shard_what_the_learners_shard() -> None:
     float32 weights and gradients: 4 + 4 + 8, then 4 + 4 + 12 / 64, 4 + 16 / 64 and 16 / 64 bytes a parameter.
     """
     shape = PRESETS["7b"]
-    found = [sum(training_state(shape, 64, stage).values()) for stage in SHARDINGS]
-    found[3] -= 2 * 4 * shape.largest_block  # gathered for use
+    found = [sum(training_state(shape, TrainMesh(shard=64), stage).values()) for stage in SHARDINGS]
     each = [16, 8 + 12 / 64, 4 + 16 / 64, 16 / 64]
     assert found == pytest.approx([size * shape.parameters for size in each], rel=1e-6)
 
@@ -78,12 +78,12 @@ def test_state_of_a_real_learner_after_an_update(dtype: Any, lora: int | None) -
     token = TokenEpisode("e", tuple(rows), np.full(sum(counts), -5.0), np.array(counts))
     one = make_batch([token], advantages=[np.ones(sum(counts))])
     learner.update(one.with_arrays(reference=learner.reference(one)))
-    state = training_state(shape, 1, "none", lora)
+    state = training_state(shape, TrainMesh(), "none", lora)
     trained = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
     assert sum(parameter.grad.nbytes for parameter in trained) == state["gradients"]
     assert learner.held()["optimizer"] == state["optimizer"]
     # With LoRA the reference is the policy without its matrices; else it is a second model.
-    reference = 0 if lora else scoring_weights(shape, WEIGHT, 1, "none")
+    reference = 0 if lora else held_weights(shape, WEIGHT, TrainMesh(), "none")
     assert learner.held()["weights"] == state["weights"] + reference
 
 

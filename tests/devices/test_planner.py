@@ -14,7 +14,7 @@ from rollgym.devices.models import PRESETS
 from rollgym.devices.planner import fits, make_plan
 from rollgym.devices.ranges import parse_range
 from rollgym.devices.report import PlanReport
-from rollgym.devices.types import Cluster, DeviceConfig, Node
+from rollgym.devices.types import Cluster, DeviceConfig, MeshRequest, Node, TrainMesh
 from rollgym.devices.workload import Job, Workload
 
 LONG = Workload(
@@ -200,7 +200,7 @@ def test_a_200b_moe_on_2000_gpus_tries_few_enough_candidates_to_answer_at_once()
     assert len(found.plan.cluster.devices) == 2000
     assert found.tried < 6000
     about = {(one.about, one.choice) for one in found.alternatives}
-    assert {("layout", "split"), ("layout", "overlapping"), ("tensor_parallel", "1")} <= about
+    assert {("layout", "colocated"), ("layout", "overlapping"), ("tensor_parallel", "1")} <= about
 
 
 def test_rollouts_that_need_not_wait_overlap_with_training() -> None:
@@ -224,8 +224,50 @@ def test_infeasible_plans_are_rejected_with_numbers_and_fixes() -> None:
     said = str(caught.value)
     assert "Qwen2.5-72B (72.7B parameters) does not fit on 8 H100 (79.6 GiB)" in said
     assert "missing" in said
-    assert "4 such nodes instead of 1" in said
-    assert fits(gpu_cluster(nodes=4, gpus=8, model="H100"), job, DeviceConfig())
+    assert "2 such nodes instead of 1" in said
+    assert fits(gpu_cluster(nodes=2, gpus=8, model="H100"), job, DeviceConfig())
+
+
+def test_meshes_are_planned_where_sharding_alone_does_not_fit() -> None:
+    """128 experts are padded to 512 ranks; layers of the 405B and long rows are too large."""
+    work = replace(LONG, episodes=512, in_flight=512)
+    large = gpu_cluster(nodes=64, gpus=8, model="H100")
+    found = make_plan(large, Job(actor=PRESETS["235b-moe"], workload=work))
+    assert found.plan.placements["actor_train"].mesh == TrainMesh(replicate=4, shard=128)
+    said = {one.choice: one.why for one in found.alternatives if one.about == "mesh"}
+    assert "missing" in said["shard 512"]
+    dense = make_plan(gpu_cluster(nodes=128, gpus=8, model="H100"), Job(actor=PRESETS["405b"], workload=work))
+    mesh = dense.plan.placements["actor_train"].mesh
+    assert mesh is not None
+    assert mesh.tensor > 1
+    rows = replace(
+        work, context=2**17, prompt_tokens=10**5, reply_tokens=2**14, max_tokens_per_microbatch=2**17
+    )
+    small = gpu_cluster(gpus=8, model="H100")
+    long = make_plan(small, Job(actor=PRESETS["8b"], workload=rows)).plan.placements["actor_train"]
+    assert long.mesh is not None
+    assert long.mesh.tensor > 1
+    with pytest.raises(UsageError, match="does not fit"):
+        make_plan(small, Job(actor=PRESETS["8b"], workload=rows, choose_mesh=False))
+
+
+def test_a_requested_mesh_is_honored_and_checked() -> None:
+    cluster = gpu_cluster(gpus=8, model="H100")
+    job = Job(actor=PRESETS["7b"], workload=LONG, mesh=MeshRequest(tensor=4))
+    found = make_plan(cluster, job)
+    assert found.plan.placements["actor_train"].mesh == TrainMesh(shard=2, tensor=4)
+    assert found.to_json()["placements"]["actor_train"]["mesh"]["tensor"] == 4
+    wrong = [
+        ("7b", MeshRequest(tensor=8), "learner.parallel.tensor is 8, but it does not divide the 28 heads"),
+        ("8b", MeshRequest(tensor=16), "does not divide the 8 key-value heads"),
+        ("30b-moe", MeshRequest(tensor=2), "has experts, for which there is no tensor parallel plan"),
+        ("7b", MeshRequest(expert=2), "has no experts"),
+        ("30b-moe", MeshRequest(expert=3), "does not divide the 128 experts"),
+        ("7b", MeshRequest(replicate=16), "fits no number of training devices of this cluster"),
+    ]
+    for name, mesh, words in wrong:
+        with pytest.raises(UsageError, match=words):
+            make_plan(cluster, Job(actor=PRESETS[name], workload=LONG, mesh=mesh))
 
 
 def test_an_engine_without_tensor_parallelism_gets_one_device() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def restart_learner(learner: MultiRoleLearner, config: TrainConfig, placed: Plac
 
 
 def placement(config: TrainConfig, placed: PlacedPlan, name: str) -> dict[str, Any]:
-    """Arguments of `RayLearner.restart`, which depend on the plan: strategy, actor slots, offloading."""
+    """Arguments of `RayLearner.restart`, which depend on the plan: strategy, mesh, slots, offloading."""
     role = ROLES[name]
     slots, planned = placed.slots[role], placed.plan.placements[role]
     strategy: str = config.learner.strategy
@@ -58,8 +58,14 @@ def placement(config: TrainConfig, placed: PlacedPlan, name: str) -> dict[str, A
         # A frozen model needs only its shard of the weights on each rank.
         sharded = "fsdp2" if name == "reference" else STRATEGIES[planned.sharding]
         strategy = "single" if len(slots) == 1 else sharded
+    parallel = config.learner.parallel
+    if strategy == "fsdp2" and name == "policy" and planned.mesh is not None:
+        strategy, parallel = "mesh", ParallelConfig(**asdict(planned.mesh))
+    elif not find_strategy(strategy).mesh:
+        parallel = ParallelConfig()
     return {
         "strategy": strategy,
+        "parallel": parallel,
         "actor_options": [slot.options() for slot in slots],
         "cpu_offload": "step" in planned.offload and find_strategy(strategy).cpu_offload,
     }
@@ -114,6 +120,7 @@ def _open_role(
 ) -> RayLearner:
     arguments = placement(config, placed, name)
     options = replace(options, cpu_offload=arguments.pop("cpu_offload"))
+    learner = replace(learner, parallel=arguments.pop("parallel"))
     timeout = config.ray.heartbeat_timeout
     return RayLearner(
         model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rollgym.config.loader import load
@@ -14,12 +14,13 @@ from rollgym.devices.inventory import find_cluster
 from rollgym.devices.models import ModelShape, find_model
 from rollgym.devices.planner import make_plan
 from rollgym.devices.report import PlanReport
-from rollgym.devices.types import Cluster, Plan
+from rollgym.devices.types import Cluster, MeshRequest, Plan
 from rollgym.devices.workload import Job, Workload
 from rollgym.evaluation.plan import TURN_LIMIT
 from rollgym.trainer.builtin_policy.model import SIZES
 from rollgym.trainer.config import EnvConfig, TrainConfig
 from rollgym.trainer.config_files import find_config
+from rollgym.trainer.learner.config import LearnerConfig, ParallelConfig
 
 WORDS = 512
 """Approximate vocabulary size of the built-in policy: the exact size depends on the environments."""
@@ -76,8 +77,18 @@ def job_of(config: TrainConfig, cluster: Cluster, what_if: WhatIf) -> Job:
         lora_rank=None if learner.lora is None else learner.lora.rank,
         precision="float32" if dtype == "float32" else "mixed",
         tensor_parallel_engine=config.engine.kind != "embedded",
+        mesh=_mesh(learner),
+        choose_mesh=learner.strategy == "auto" and not on_cpu,
         workload=workload(config, actor, what_if),
     )
+
+
+def _mesh(learner: LearnerConfig) -> MeshRequest | None:
+    """The mesh that is asked for; with ``strategy=auto`` only if it has a dimension."""
+    parallel = learner.parallel
+    if learner.strategy != "mesh" and (learner.strategy != "auto" or parallel == ParallelConfig()):
+        return None
+    return MeshRequest(**asdict(parallel))
 
 
 def policy_shape(config: TrainConfig, words: str | None = None) -> ModelShape:

@@ -28,7 +28,7 @@ from rollgym.engines.weight_sync.chain import Link, WeightChain
 from rollgym.engines.weight_sync.folder import PartFile, clean_folder, write_part
 from rollgym.engines.weight_sync.wire import Part, Sent, ShardEncoder, WireFormat
 from rollgym.trainer.data.batch import Batch
-from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
+from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions, ParallelConfig
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.process_group import free_port, join_group
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
@@ -251,6 +251,7 @@ class RayLearner:
         actor_options: Sequence[Mapping[str, Any]] | None = None,
         strategy: str | None = None,
         cpu_offload: bool | None = None,
+        parallel: ParallelConfig | None = None,
     ) -> None:
         """Restart all ranks and continue from a checkpoint.
 
@@ -259,7 +260,10 @@ class RayLearner:
             actor_options: Ray options of each rank's actor, if they change; the number of ranks may change.
             strategy: The strategy, if it changes.
             cpu_offload: Whether to use CPU offload, if it changes.
+            parallel: The mesh, if it changes.
         """
+        if parallel is not None:
+            self.config = replace(self.config, parallel=parallel)
         self._strategy = strategy or self._strategy
         if cpu_offload is not None:
             self._options = replace(self._options, cpu_offload=cpu_offload)
