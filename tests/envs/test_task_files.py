@@ -73,7 +73,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_fault_are_not_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The place of a row is found by reading the file, so finding that of each would take a square of time."""
+    """Finding a place reads the file: for every row, that would take time with the square of the rows."""
     monkeypatch.setattr(Rows, "place", None)
     loaded = load(write(tmp_path / "a.jsonl", [{"text": str(number)} for number in range(50)]))
     assert sum(loaded.tasks.splits.values()) == 50

@@ -1,6 +1,6 @@
 """Run with OpenEnv's Python: serve a small environment with OpenEnv's own server.
 
-    python openenv_server.py hidden|sum|walk PORT
+python openenv_server.py hidden|sum|walk PORT
 """
 
 import random
