@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from rollgym.core.errors import UsageError
 from rollgym.core.seeding import stable_digest
 from rollgym.core.tasks import DEFAULT_SPLITS, Task, TaskSet
-from rollgym.io.rows import open_rows
+from rollgym.io.rows import Rows, open_rows
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -72,7 +72,7 @@ def _load(
     homes = TaskSet(name, DEFAULT_SPLITS)
     contents: dict[str, list[T]] = {}
     fingerprints: list[str] = []
-    seen: dict[str, tuple[str, str]] = {}
+    seen: dict[str, tuple[str, Rows, int]] = {}
     for split, path, _ in files:
         rows = open_rows(path)
         fingerprints.append(rows.fingerprint)
@@ -83,13 +83,13 @@ def _load(
                 raise UsageError(f"{rows.place(number)}: {error}.") from None
             own = key(content)
             home = split or str(row.get("split") or homes.home(own))
-            place = rows.place(number)
-            if own in seen and seen[own][0] != home:
+            # Places are computed for messages only: finding the line of a row takes a pass over the file.
+            other, others, line = seen.setdefault(own, (home, rows, number))
+            if other != home:
                 raise UsageError(
-                    f"{place} is in the split {home!r}, but {seen[own][1]} has the same content in the split "
-                    f"{seen[own][0]!r}: remove one of them."
+                    f"{rows.place(number)} is in the split {home!r}, but {others.place(line)} has the same "
+                    f"content in the split {other!r}: remove one of them."
                 )
-            seen.setdefault(own, (home, place))
             contents.setdefault(home, []).append(content)
     if not contents:
         raise UsageError(f"{', '.join(path for _, path, _ in files)}: there are no rows.")

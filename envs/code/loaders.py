@@ -1,10 +1,11 @@
-"""Loads problems from files: HumanEval, MBPP and a plain format."""
+"""Loads problems from files of rows: HumanEval, MBPP and a plain format."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from rollgym.envs.code.families.base import example
 from rollgym.envs.code.harness import encode
 from rollgym.envs.code.problems import Listed
 from rollgym.envs.code.types import Asserts, Case, Cases, Problem, Tests
+from rollgym.io.rows import open_rows
 
 MOST_BYTES = 1_000_000_000
-"""Size limit of a file of problems, decompressed."""
+"""Size limit of a JSON list of problems, decompressed."""
 Record = Mapping[str, Any]
 _MBPP_SPLITS = (("prompt", 1, 10), ("test", 11, 510), ("dev", 511, 600), ("train", 601, 974))
 _ORDER = ("train", "dev", "test", "prompt")
@@ -44,8 +46,35 @@ def load_problems(path: str, form: str = "auto") -> Listed:
     return Listed(Path(path).name, splits)
 
 
-def read_records(path: str) -> Iterator[tuple[str, Record]]:
-    """Yield (position, record) of a file: JSON lines (or their gzip), or one JSON list."""
+def read_records(path: str) -> Iterator[tuple[Place, Record]]:
+    """Yield (position, record) of a file of rows (JSON lines, Parquet, Arrow), or of one JSON list."""
+    listed = _listed(path)
+    if listed is None:
+        rows = open_rows(path)
+        yield from ((Place(rows.place, number), row) for number, row in enumerate(rows))
+        return
+    for number, record in enumerate(listed):
+        where = Place(lambda index: f"{path}, record {index + 1}", number)
+        if not isinstance(record, dict):
+            raise UsageError(f"{where} is a {type(record).__name__}; an object was expected.")
+        yield where, record
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The position of a record, for messages: it is only looked up to be shown."""
+
+    of: Callable[[int], str]
+    number: int
+
+    def __str__(self) -> str:
+        return self.of(self.number)
+
+
+def _listed(path: str) -> list[Any] | None:
+    """The content of a file ``.json`` or ``.json.gz`` that is one list; ``None`` for other files."""
+    if not path.endswith((".json", ".json.gz")):
+        return None
     try:
         data = read_bounded(Path(path), MOST_BYTES)
         text = (gunzip(data, MOST_BYTES) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
@@ -53,30 +82,16 @@ def read_records(path: str) -> Iterator[tuple[str, Record]]:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
-    if text.lstrip().startswith("["):
-        values = _json(text, path)
-        records = [(f"{path}, record {number}", value) for number, value in enumerate(values, 1)]
-    else:
-        lines = enumerate(text.split("\n"), 1)
-        records = [
-            (f"{path}, line {number}", _json(line, f"{path}, line {number}"))
-            for number, line in lines
-            if line.strip()
-        ]
-    for where, record in records:
-        if not isinstance(record, dict):
-            raise UsageError(f"{where} is a {type(record).__name__}; an object was expected.")
-        yield where, record
-
-
-def _json(text: str, where: str) -> Any:
+    if not text.lstrip().startswith("["):
+        return None
     try:
-        return json.loads(text)
+        values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON: {error}.") from error
+        raise UsageError(f"{path} is not JSON: {error}.") from error
+    return list(values)
 
 
-def _form_of(record: Record, where: str) -> str:
+def _form_of(record: Record, where: Place) -> str:
     if "entry_point" in record and "test" in record:
         return "humaneval"
     if "test_list" in record:

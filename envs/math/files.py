@@ -33,8 +33,8 @@ def parse_problem(row: Row) -> Problem:
         answer = row.get("answer")
         solved = str(answer) if answer not in (None, "") else _boxed(text_of(row, "solution"))
         return Problem(text=text_of(row, "problem"), answer=trim(solved), level=_level(row.get("level")))
-    if "question" in row:
-        answer = str(row.get("answer", ""))
+    if "question" in row and "answer" in row:
+        answer = str(row["answer"])
         final = trim(answer.rpartition("####")[2])
         if not final or ("\n" in final):
             raise ValueError(f"its answer has no final answer after ####: {answer[-60:]!r}")

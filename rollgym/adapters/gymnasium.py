@@ -32,6 +32,7 @@ from rollgym.adapters.spaces import (
     without_addresses,
 )
 from rollgym.core.env import MAX_ACTION_CHARS, MAX_OBSERVATION_CHARS, TextSpace, find_text_interface
+from rollgym.core.env_answers import answer_parts, checked_flag, checked_info, checked_reward
 from rollgym.core.errors import UsageError
 from rollgym.core.serialization import clean_text, jsonable
 from rollgym.core.tasks import TaskSet
@@ -258,6 +259,7 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
         self._running = self._closed = False
         self._turns, self._invalid, self._total, self._observation = 0, 0, 0.0, ""
         self._inner_info: dict[str, Any] = {}
+        self._name = type(innermost(env)).__name__ if env.spec is None else env.spec.id
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
         """A random action from ``rng``; for a Discrete space one that ``info["action_mask"]`` allows."""
@@ -271,7 +273,9 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
     ) -> tuple[str, dict[str, Any]]:
         """Start an episode of the inner environment."""
         self._running = False
-        observation, self._inner_info = self.env.reset(seed=seed, options=options)
+        answer = self.env.reset(seed=seed, options=options)
+        observation, info = answer_parts(answer, 2, f"{self._name} returned from reset()")
+        self._inner_info = checked_info(info, self._name)
         self._observe(observation)
         self._turns, self._invalid, self._total, self._running = 0, 0, 0.0, True
         return self._observation, self._info(valid=True, success=False)
@@ -288,12 +292,16 @@ class TextAdapter(gym.Wrapper[str, str, Any, Any], gym.utils.RecordConstructorAr
             problem = f"Invalid action, nothing happened: {error}\n"
             self._invalid += 1
         else:
-            observation, inner_reward, terminated, truncated, self._inner_info = self.env.step(inner)
+            answer = self.env.step(inner)
+            where = f"{self._name} returned from step()"
+            observation, inner_reward, *ends, info = answer_parts(answer, 5, where)
             self._observe(observation)
-            reward = float(inner_reward)
+            self._inner_info = checked_info(info, self._name)
+            reward = checked_reward(inner_reward, self._name)
+            terminated, truncated = (checked_flag(end, self._name) for end in ends)
         self._turns += 1
         self._total += reward
-        terminated, truncated = bool(terminated), bool(truncated) or self._used_up()
+        truncated = truncated or self._used_up()
         self._running = not (terminated or truncated)
         info = self._info(valid=not problem, success=self._judge(terminated))
         shown = (problem + self._observation)[:MAX_OBSERVATION_CHARS]

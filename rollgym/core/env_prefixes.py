@@ -62,12 +62,12 @@ class EnvPrefix:
             installed = version(self.package)
         except PackageNotFoundError:
             raise MissingExtra(
-                f"Environments of {self.name}: need the package {self.package}: "
+                f"Environments of {self.name} need the package {self.package}: "
                 f"pip install '{self.requirement}'"
             ) from None
         if _numbers(installed)[: len(self.versions)] != self.versions:
             raise UsageError(
-                f"Environments of {self.name}: are tested with {self.requirement}, but {self.package} "
+                f"Environments of {self.name} are tested with {self.requirement}, but {self.package} "
                 f"{installed} is installed: pip install '{self.requirement}'"
             )
         return installed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from typing import Any, Generic, Protocol, TypeVar
@@ -12,6 +11,7 @@ import msgspec
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rollgym.core.env import TextEnv, text_interface
+from rollgym.core.env_answers import answer_parts, checked_flag, checked_info, checked_reward
 from rollgym.core.errors import EnvError, RollgymError, boundary, one_line
 from rollgym.core.registry import make
 from rollgym.core.role_env import RoleEnv, roles_of
@@ -48,7 +48,7 @@ class HostedEnv:
         with boundary(EnvError, f"{self._name} raised in reset()"):
             answer: Any = self.env.reset(seed=spec.env_seed, options=options)
         seconds = time.perf_counter() - started
-        observation, info = _parts(answer, 2, f"{self._name} returned from reset()")
+        observation, info = answer_parts(answer, 2, f"{self._name} returned from reset()")
         return Reset(
             observation=self._text(observation),
             info=self._info(info),
@@ -68,14 +68,14 @@ class HostedEnv:
         except Exception as error:
             raise EnvError(f"{self._name} raised in step(): {one_line(error)}") from error
         seconds = time.perf_counter() - started
-        observation, reward, terminated, truncated, info = _parts(
+        observation, reward, terminated, truncated, info = answer_parts(
             answer, 5, f"{self._name} returned from step()"
         )
         return Step(
             observation=self._text(observation),
-            reward=self._reward(reward),
-            terminated=self._flag(terminated),
-            truncated=self._flag(truncated),
+            reward=checked_reward(reward, self._name),
+            terminated=checked_flag(terminated, self._name),
+            truncated=checked_flag(truncated, self._name),
             info=self._info(info),
             seconds=seconds,
         )
@@ -94,34 +94,9 @@ class HostedEnv:
             )
         return clean_text(observation if type(observation) is str else str.__str__(observation))
 
-    def _reward(self, reward: Any) -> float:
-        try:
-            value = float(reward)
-        except (TypeError, ValueError, OverflowError):
-            raise EnvError(f"{self._name} returned {reward!r} as reward; it must be a number") from None
-        if not math.isfinite(value):
-            raise EnvError(f"{self._name} returned the reward {value}; it must be finite")
-        return value
-
-    def _flag(self, flag: Any) -> bool:
-        try:
-            return bool(flag)
-        except (TypeError, ValueError):
-            kind = type(flag).__name__
-            raise EnvError(f"{self._name} returned a {kind} as end flag; it must be true or false") from None
-
     def _info(self, info: Any) -> dict[str, Any]:
-        if not isinstance(info, dict):
-            raise EnvError(f"{self._name} returned a {type(info).__name__} as info; it must be a dict")
-        result: dict[str, Any] = info if self._plain else jsonable(info, lenient=True)
-        return result
-
-
-def _parts(answer: Any, count: int, where: str) -> tuple[Any, ...]:
-    if not isinstance(answer, tuple) or len(answer) != count:
-        got = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
-        raise EnvError(f"{where} {got}; it must be a tuple of {count}")
-    return answer
+        result = checked_info(info, self._name)
+        return result if self._plain else jsonable(result, lenient=True)
 
 
 _TRANSPARENT_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)

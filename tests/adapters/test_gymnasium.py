@@ -17,7 +17,7 @@ import rollgym
 from rollgym.adapters.gymnasium import TextAdapter, adapt
 from rollgym.adapters.spaces import action_text
 from rollgym.core.env import StepResult, TextEnv, TextInterface, text_interface
-from rollgym.core.errors import UsageError
+from rollgym.core.errors import EnvError, UsageError
 
 TAXI = max(name for name in gym.registry if name.startswith("Taxi-v"))
 FAMILIAR = ["CliffWalking-v1", "CartPole-v1", TAXI, "FrozenLake-v1", "Blackjack-v1", "Pendulum-v1"]
@@ -398,3 +398,38 @@ def test_the_adapter_has_the_interface_of_a_text_environment():
     assert isinstance(env, TextInterface)
     assert env.tasks is None
     assert env.reward_range == (-float("inf"), float("inf"))
+
+
+class Careless(gym.Env):
+    """Returns what it is given from one of its methods."""
+
+    observation_space = action_space = spaces.Discrete(3)
+
+    def __init__(self, reset=(0, {}), step=(0, 1.0, True, False, {})):
+        self.answers = reset, step
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.answers[0]
+
+    def step(self, action):
+        return self.answers[1]
+
+
+@pytest.mark.parametrize(
+    ("answers", "complaint"),
+    [
+        ({"reset": 0}, r"Careless returned from reset\(\) a int; it must be a tuple of 2"),
+        ({"reset": (0, [])}, "Careless returned a list as info; it must be a dict"),
+        ({"step": None}, r"Careless returned from step\(\) a NoneType; it must be a tuple of 5"),
+        ({"step": (0, 1.0, True, {})}, r"from step\(\) a tuple of 4; it must be a tuple of 5"),
+        ({"step": (0, "much", True, False, {})}, "returned 'much' as reward; it must be a number"),
+        ({"step": (0, float("nan"), True, False, {})}, "returned the reward nan; it must be finite"),
+        ({"step": (0, 1.0, "no", False, {})}, "returned a str as end flag; it must be true or false"),
+    ],
+)
+def test_an_environment_that_answers_the_wrong_types_is_named(answers, complaint):
+    env = adapt(Careless(**answers))
+    with pytest.raises(EnvError, match=complaint):
+        env.reset(seed=0)
+        env.step("0")

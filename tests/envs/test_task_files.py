@@ -8,6 +8,7 @@ import pytest
 
 from rollgym.core.errors import UsageError
 from rollgym.envs.task_files import FileTasks, Row, load_tasks, text_of
+from rollgym.io.rows import Rows
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -69,3 +70,10 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert load(path) is before
     write(tmp_path / "a.jsonl", [{"text": "other", "split": "train"}])
     assert load(path).contents == {"train": ("other",)}
+
+
+def test_rows_without_a_fault_are_not_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding a place reads the file: for every row, that would take time with the square of the rows."""
+    monkeypatch.setattr(Rows, "place", None)
+    loaded = load(write(tmp_path / "a.jsonl", [{"text": str(number)} for number in range(50)]))
+    assert sum(loaded.tasks.splits.values()) == 50

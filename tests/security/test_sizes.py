@@ -38,7 +38,7 @@ def test_a_small_file_of_problems_does_not_become_a_large_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loaders, "MOST_BYTES", 1_000_000)
-    path = tmp_path / "problems.jsonl.gz"
+    path = tmp_path / "problems.json.gz"
     path.write_bytes(gzip.compress(b" " * 50_000_000))
     with pytest.raises(UsageError, match="holds more than 1,000,000 bytes"):
         list(loaders.read_records(str(path)))

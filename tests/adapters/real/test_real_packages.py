@@ -71,8 +71,8 @@ def served() -> Iterator[str]:
 
 
 @pytest.fixture
-def theirs() -> Iterator[str]:
-    yield from serve(python("openenv"), str(HERE / "openenv_server.py"), "PORT")
+def theirs(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield from serve(python("openenv"), str(HERE / "openenv_server.py"), request.param, "PORT")
 
 
 def run_json(*command: str, **variables: str) -> Any:
@@ -102,30 +102,70 @@ def test_openenvs_own_client_plays_a_served_environment(served: str) -> None:
     assert (seen["last"], seen["reward"], seen["steps"]) == (last, rewards, steps)
 
 
-def test_environments_of_openenvs_own_server_play_the_same_twice(theirs: str, tmp_path: Path) -> None:
-    def guess(observation: str, info: Any) -> str:
-        guess.count += 1
-        digit = observation.removeprefix("It ends in ").rstrip(".")
-        if digit.isdigit():
-            guess.digit, guess.count = int(digit), 0
-        return str(10 * guess.count + guess.digit)
+class Guesses:
+    """Tries all numbers with the digit that the first observation shows."""
 
-    runs = []
-    for folder in ("a", "b"):
-        guess.count, guess.digit = 0, 0
-        runs.append(
-            rollgym.evaluate(
-                f"openenv:{theirs}",
-                guess,
-                episodes=100,
-                concurrency=1,
-                env_kwargs={"success_reward": 1, "max_turns": 20, "splits": {"test": 100}},
-                out=tmp_path / folder,
-            )
+    def __init__(self) -> None:
+        self.tens, self.digit = 0, ""
+
+    def __call__(self, observation: str, info: Any) -> str:
+        digit = observation.removeprefix("It ends in ").rstrip(".")
+        self.tens = 0 if digit.isdigit() else self.tens + 1
+        self.digit = digit if digit.isdigit() else self.digit
+        return f"{self.tens or ''}{self.digit}"
+
+
+def fields(observation: str) -> dict[str, int]:
+    return {name: int(value) for name, _, value in (line.partition(": ") for line in observation.split("\n"))}
+
+
+def add(observation: str, info: Any) -> str:
+    """Right where the first number is even."""
+    seen = fields(observation)
+    return json.dumps({"total": seen["left"] + seen["right"] + seen["left"] % 2, "remark": "so"})
+
+
+def walk(observation: str, info: Any) -> str:
+    """Always to the right, so goals on the left are never reached."""
+    return "right"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "make_agent", "outcomes"),
+    [
+        ("hidden", Guesses, {"terminated"}),
+        ("sum", lambda: add, {"terminated"}),
+        ("walk", lambda: walk, {"terminated", "truncated"}),
+    ],
+    ids=["hidden", "sum", "walk"],
+    indirect=["theirs"],
+)
+def test_environments_of_openenvs_own_server_play_the_same_twice(
+    theirs: str, make_agent: Any, outcomes: set[str], tmp_path: Path
+) -> None:
+    runs = [
+        rollgym.evaluate(
+            f"openenv:{theirs}",
+            make_agent(),
+            episodes=100,
+            workers=1,
+            concurrency=1,
+            env_kwargs={"success_reward": 0.1, "max_turns": 20, "splits": {"test": 100}},
+            out=tmp_path / folder,
         )
-    first, second = ([[t.observation for t in e.turns] for e in run.episodes] for run in runs)
+        for folder in ("a", "b")
+    ]
+    first, second = (
+        {e.spec.episode_id: [(t.observation, t.action, t.reward) for t in e.turns] for e in run.episodes}
+        for run in runs
+    )
     assert first == second
-    assert runs[0].summary["success_rate"] == 1.0
+    assert len(first) == 100
+    assert {str(episode.outcome) for episode in runs[0].episodes} == outcomes
+    if make_agent is Guesses:
+        assert runs[0].summary["success_rate"] == 1.0
+    else:
+        assert 0.2 < runs[0].summary["success_rate"] < 0.8
 
 
 def test_trl_trains_a_step_on_sokoban(tmp_path: Path) -> None:

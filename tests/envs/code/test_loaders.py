@@ -141,6 +141,26 @@ def test_gzip_and_one_json_list_are_read_too(tmp_path: Path) -> None:
     assert problems(load_problems(str(zipped))) == problems(load_problems(str(listed))) == problems(plain)
 
 
+def test_the_public_sets_are_read_from_parquet_too(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra [parquet] is not installed: no pyarrow")
+    from pyarrow import parquet
+
+    for record in (HUMAN_EVAL, MBPP):
+        path = tmp_path / f"{record['task_id']}.parquet".replace("/", "-")
+        parquet.write_table(pyarrow.Table.from_pylist([record]), path)
+        assert problems(load_problems(str(path))) == problems(load_problems(write(tmp_path, record)))
+
+
+def test_a_wrong_record_of_a_json_list_is_named_with_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "problems.json"
+    path.write_text(json.dumps([OWN, 3]))
+    with pytest.raises(UsageError, match="record 2 is a int; an object was expected"):
+        load_problems(str(path))
+    path.write_text("[1")
+    with pytest.raises(UsageError, match="problems.json is not JSON"):
+        load_problems(str(path))
+
+
 def test_the_name_of_a_set_follows_its_content(tmp_path: Path) -> None:
     name = load_problems(write(tmp_path, OWN)).tasks.name
     two = load_problems(write(tmp_path, OWN | {"tests": [[[3], 6], [[1], 2]]})).tasks.name
@@ -163,14 +183,14 @@ def test_asserts_of_ones_own_without_a_reference(sandbox: Sandbox, tmp_path: Pat
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (OWN | {"tests": [[3, 6]]}, r"line 2 .*\[\[arguments\], expected\] was expected"),
+        (OWN | {"tests": [[3, 6]]}, r"jsonl:2 .*\[\[arguments\], expected\] was expected"),
         (OWN | {"tests": []}, "neither tests nor asserts"),
         (OWN | {"function": "not a name"}, "is not a valid Python name"),
         ({"function": "f", "tests": [[[1], 1]]}, "it has no 'statement'"),
         (OWN | {"statement": 3}, "its statement is 3; text was expected"),
         (OWN, "two problems called"),
         ({"some": "thing"}, "has an unknown form"),
-        ([1], "an object was expected"),
+        ([1], "expected a JSON object with named columns, not a list"),
         (MBPP | {"test_list": "assert"}, "a list of texts was expected"),
         (MBPP | {"test_list": ["assert other(1)"]}, "no function of its code"),
         (HUMAN_EVAL | {"entry_point": "other"}, "does not begin the function other"),
@@ -184,10 +204,10 @@ def test_a_bad_record_is_named_with_its_line(tmp_path: Path, record: Any, words:
 def test_files_that_are_none_are_explained(tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"a": 1\n')
-    with pytest.raises(UsageError, match="line 1 is not JSON"):
+    with pytest.raises(UsageError, match="broken.jsonl:1: not valid JSON"):
         load_problems(str(broken))
     broken.write_text("\n")
-    with pytest.raises(UsageError, match="holds no problems"):
+    with pytest.raises(UsageError, match="broken.jsonl is empty: expected at least one row"):
         load_problems(str(broken))
     with pytest.raises(UsageError, match="Did you mean mbpp"):
         load_problems(str(broken), "mbp")
@@ -211,7 +231,7 @@ def test_questions_of_a_file_have_their_number_after_four_signs(tmp_path: Path) 
         {"question": "q", "answer": 2},
     )
     assert [question.answer for question in load_questions(path)["train"]] == [1007, 2]
-    with pytest.raises(UsageError, match="line 1: its answer has no single number"):
+    with pytest.raises(UsageError, match="jsonl:1: its answer has no single number"):
         load_questions(write(tmp_path, {"question": "q", "answer": "#### none"}))
     with pytest.raises(UsageError, match="has no question"):
         load_questions(write(tmp_path, {"answer": "#### 1"}))
