@@ -125,7 +125,7 @@ def _model_inputs(
         }
         if replay is not None:
             replay.set_experts(experts, packing.paths, len(packing.ids), device)
-            replay.set_wanted(given["cu_seq_lens_q"].wanted)
+            replay.set_wanted(paths.wanted)
     else:
         if context is not None:
             raise UsageError("Context parallelism needs packed rows, not padded ones.")

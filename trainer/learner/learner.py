@@ -606,7 +606,12 @@ class Learner:
     def _routing_metrics(self) -> Metrics:
         """Return how many tokens had recorded experts, and how many choices differed from the learner's."""
         replay = self.modules.router_replay
-        return {} if replay is None else replay.metrics(self._sum(replay.take_counts()))
+        if replay is None:
+            return {}
+        counts = replay.take_counts()
+        if self._group is not None:
+            counts = self._group.sum(counts * (self._rank in self.strategy.counted_ranks))
+        return replay.metrics(counts)
 
     def _check_gap(self, metrics: Metrics) -> None:
         """Raise `RunError` where engine and learner do not compute the same model."""

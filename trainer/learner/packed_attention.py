@@ -123,8 +123,8 @@ def attend(
     if features.sinks is not None:
         features = replace(features, sinks=paths.context.own_heads(features.sinks))
     dtype = compute_dtype(query)
-    states = paths.context.to_heads(query.to(dtype), key.to(dtype), value.to(dtype))
-    return paths.context.to_tokens(_attend_whole(*states, paths, last, scale, features)), None
+    query, key, value = paths.context.to_heads(query.to(dtype), key.to(dtype), value.to(dtype))
+    return paths.context.to_tokens(_attend_whole(query, key, value, paths, last, scale, features)), None
 
 
 def compute_dtype(states: Tensor) -> torch.dtype:
