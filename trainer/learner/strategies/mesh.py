@@ -137,7 +137,6 @@ class MeshStrategy(Fsdp2Strategy):
         boxes = [_box(p) if own else None for p, own in zip(parameters, mine, strict=True)]
         group = cast(ProcessGroup, self.group)
         entries = group.gather([box and [box.offsets, box.sizes] for box in boxes])
-        copy = self._copy.get_group()  # made by all ranks together: later groups would not match otherwise
         if self.device_mesh["replicate"].get_local_rank():
             return empty
         held = [[entry and Box(*map(tuple, entry)) for entry in by_rank] for by_rank in entries]
@@ -151,7 +150,7 @@ class MeshStrategy(Fsdp2Strategy):
                 buffer[at : at + box.numel] = local.reshape(-1)
                 at += box.numel
         received = [torch.empty_like(buffer) for _ in held] if self.rank == 0 else None
-        dist.gather(buffer, received, group=copy, group_dst=0)
+        dist.gather(buffer, received, group=self._copy.get_group(), group_dst=0)
         if received is None:
             return empty
         whole = [torch.empty(parameter.shape, device=self.device) for parameter in parameters]
