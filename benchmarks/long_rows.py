@@ -8,8 +8,8 @@ many tokens, of which every eighth is an action. ``whole`` has ``learner.max_tok
 length of the row, ``pieces`` at ``--piece`` tokens, ``context`` at the length of the row with two ranks
 (``strategy: mesh``, ``parallel.context: 2``, gloo). Each is a separate process, or two. ``memory`` is how
 much the update added to the peak of the resident set, of the larger rank; ``seconds`` is the CPU time of the
-update in one process. ``gap`` is the greatest difference of a gradient from that of the whole row, relative to
-the largest gradient of the same parameter. ``--quick``: 1024 and 2048 tokens, pieces of 512.
+update in one process. ``gap`` is the greatest difference of a gradient from that of the whole row, relative
+to the largest gradient of the same parameter. ``--quick``: 1024 and 2048 tokens, pieces of 512.
 
 ``--partition`` measures instead how long it takes to split sequences of 1 to 8192 tokens into micro-batches,
 and sequences of which no two fit into one: it should grow with their number. The last line is one JSON
