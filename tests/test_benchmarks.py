@@ -26,6 +26,7 @@ KEYS = {
     "weight_sync": {"strategies"},
     "plan_memory": {"worst_error"},
     "plan_speed": {"training", "generation"},
+    "mesh_conformance": {"strategies", "single_mb"},
     "smollm_step": {"ratio", "peak_gb"},
     "data_rows": {"memory_mb", "formats"},
     "endpoint_load": {"requests_per_second", "p99_ms", "rss_peak_mb"},

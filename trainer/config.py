@@ -29,7 +29,7 @@ from rollgym.trainer.config_files import PACKAGE
 from rollgym.trainer.deferred_names import allow_deferred_names, deferred_names_allowed
 from rollgym.trainer.distill_config import DistillConfig
 from rollgym.trainer.learner.config import LearnerConfig
-from rollgym.trainer.learner.strategies import find_strategy
+from rollgym.trainer.learner.strategies import check_parallel, find_strategy
 from rollgym.trainer.losses.settings import LossConfig
 from rollgym.trainer.renamed import RENAMED_KEYS, RENAMED_VALUES, SINCE
 from rollgym.trainer.reward_shaping import RewardShapingConfig
@@ -444,8 +444,10 @@ class TrainConfig(Settings):
             )
         if not self.keep_environment_reward and not (self.rewards or all(env.rewards for env in self.envs)):
             raise UsageError("keep_environment_reward=false requires at least one entry in rewards.")
-        if self.learner.strategy != "auto" and not deferred_names_allowed():
-            find_strategy(self.learner.strategy)
+        if not deferred_names_allowed():
+            if self.learner.strategy != "auto":
+                find_strategy(self.learner.strategy)
+            check_parallel(self.learner)
         ray = (self.ray.address, self.ray.num_gpus, self.learner.strategy)
         if self.runtime == "local" and ray != (None, None, "auto"):
             raise UsageError("ray.address, ray.num_gpus and learner.strategy require runtime=ray.")

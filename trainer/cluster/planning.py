@@ -16,7 +16,7 @@ from rollgym.devices.planner import make_plan
 from rollgym.devices.ranges import format_range
 from rollgym.devices.report import describe
 from rollgym.devices.types import DeviceConfig, Plan
-from rollgym.trainer.cluster.workload import WhatIf, job_of
+from rollgym.trainer.cluster.workload import WhatIf, check_mesh, job_of
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.runtime import RunPlan
 
@@ -31,7 +31,9 @@ def plan_first(config: TrainConfig, connection: Connection, devices: DeviceConfi
         UsageError: The run does not fit.
     """
     cluster = connection.cluster
-    return make_plan(cluster, job_of(config, cluster, WhatIf()), devices or config.devices).plan
+    plan = make_plan(cluster, job_of(config, cluster, WhatIf()), devices or config.devices).plan
+    check_mesh(config, plan)
+    return plan
 
 
 async def plan_again(

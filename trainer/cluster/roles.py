@@ -136,7 +136,8 @@ def _open_role(
 
 def _reference(config: TrainConfig, model: Path, placed: PlacedPlan) -> RayLearner:
     """A learner that only computes log-probs: it has weights and no optimizer state."""
-    learner = replace(policy_config(config.learner), lora=None)
+    # A frozen model is sharded by `fsdp2`, whatever mesh trains the policy.
+    learner = replace(policy_config(config.learner), lora=None, parallel=ParallelConfig())
     options = LearnerOptions(temperature=config.agent.temperature)
     loss = LossConfig("reinforce", tis_cap=None)
     return _open_role("reference", model, learner, loss, options, config, placed)

@@ -14,7 +14,7 @@ from rollgym.devices.inventory import find_cluster
 from rollgym.devices.models import ModelShape, find_model
 from rollgym.devices.planner import make_plan
 from rollgym.devices.report import PlanReport
-from rollgym.devices.types import Cluster, MeshRequest
+from rollgym.devices.types import Cluster, MeshRequest, Plan
 from rollgym.devices.workload import Job, Workload
 from rollgym.evaluation.plan import TURN_LIMIT
 from rollgym.trainer.builtin_policy.model import SIZES
@@ -44,7 +44,14 @@ def plan_training(
     """Plan a config, by name or path, on a cluster (see `find_cluster`)."""
     config = read_train_config(name, overrides)
     devices = find_cluster(cluster)
-    return make_plan(devices, job_of(config, devices, what_if or WhatIf()), config.devices)
+    report = make_plan(devices, job_of(config, devices, what_if or WhatIf()), config.devices)
+    check_mesh(config, report.plan)
+    return report
+
+
+def check_mesh(config: TrainConfig, plan: Plan) -> None:
+    """Raise `UsageError` where the planned training ranks cannot form the mesh of ``learner.parallel``."""
+    config.learner.parallel.sizes(len(plan.placements["actor_train"].devices))
 
 
 def read_train_config(name: str | None, overrides: Sequence[str]) -> TrainConfig:

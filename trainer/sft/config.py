@@ -29,7 +29,7 @@ from rollgym.trainer.config import (
 from rollgym.trainer.deferred_names import allow_deferred_names, deferred_names_allowed
 from rollgym.trainer.distill_config import OfflineDistillConfig, TeacherConfig
 from rollgym.trainer.learner.config import LearnerConfig
-from rollgym.trainer.learner.strategies import find_strategy
+from rollgym.trainer.learner.strategies import check_parallel, find_strategy
 from rollgym.trainer.losses.settings import LossConfig
 from rollgym.trainer.sft.config_files import PACKAGE
 from rollgym.trainer.trusted import code_of
@@ -201,8 +201,10 @@ class DataRunConfig(Settings):
             )
         if self.learner.critic != "none":
             raise UsageError(f"learner.critic must be none: {self.objective} has no critic.")
-        if self.learner.strategy != "auto" and not deferred_names_allowed():
-            find_strategy(self.learner.strategy)
+        if not deferred_names_allowed():
+            if self.learner.strategy != "auto":
+                find_strategy(self.learner.strategy)
+            check_parallel(self.learner)
         ray = (self.ray.address, self.ray.num_gpus, self.learner.strategy)
         if self.runtime == "local" and ray != (None, None, "auto"):
             raise UsageError("ray.address, ray.num_gpus and learner.strategy require runtime=ray.")

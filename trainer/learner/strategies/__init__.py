@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from rollgym.core.errors import UnknownName, UsageError
-from rollgym.trainer.learner.config import ParallelConfig
+from rollgym.trainer.learner.config import LearnerConfig, ParallelConfig
 
 if TYPE_CHECKING:
     from rollgym.trainer.learner.strategies.base import ParallelStrategy
@@ -97,6 +97,15 @@ def find_strategy(name: str) -> StrategySpec:
     if name not in _STRATEGIES:
         raise UnknownName("strategy", name, _STRATEGIES, f"Choose one of {', '.join(_STRATEGIES)}.")
     return _STRATEGIES[name]
+
+
+def check_parallel(config: LearnerConfig) -> None:
+    """Raise `UsageError` where a config has dimensions of a mesh and a strategy without one."""
+    if config.parallel != ParallelConfig() and not (
+        config.strategy in _STRATEGIES and _STRATEGIES[config.strategy].mesh
+    ):
+        able = ", ".join(spec.name for spec in _STRATEGIES.values() if spec.mesh)
+        raise UsageError(f"learner.parallel requires learner.strategy={able}.")
 
 
 register_strategy("single", f"{__name__}.single:SingleStrategy", distributed=False, cpu_offload=False)
