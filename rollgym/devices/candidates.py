@@ -242,4 +242,6 @@ def _cuts(site: Site, pool: Numbers, size: int) -> list[int]:
     # Number of units, counted from the end, that generate: all values if few, a sample if many.
     last = {*range(1, 17 if count <= 32 else 3), -(-size // each)}
     last |= {round(count * part / 16) for part in range(1, 16)}
+    if count > 32:  # powers of two train: meshes of copies need numbers that divide
+        last |= {count - 2**power for power in range(3, count.bit_length())}
     return sorted({ends[count - 1 - units] for units in last if 0 < units < count})

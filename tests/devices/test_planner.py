@@ -198,7 +198,7 @@ def test_a_200b_moe_on_2000_gpus_tries_few_enough_candidates_to_answer_at_once()
     job = Job(actor=PRESETS["200b-moe"], reference=PRESETS["200b-moe"], workload=LONG)
     found = make_plan(gpu_cluster(nodes=250, gpus=8, model="H100"), job)
     assert len(found.plan.cluster.devices) == 2000
-    assert found.tried < 6000
+    assert found.tried < 10_000
     about = {(one.about, one.choice) for one in found.alternatives}
     assert {("layout", "colocated"), ("layout", "overlapping"), ("tensor_parallel", "1")} <= about
 

@@ -105,7 +105,7 @@ def fake_tensors(*more: tuple[Any, str, Any]) -> Iterator[None]:
         with (
             torch.autograd.set_multithreading_enabled(False),
             FakeTensorMode(allow_non_fake_inputs=True),
-            _SameDtypes(),
+            _SameDtypes(),  # type: ignore[no-untyped-call]
         ):
             yield
     finally:
@@ -216,7 +216,8 @@ def _device_module() -> ModuleType:
 
 def _register_autocast() -> None:
     """Cast on this device what autocast casts on CUDA; other operations keep the dtypes of their inputs."""
-    every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library
+    every, aten = library("_", "IMPL"), library("aten", "IMPL")
     every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     lists = ((_IN_LOW_PRECISION, None, False), (_IN_FLOAT32, torch.float32, False))
     for names, dtype, sets in (*lists, (_TO_FLOAT32, torch.float32, True)):
@@ -228,7 +229,8 @@ def _register_autocast() -> None:
 
 
 def _casting(operation: Any, dtype: torch.dtype | None, sets: bool) -> Callable[..., Any]:
-    without = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    keys: Any = torch._C.DispatchKey
+    without = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
 
     def cast(value: Any) -> Any:
         eligible = isinstance(value, Tensor) and value.is_floating_point() and value.device.type == NAME
