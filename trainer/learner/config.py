@@ -51,6 +51,11 @@ class ParallelConfig:
         wrong = [name for name, size in self._given().items() if size is not None and size < 1]
         if wrong:
             raise UsageError(f"learner.parallel.{wrong[0]} must be at least 1.")
+        if self.expert > 1 and self.tensor > 1:
+            raise UsageError(
+                "learner.parallel.expert cannot be combined with learner.parallel.tensor: set one of them "
+                "to 1."
+            )
 
     def sizes(self, world: int) -> dict[str, int]:
         """Return the dimensions for a number of ranks, from the slowest to the fastest varying.

@@ -44,11 +44,6 @@ class MeshStrategy(Fsdp2Strategy):
         """The dimensions of the mesh by name, from the slowest to the fastest varying."""
         if self.sizes["context"] > 1:
             raise UsageError("learner.parallel.context must be 1: the learner does not support more.")
-        if self.sizes["expert"] > 1 and self.sizes["tensor"] > 1:
-            raise UsageError(
-                "learner.parallel.expert cannot be combined with learner.parallel.tensor: set one of them "
-                "to 1."
-            )
         self.model_ranks = math.prod(self.sizes[name] for name in ("context", "tensor"))
 
     @property
