@@ -47,7 +47,8 @@ def make_model() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    return LlamaForCausalLM(
+    kind: Any = LlamaForCausalLM
+    return kind(
         LlamaConfig(
             vocab_size=256,
             hidden_size=64,

@@ -130,3 +130,13 @@ def test_strategy_and_offloading_come_from_the_plan(monkeypatch: pytest.MonkeyPa
     assert offloads(placed(config_of(devices={"layout": "colocated", "offload": "none"}), 1)) == ()
     picked = config_of(learner={"strategy": "zero2"})
     assert placement(picked, placed(picked, 2), "policy")["strategy"] == "zero2"
+
+
+def test_a_mesh_must_fit_the_planned_ranks() -> None:
+    mesh = config_of(learner={"strategy": "mesh", "parallel": {"tensor": 2}}, devices={"layout": "colocated"})
+    four = plan_first(mesh, with_nodes(4))
+    assert len(four.placements["actor_train"].devices) == 4
+    with pytest.raises(UsageError, match="tensor 2 = 2, which must divide the number of ranks, 3"):
+        plan_first(mesh, with_nodes(3))
+    with pytest.raises(UsageError, match=r"learner\.parallel requires learner\.strategy=mesh"):
+        config_of(learner={"strategy": "fsdp2", "parallel": {"tensor": 2}})

@@ -194,6 +194,8 @@ class TrainedModules:
         self.parameters = sum(parameter.numel() for parameter in plain.parameters())
         """Number of the policy's parameters, trained or not."""
         self.dtype = choose_dtype(config.dtype, device, self.parameters)
+        if group is not None and len(set(group.gather(str(self.dtype)))) > 1:
+            self.dtype = torch.float32  # `auto` is measured: unlike machines would compute differently
         """The compute dtype; weights are float32."""
         self.layout, self._chunk_logits = self._check(plain, options, group)
         bfloat16 = autocast and self.dtype == torch.bfloat16

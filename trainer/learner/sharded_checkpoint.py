@@ -237,7 +237,7 @@ class _Shards:
         """Copy what a stored range has of a wanted box; returns the number of elements."""
         copied = 0
         source = file.get_slice(key)
-        for piece in boxes_of_range(*stored, shape):
+        for piece in boxes_of_range(stored[0], stored[1], shape):
             common = piece.intersect(wanted)
             if common is None:
                 continue

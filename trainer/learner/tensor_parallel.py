@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from rollgym.core.errors import UsageError
 from rollgym.trainer.learner.collectives import gather_last, split_last, sum_gradients, sum_states
@@ -44,20 +44,23 @@ def split_model(model: Any, mesh: DeviceMesh) -> None:
     """
     body, head = parts(model)
     name = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
-    _Splitter(name, body, mesh).split(head)
+    _Splitter(name, model, body, mesh).split(head)
 
 
 def split_body(body: Any, mesh: DeviceMesh) -> None:
     """Split a transformer without an output layer."""
-    _Splitter(type(body).__name__, body, mesh).split(None)
+    _Splitter(type(body).__name__, body, body, mesh).split(None)
 
 
 class _Splitter:
-    def __init__(self, name: str, body: Any, mesh: DeviceMesh) -> None:
+    def __init__(self, name: str, model: Any, body: Any, mesh: DeviceMesh) -> None:
         self._name, self._body, self._mesh = name, body, mesh
         self._group, self._ranks = mesh.get_group(), mesh.size()
         self._rank = mesh.get_local_rank()
-        self._done: dict[int, nn.Parameter] = {}
+        self._owners: dict[int, list[tuple[Any, str]]] = {}
+        for module in model.modules():
+            for key, parameter in module._parameters.items():
+                self._owners.setdefault(id(parameter), []).append((module, key))
 
     def split(self, head: Any) -> None:
         plan = self._check_plan()
@@ -183,18 +186,19 @@ class _Splitter:
     def _place(self, path: str, module: Any, name: str, dimension: int) -> None:
         """Replace a parameter by this rank's part of it; a tied one stays tied."""
         whole = module._parameters[name]
-        if id(whole) not in self._done:
-            if whole.shape[dimension] % self._ranks:
-                raise UsageError(
-                    f"{self._name} cannot be split: the size {whole.shape[dimension]} of {path} is not "
-                    f"divisible by learner.parallel.tensor = {self._ranks}."
-                )
-            part = distribute_tensor(whole.detach(), self._mesh, [Shard(dimension)], src_data_rank=None)
-            if not whole.is_meta:  # a view would keep the whole in memory
-                cast(Any, part)._local_tensor = part.to_local().clone()
-            self._done[id(whole)] = nn.Parameter(part, requires_grad=whole.requires_grad)
-            self._done[id(self._done[id(whole)])] = self._done[id(whole)]
-        module._parameters[name] = self._done[id(whole)]
+        if isinstance(whole, DTensor):
+            return
+        if whole.shape[dimension] % self._ranks:
+            raise UsageError(
+                f"{self._name} cannot be split: the size {whole.shape[dimension]} of {path} is not "
+                f"divisible by learner.parallel.tensor = {self._ranks}."
+            )
+        part = distribute_tensor(whole.detach(), self._mesh, [Shard(dimension)], src_data_rank=None)
+        if not whole.is_meta:  # a view would keep the whole in memory
+            cast(Any, part)._local_tensor = part.to_local().clone()
+        split = nn.Parameter(part, requires_grad=whole.requires_grad)
+        for owner, key in self._owners[id(whole)]:
+            owner._parameters[key] = split
 
     def _sum_gradients(self, tensor: Tensor) -> Tensor:
         return sum_gradients(tensor, self._group)

@@ -97,36 +97,34 @@ class MeshStrategy(Fsdp2Strategy):
         ranks that have the same.
         """
         grads = [cast(DTensor, p.grad) for p in parameters if p.grad is not None]
-        squares = torch.zeros(2, dtype=torch.float64, device=self.device)
+        square, shared = torch.zeros(2, dtype=torch.float64, device=self.device)
         for grad in grads:
-            distinct = self._holders(grad)
-            square = grad.to_local().double().square().sum().to(self.device)
-            squares[0] += square * distinct / self.world
+            part = torch.linalg.vector_norm(grad.to_local()).double().square().to(self.device)
+            square = square + part * self._holders(grad) / self.world
             if "tensor" not in (grad.device_mesh.mesh_dim_names or ()):
-                squares[1] += square
-        self._check_copies(squares[1])
-        dist.all_reduce(squares)
-        norm = squares[0].sqrt().float()
+                shared = shared + part
+        totals = torch.stack([square, self._differs(shared)])
+        dist.all_reduce(totals)
+        if totals[1] > 0:
+            name = type(self.modules.plain_model).__name__
+            raise RunError(
+                f"Tensor parallel ranks of {name} have different gradients of what they share: its tensor "
+                "parallel plan is wrong for training. Set learner.parallel.tensor to 1."
+            )
+        norm = totals[0].sqrt().float()
         coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for grad in grads:
             local = grad.to_local()
             local.mul_(coefficient.to(local.device))
         return norm
 
-    def _check_copies(self, square: Tensor) -> None:
-        """Compare the gradient of parameters that are not split by tensor parallelism over its ranks."""
+    def _differs(self, square: Tensor) -> Tensor:
+        """Return 1 if tensor parallel ranks have different gradients of what they share, by its squares."""
         if self.sizes["tensor"] == 1:
-            return
+            return torch.zeros_like(square)
         bounds = torch.stack([square, -square])
         dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=self.device_mesh["tensor"].get_group())
-        high, low = float(bounds[0]), -float(bounds[1])
-        if high - low > DRIFT * max(high, 1e-20):
-            name = type(self.modules.plain_model).__name__
-            raise RunError(
-                f"Tensor parallel ranks of {name} have different gradients of "
-                f"parameters that they share (norms {low**0.5:.6g} and {high**0.5:.6g}): its tensor parallel "
-                "plan is wrong for training. Set learner.parallel.tensor to 1."
-            )
+        return (bounds[0] + bounds[1] > DRIFT * bounds[0].clamp(min=1e-20)).to(square)
 
     def _holders(self, tensor: DTensor) -> int:
         """Return the number of ranks that a tensor is spread over; the others have copies."""
@@ -140,6 +138,7 @@ class MeshStrategy(Fsdp2Strategy):
         boxes = [_box(p) if own else None for p, own in zip(parameters, mine, strict=True)]
         group = cast(ProcessGroup, self.group)
         entries = group.gather([box and [box.offsets, box.sizes] for box in boxes])
+        copy = self._copy  # made on all ranks, since each of them must take part in that
         if self.device_mesh["replicate"].get_local_rank():
             return empty
         held = [[entry and Box(*map(tuple, entry)) for entry in by_rank] for by_rank in entries]
@@ -153,7 +152,7 @@ class MeshStrategy(Fsdp2Strategy):
                 buffer[at : at + box.numel] = local.reshape(-1)
                 at += box.numel
         received = [torch.empty_like(buffer) for _ in held] if self.rank == 0 else None
-        dist.gather(buffer, received, group=self._copy.get_group(), group_dst=0)
+        dist.gather(buffer, received, group=copy.get_group(), group_dst=0)
         if received is None:
             return empty
         whole = [torch.empty(parameter.shape, device=self.device) for parameter in parameters]

@@ -133,13 +133,13 @@ def test_gradients_match_those_of_one_process(four: Ranks, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("case", ["a reference", "lora", "a separate critic"])
 def test_a_model_from_a_folder_is_read_in_parts(pair: Ranks, case: str, tmp_path: Path) -> None:
-    given: dict[str, Any] = {
+    cases: dict[str, dict[str, Any]] = {
         "a reference": {"kl_coef": 0.1},
         "lora": {"lora": 4, "learning_rate": 1e-2, "kl_coef": 0.1},
         "a separate critic": {"loss": "ppo", "critic": "separate"},
-    }[case]
+    }
     tiny(0, num_hidden_layers=3, tie_word_embeddings=case != "lora").save_pretrained(tmp_path)
-    compare(pair, {**given, "folder": tmp_path}, 2)
+    compare(pair, {**cases[case], "folder": tmp_path}, 2)
 
 
 def test_no_rank_holds_a_whole_model(four: Ranks, tmp_path: Path) -> None:
