@@ -51,6 +51,12 @@ class ParallelConfig:
         wrong = [name for name, size in self._given().items() if size is not None and size < 1]
         if wrong:
             raise UsageError(f"learner.parallel.{wrong[0]} must be at least 1.")
+        for name, size in (("context", self.context), ("tensor", self.tensor)):
+            if self.expert > 1 and size > 1:
+                raise UsageError(
+                    f"learner.parallel.expert cannot be combined with learner.parallel.{name}: set one of "
+                    "them to 1."
+                )
 
     def sizes(self, world: int) -> dict[str, int]:
         """Return the dimensions for a number of ranks, from the slowest to the fastest varying.

@@ -46,12 +46,6 @@ class MeshStrategy(Fsdp2Strategy):
         super().__init__(*args, **kwargs)
         self.sizes = self.config.parallel.sizes(self.world)
         """The dimensions of the mesh by name, from the slowest to the fastest varying."""
-        for other in ("context", "tensor"):
-            if self.sizes["expert"] > 1 and self.sizes[other] > 1:
-                raise UsageError(
-                    f"learner.parallel.expert cannot be combined with learner.parallel.{other}: set one of "
-                    "them to 1."
-                )
         self.model_ranks = math.prod(self.sizes[name] for name in ("context", "tensor"))
 
     @property

@@ -54,7 +54,8 @@ def compare(
     ranks("save", "it", folder / "many")
     whole, ours = first_moments(folder / "one", local), first_moments(folder / "many", local)
     for name, value in whole.items():
-        assert float((ours[name] - value).abs().max()) < 1e-4 * float(value.abs().max()), name
+        assert float((ours[name] - value).abs().max()) <= 1e-4 * float(value.abs().max()), name
+    assert all(float(value.abs().max()) for name, value in whole.items() if name.startswith("model."))
 
     seeds = range(1, steps)
     expected += train_any(local, seeds, kind)
@@ -87,7 +88,11 @@ def compare(
     ("kind", "more"),
     [
         ("routed", {}),
-        ("mixed", {"experts": "qwen3_moe", "critic": "separate", "loss": "ppo"}),
+        pytest.param(
+            "mixed",
+            {"experts": "qwen3_moe", "critic": "separate", "loss": "ppo"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("routed", {"gradient_checkpointing": True, "layout": "padded"}, marks=pytest.mark.slow),
     ],
     ids=["router replay", "separate critic", "checkpointing"],
@@ -153,8 +158,6 @@ def test_experts_must_be_divisible_by_the_ranks(pair: Ranks) -> None:
         assert "has 3 experts" in str(answer)
 
 
-def test_expert_parallelism_does_not_combine_with_tensor_parallelism(four: Ranks) -> None:
-    parallel = ParallelConfig(expert=2, tensor=2)
-    for answer in four.try_all("make", "it", "mesh", parallel=parallel, experts="mixtral"):
-        assert isinstance(answer, UsageError)
-        assert "cannot be combined" in str(answer)
+def test_expert_parallelism_does_not_combine_with_tensor_parallelism() -> None:
+    with pytest.raises(UsageError, match="cannot be combined"):
+        ParallelConfig(expert=2, tensor=2)
