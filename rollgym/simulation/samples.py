@@ -62,7 +62,7 @@ def ages(samples: Sequence[StepSample]) -> Counter[int]:
     """Tokens by age over all samples."""
     total: Counter[int] = Counter()
     for sample in samples:
-        total.update(sample.tokens)  # type: ignore[arg-type]
+        total.update(sample.tokens)
     return total
 
 
