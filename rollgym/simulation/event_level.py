@@ -375,7 +375,7 @@ class _World:
         """Wait for an environment on this actor."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(seconds, lambda: done.done() or done.set_result(None))
+        timer = loop.call_later(seconds, _end, done)
         self._env_calls[actor].add(done)
         self.stepping.add(1.0, loop.time())
         try:
@@ -462,6 +462,11 @@ class _Player:
 
     async def leave(self) -> None:
         self._world.forget(self._spec.episode_id)
+
+
+def _end(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
 
 
 def _whole(parts: Sequence[float], total: int) -> list[int]:

@@ -314,4 +314,5 @@ def _log_normal(rng: np.random.Generator, mean: float, sigma: float, shape: Any)
     """Log-normal numbers with this mean; ``sigma`` is the standard deviation of their logarithm."""
     if not mean:
         return np.zeros(shape)
-    return np.exp(rng.normal(math.log(mean) - sigma * sigma / 2, sigma, shape))
+    values: Floats = np.exp(rng.normal(math.log(mean) - sigma * sigma / 2, sigma, shape))
+    return values

@@ -280,8 +280,9 @@ def render_svg(report: SimulationReport) -> str:
     parts = [svg.text(12, 22, title, size=15)]
     used = [c for c in CAUSES if any(result.long.share(c) >= LEAST_SHARE for _, result in rows)]
     for at, cause in enumerate(used):
-        x, y = 12 + 280 * (at % 3), 40 + 18 * (at // 3)
-        parts += [svg.rect(x, y, 12, 12, COLORS[cause], cause), svg.text(x + 18, y + 10, CAUSES[cause])]
+        left, top = 12 + 280 * (at % 3), 40 + 18 * (at // 3)
+        parts.append(svg.rect(left, top, 12, 12, COLORS[cause], cause))
+        parts.append(svg.text(left + 18, top + 10, CAUSES[cause]))
     y = 40.0 + 18 * -(-len(used) // 3) + 14
     for name, result in rows:
         parts.append(svg.text(12, y + 13, shorten(name, 40)))

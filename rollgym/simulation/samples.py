@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,11 +57,12 @@ def mean(values: Iterable[float]) -> float:
     return sum(found) / len(found) if found else 0.0
 
 
-def ages(samples: Sequence[StepSample]) -> Counter[int]:
+def ages(samples: Sequence[StepSample]) -> dict[int, float]:
     """Tokens by age over all samples."""
-    total: Counter[int] = Counter()
+    total: dict[int, float] = {}
     for sample in samples:
-        total.update(sample.tokens)  # type: ignore[arg-type]
+        for age, count in sample.tokens.items():
+            total[age] = total.get(age, 0.0) + count
     return total
 
 

@@ -53,7 +53,8 @@ class EngineModel:
     def per_unit(self) -> Floats:
         """Seconds that each of ``n`` requests needs for a unit of its work, by ``n``."""
         counts = np.arange(len(self.step))
-        return np.array(self.step) + counts * self.reading
+        seconds: Floats = np.array(self.step) + counts * self.reading
+        return seconds
 
     def seconds_per_unit(self, count: int) -> float:
         """Seconds that each of ``count`` requests needs for a unit of work; those beyond the limit share."""

@@ -7,7 +7,7 @@ the learner costs a restart and the steps since the last checkpoint.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -39,7 +39,7 @@ class LongRun:
     seconds: float
     steps: int = 0
     """Finished steps, each counted once."""
-    time: Counter[str] = field(default_factory=Counter)
+    time: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by cause (`CAUSES`)."""
     failures: Counter[str] = field(default_factory=Counter)
     """Failures by kind."""
@@ -155,7 +155,8 @@ class _Steps:
             if self.clock > self.end:
                 run.time["unfinished"] += self.end - began
                 break
-            run.time.update(parts)  # type: ignore[arg-type]
+            for cause, part in parts.items():
+                run.time[cause] += part
             run.steps += 1
             run.turns += sample.turns
             run.turns_discarded += sample.discarded

@@ -36,7 +36,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if not self._ready:  # type: ignore[attr-defined]
             timers = self._scheduled  # type: ignore[attr-defined]
             while timers and timers[0]._cancelled:
-                self._timer_cancelled_count -= 1
+                self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
                 heapq.heappop(timers)._scheduled = False
             if not timers:
                 raise Deadlock("Nothing is ready and nothing is scheduled.")

@@ -196,7 +196,7 @@ class Tasks(World):
         await super().delay(*what, most=most)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     bound=st.sampled_from([1, 2]),
     timing=st.integers(0, 10_000),
@@ -208,7 +208,7 @@ def test_with_wait_slow_groups_are_trained_in_proportion(
 ) -> None:
     world = Tasks(timing=timing, slow=0.02, turns=4, early=0.0)
     world.factor = factor
-    batch, steps = 5, 40
+    batch, steps = 5, 30
     config = config_of("wait", bound, batch, max_in_flight=60)
     trainer = Trainer(config, world, batch, ["step"] * steps, seconds).train()
     slow = [world.is_slow(group.group_id) for _, group in trainer.trained]

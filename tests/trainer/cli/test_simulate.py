@@ -23,8 +23,8 @@ def request(**more: Any) -> SimulationRequest:
     return SimulationRequest(
         config="sokoban-grpo",
         overrides=[
-            "agent.history=full", "agent.max_tokens=256", "rollout.groups=8", "rollout.group_size=4",
-            "rollout.max_in_flight=64", "engine.kind=sglang", "rollout.max_staleness=1",
+            "agent.history=full", "agent.max_tokens=256", "rollout.groups=4", "rollout.group_size=2",
+            "rollout.max_in_flight=16", "engine.kind=sglang", "rollout.max_staleness=1",
             "learner.gradient_checkpointing=true",
             *more.pop("overrides", ()),
         ],
