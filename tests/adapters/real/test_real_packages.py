@@ -27,7 +27,7 @@ FOLDER = os.environ.get("ROLLGYM_TEST_ADAPTERS", "")
 
 pytestmark = [
     pytest.mark.skipif(not FOLDER, reason="ROLLGYM_TEST_ADAPTERS is not set: run make test-adapters"),
-    pytest.mark.timeout(900),  # several hundred episodes each
+    pytest.mark.timeout(1800),  # several hundred episodes each
 ]
 
 
@@ -291,7 +291,6 @@ def test_verifiers_own_evaluation_plays_a_rollgym_environment(tmp_path: Path) ->
         assert roles[:2] == ["system", "user"]
 
 
-@pytest.mark.timeout(1800)
 def test_miniwob_plays_in_rollgyms_browser(tmp_path: Path) -> None:
     try:
         find_chromium()

@@ -28,8 +28,16 @@ def make_words(folder):
 
 
 def run(name, options, folder):
+    # Several at once: on a busy machine an episode mostly waits for its turn on a core, twice per reply.
     results = rollgym.evaluate(
-        f"verifiers:{name}", "random", episodes=100, split="train", workers=1, env_kwargs=options, out=folder
+        f"verifiers:{name}",
+        "random",
+        episodes=100,
+        split="train",
+        workers=1,
+        concurrency=10,
+        env_kwargs=options,
+        out=folder,
     )
     return {
         episode.spec.episode_id: [
