@@ -2,7 +2,7 @@
 
 The ranks of a context group take the same rows. Each computes a slice of the packed tokens through all
 layers. Attention needs whole rows: before it, an all-to-all gives each rank all tokens of some heads; after
-it, another gives back all heads of its own tokens (DeepSpeed-Ulysses, arXiv 2309.14509). Key and value heads
+it, another returns all heads of the rank's tokens (DeepSpeed-Ulysses, arXiv 2309.14509). Key and value heads
 are repeated as often as it takes for every rank to get some.
 
 Every rank returns the log-probs of all action tokens, collected over the ranks, and computes the same loss
