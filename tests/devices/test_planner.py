@@ -200,7 +200,9 @@ def test_a_200b_moe_on_2000_gpus_tries_few_enough_candidates_to_answer_at_once()
     assert len(found.plan.cluster.devices) == 2000
     assert found.tried < 10_000
     about = {(one.about, one.choice) for one in found.alternatives}
-    assert {("layout", "colocated"), ("layout", "overlapping"), ("tensor_parallel", "1")} <= about
+    layouts = {("layout", layout) for layout in ("colocated", "split", "overlapping")}
+    assert layouts - about == {("layout", found.plan.layout)}
+    assert ("tensor_parallel", "1") in about
 
 
 def test_rollouts_that_need_not_wait_overlap_with_training() -> None:
