@@ -64,14 +64,15 @@ def _model_inputs(
         spots = np.concatenate(
             [path[row.action_positions - 1] for row, path in zip(rows, packing.paths, strict=True)]
         )
+        paths = paths_of(packing, spots, device)
         given = {
             "input_ids": torch.from_numpy(packing.ids)[None].to(device),
             "position_ids": torch.from_numpy(packing.positions)[None].to(device),
-            "cu_seq_lens_q": paths_of(packing, spots, device),
+            "cu_seq_lens_q": paths,
         }
         if replay is not None:
             replay.set_experts(experts, packing.paths, len(packing.ids), device)
-            replay.set_wanted(given["cu_seq_lens_q"].wanted)
+            replay.set_wanted(paths.wanted)
     else:
         padded = np.zeros((len(rows), longest), dtype=np.int64)
         for number, row in enumerate(inputs):
