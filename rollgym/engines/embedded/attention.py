@@ -130,7 +130,7 @@ class ForwardBatch:
     groups: Sequence[AttentionGroup]
     rule: ReductionRule
     experts: Tensor | None
-    """Where chosen experts are recorded, ``[slot, position, layer, choice]``."""
+    """Chosen experts, to be written by the model: ``[slot, position, layer, choice]``."""
     prefix_groups: Sequence[AttentionGroup] = ()
     """With `ReductionRule.split`: attention to the keys before the split; ``groups`` attend to the others."""
 

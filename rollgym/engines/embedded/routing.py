@@ -1,7 +1,7 @@
 """Routers of mixture-of-experts models: which experts they choose, and how that choice can be replaced.
 
 A router of transformers computes a score for every expert and calls `torch.topk`; what follows turns the
-chosen scores into weights, in a way of its own in each family. The last such call of a router is its choice.
+chosen scores into weights, differently in each family. The last such call of a router is its choice.
 It is read where an engine records experts, and replaced where a learner replays them (`TopKCalls`): scores,
 weights and their gradients are then computed by the model itself, for the given experts.
 """
