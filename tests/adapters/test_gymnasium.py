@@ -416,6 +416,11 @@ class Careless(gym.Env):
         return self.answers[1]
 
 
+def one_turn(env):
+    env.reset(seed=0)
+    env.step("0")
+
+
 @pytest.mark.parametrize(
     ("answers", "complaint"),
     [
@@ -429,7 +434,5 @@ class Careless(gym.Env):
     ],
 )
 def test_an_environment_that_answers_the_wrong_types_is_named(answers, complaint):
-    env = adapt(Careless(**answers))
     with pytest.raises(EnvError, match=complaint):
-        env.reset(seed=0)
-        env.step("0")
+        one_turn(adapt(Careless(**answers)))
