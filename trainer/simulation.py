@@ -259,8 +259,10 @@ class _ScenarioMaker:
         self, plan: PlanReport, job: Job, config: TrainConfig, recorded: RecordedLatencies | None
     ) -> LearnerTimes:
         spans = [span for span in plan.timeline if span.name not in ("generate", "sync weights")]
-        train = (sum(span.end - span.start for span in spans),)
-        sync = (sum(span.end - span.start for span in plan.timeline if span.name == "sync weights"),)
+        train: tuple[float, ...] = (sum(span.end - span.start for span in spans),)
+        sync: tuple[float, ...] = (
+            sum(span.end - span.start for span in plan.timeline if span.name == "sync weights"),
+        )
         if recorded is not None and recorded.train:
             train, sync = recorded.train, recorded.sync or sync
         nodes = len({device.node for device in plan.plan.placements["actor_train"].devices})
@@ -438,8 +440,8 @@ class _Search:
         if not pinned:
             for layout in ("colocated", "split", "overlapping"):
                 if layout != plan.layout and config.devices.layout == "auto":
-                    words = (f"devices.layout={layout}",)
-                    yield _Variant("devices", f"layout {plan.layout} -> {layout}", words)
+                    word = f"devices.layout={layout}"
+                    yield _Variant("devices", f"layout {plan.layout} -> {layout}", (word,))
         if pinned or plan.layout == "colocated":
             return
         train = plan.placements["actor_train"].devices

@@ -22,7 +22,6 @@ from learner_cases import (  # noqa: E402
     shaken,
     tiny,
 )
-from memory_count import StorageCount  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from rollgym.trainer.data.batch import Batch, make_batch  # noqa: E402
@@ -31,6 +30,7 @@ from rollgym.trainer.data.sequences import TokenSequence  # noqa: E402
 from rollgym.trainer.learner import forward as scoring  # noqa: E402
 from rollgym.trainer.learner import long_rows, packed_attention  # noqa: E402
 from rollgym.trainer.learner.forward import allow_packing, score  # noqa: E402
+from rollgym.trainer.learner.memory_count import StorageCount  # noqa: E402
 from rollgym.trainer.losses.settings import LossConfig  # noqa: E402
 
 

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from rollgym.core.errors import RunError, UsageError
+from rollgym.core.errors import RunError
 from rollgym.engines.weight_sync.wire import LocalShard
 from rollgym.trainer.learner.boxes import Box
 from rollgym.trainer.learner.context_parallel import ContextGroup
