@@ -27,9 +27,7 @@ from rollgym.devices.workload import Job, Workload
 
 FOUNDRY = "llm-foundry, scripts/train/benchmarking/README.md (July 2025)"
 TITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md (December 2024)"
-TRT = (
-    "TensorRT-LLM 0.6.1, docs/source/performance.md (A100, FP16; read as per device, as its H100 table says)"
-)
+TRT = "TensorRT-LLM 0.6.1, page performance.md (A100, FP16; read as per device, as its H100 table says)"
 QWEN = "Qwen2.5, docs/source/benchmark/speed_benchmark.rst (vLLM 0.6.3, BF16)"
 STEPS = 64
 """Micro-batches of each rank in a predicted update."""

@@ -200,7 +200,7 @@ class Sizes:
         return self.tokens * 3 * (self.shape.hidden + self.shape.inner // self.mesh.tensor) * self.c
 
     def backward(self, gradient: int) -> int:
-        """What a layer's backward pass makes beyond what is saved, less what it frees.
+        """Extra memory of a layer's backward pass: what it makes beyond what is saved, less what it frees.
 
         ``gradient``: bytes of a gradient of a weight, in which the layer's gradients are counted elsewhere.
         """

@@ -45,7 +45,7 @@ class Box:
         )
 
     def flat_range(self, shape: Sequence[int]) -> tuple[int, int] | None:
-        """Return the flat range that this box is of a tensor of a shape; None if it is in several pieces."""
+        """Return the flat range that this box covers in a tensor of a shape; None if it has several parts."""
         if not self.numel:
             return 0, 0
         dimension = next((d for d, size in enumerate(self.sizes) if size > 1), len(shape))
