@@ -171,7 +171,7 @@ def test_user_data_fills_in_an_entry(rollgym_command: Command, tmp_path: Path) -
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "he.jsonl").rename(tmp_path / "elsewhere/he.jsonl")
     gone = rollgym_command("bench", "verify", "r")
-    assert (gone.code, "he.jsonl cannot be read" in gone.out) == (1, True)
+    assert (gone.code, "Data file not found: he.jsonl" in gone.out) == (1, True)
     moved = rollgym_command("bench", "verify", "r", "--data", "humaneval=elsewhere/he.jsonl")
     assert moved.code == 0, moved.out
 

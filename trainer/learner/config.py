@@ -75,6 +75,10 @@ class ParallelConfig:
             )
         return {name: world // known if size is None else size for name, size in given.items()}
 
+    def data_ranks(self, world: int) -> int:
+        """Return the number of ranks that rows are split between; a context or tensor group is one."""
+        return world // (self.context * self.tensor)
+
     def _given(self) -> dict[str, int | None]:
         return {
             "replicate": self.replicate,

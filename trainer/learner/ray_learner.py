@@ -319,7 +319,10 @@ class RayLearner:
         if self._padded is None:
             self._padded = self.describe_layout().layout == "padded"
         room = self.config.max_tokens_per_microbatch
-        return self.batches.store(batch, self.workers.world, room=room, padded=self._padded, arrays=arrays)
+        ranks = self.workers.world
+        if find_strategy(self._strategy).mesh:
+            ranks = self.config.parallel.data_ranks(ranks)
+        return self.batches.store(batch, ranks, room=room, padded=self._padded, arrays=arrays)
 
     def _run_each(
         self, method: Callable[Concatenate[Learner, P], R], *args: P.args, **kwargs: P.kwargs

@@ -46,7 +46,7 @@ class MeshStrategy(Fsdp2Strategy):
         super().__init__(*args, **kwargs)
         self.sizes = self.config.parallel.sizes(self.world)
         """The dimensions of the mesh by name, from the slowest to the fastest varying."""
-        self.model_ranks = math.prod(self.sizes[name] for name in ("context", "tensor"))
+        self.model_ranks = self.world // self.config.parallel.data_ranks(self.world)
 
     @property
     def gradient_ranks(self) -> int:
