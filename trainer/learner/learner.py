@@ -558,9 +558,11 @@ class Learner:
 
     def _recomputed_gap(self, batch: Batch) -> Metrics:
         """Measure the engine's log-probs against recomputed ones; each rank adds up those of its rows."""
+        rows = range(len(batch.sequences))
         if self._group is None:
-            return summary(engine_gap(batch, range(len(batch.sequences))))
-        parts = self._micro_batches(batch, range(len(batch.sequences)))
+            batch.fetch(rows)
+            return summary(engine_gap(batch, rows))
+        parts = self._micro_batches(batch, rows)
         own = engine_gap(batch, [row for part in parts for row in part])
         return summary(merge(_gather_metrics(self._group, own, self.strategy.counted_ranks)))
 

@@ -186,7 +186,7 @@ def test_reveal_tells_the_solution(sandbox: Sandbox) -> None:
         ({"max_turns": 0}, "1 or more"),
         ({"output_chars": 5}, "100 or more"),
         ({"form": "mbpp"}, "from a file"),
-        ({"problems": "nowhere.jsonl"}, "cannot be read"),
+        ({"problems": "nowhere.jsonl"}, "Data file not found: nowhere.jsonl"),
         ({"problems": "nowhere.jsonl", "family": "maths"}, "generated problems"),
     ],
 )
