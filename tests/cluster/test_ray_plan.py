@@ -133,10 +133,11 @@ def test_strategy_and_offloading_come_from_the_plan(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_mesh_must_fit_the_planned_ranks() -> None:
-    mesh = config_of(learner={"strategy": "mesh", "parallel": {"tensor": 2}}, devices={"layout": "colocated"})
+    parallel = {"replicate": 2}
+    mesh = config_of(learner={"strategy": "mesh", "parallel": parallel}, devices={"layout": "colocated"})
     four = plan_first(mesh, with_nodes(4))
     assert len(four.placements["actor_train"].devices) == 4
-    with pytest.raises(UsageError, match="tensor 2 = 2, which must divide the number of ranks, 3"):
+    with pytest.raises(UsageError, match="dimensions must divide that number, with 3 devices in all"):
         plan_first(mesh, with_nodes(3))
     with pytest.raises(UsageError, match=r"learner\.parallel requires learner\.strategy=mesh"):
         config_of(learner={"strategy": "fsdp2", "parallel": {"tensor": 2}})
