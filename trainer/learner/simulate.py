@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from rollgym.core.errors import RunError, UsageError, one_line
 from rollgym.trainer.data.batch import Batch, make_batch, micro_batches
-from rollgym.trainer.data.sequences import FloatArray, TokenEpisode, TokenSequence
+from rollgym.trainer.data.sequences import FloatArray, IntArray, TokenEpisode, TokenSequence
 from rollgym.trainer.learner import learner as learner_module
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
 from rollgym.trainer.learner.layout import LayoutChoice
@@ -254,6 +254,10 @@ class FakeGroup(ProcessGroup):
 
     def sum(self, values: FloatArray) -> FloatArray:
         """Return this rank's values."""
+        return values
+
+    def combine(self, values: FloatArray, starts: IntArray, lengths: IntArray) -> FloatArray:
+        """Return this rank's values, with zeros for the rows of the others."""
         return values
 
     def gather(self, value: Any) -> list[Any]:
