@@ -12,13 +12,14 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rollgym.engines.base import Engine, WeightSource
-from rollgym.engines.weight_sync.chain import WeightChain
-from rollgym.engines.weight_sync.wire import Sent, WireFormat, wire_bytes
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.learner.protocol import Metrics
+
+if TYPE_CHECKING:  # imports torch, which a mistake in a config is reported without
+    from rollgym.engines.weight_sync.wire import Sent, WireFormat
 
 FOLDER = ".weights"
 """Folder of a run with files of weights on their way to engines (``engine.weight_route=disk`` on Ray)."""
@@ -33,6 +34,8 @@ def wire_format(config: TrainConfig, engine: Engine, folder: Path, nodes: int = 
         folder: The run's folder.
         nodes: Number of nodes of the cluster.
     """
+    from rollgym.engines.weight_sync.wire import WireFormat
+
     settings = config.engine
     dtype = cast(Literal["float32", "bfloat16", "float16"], engine.weight_dtype)
     delta = settings.weight_delta
@@ -51,6 +54,8 @@ def wire_format(config: TrainConfig, engine: Engine, folder: Path, nodes: int = 
 
 async def raise_rank_error(source: WeightSource) -> None:
     """Raise the error of the ranks if they could not send all weights."""
+    from rollgym.engines.weight_sync.chain import WeightChain
+
     if isinstance(source.tensors, WeightChain):
         await asyncio.to_thread(source.tensors.last.wait)
 
@@ -93,6 +98,9 @@ class SyncMeter:
         Bytes are those that left the learner, counted once however many engines read them. ``changed_frac``
         is the fraction of values that a delta update changed.
         """
+        from rollgym.engines.weight_sync.chain import WeightChain
+        from rollgym.engines.weight_sync.wire import wire_bytes
+
         metrics: Metrics = {"weight_sync_seconds": time.perf_counter() - self._began}
         if isinstance(source.tensors, WeightChain):
             sent: Sent = source.tensors.sent

@@ -229,7 +229,7 @@ def test_scheduler_config_and_engine_options() -> None:
         6,
         "drop",
     )
-    assert engine_options(config) == engine
+    assert engine_options(config) == {**engine, "return_routed_experts": True}, "router replay is on"
 
 
 def test_held_out_episodes_follow_the_evaluation_settings() -> None:

@@ -28,7 +28,7 @@ from rollgym.trainer.data.packing import Packing, pack
 from rollgym.trainer.data.sequences import IntArray, TokenSequence
 from rollgym.trainer.learner import chunked_logprobs as chunked
 from rollgym.trainer.learner.context_parallel import ContextGroup
-from rollgym.trainer.learner.long_rows import exceeds, plan_pieces, states_in_pieces
+from rollgym.trainer.learner.long_rows import MIN_PIECE, exceeds, plan_pieces, states_in_pieces
 from rollgym.trainer.learner.packed_attention import PACKED, attend, in_slice, paths_of, spare_last_layer
 from rollgym.trainer.learner.router_replay import router_replay_of
 from rollgym.trainer.learner.vocabulary_parallel import local_part, split_logprobs, vocabulary_part
@@ -74,6 +74,7 @@ def _in_pieces(
     if max_tokens is None or layout != "packed" or router_replay_of(body) is not None:
         return None
     inputs = [row.inputs for row in rows]
+    max_tokens = max(max_tokens, MIN_PIECE)
     if sum(map(len, inputs)) <= max_tokens:
         return None
     packing = pack(inputs)

@@ -30,6 +30,8 @@ from rollgym.trainer.learner.packed_attention import (
 Tokens = slice | Tensor
 MAX_SCORES = 2**22
 """Scores of heads, queries and keys that attention to earlier pieces holds at once: 16 MB in float32."""
+MIN_PIECE = 6
+"""Fewest tokens of a piece: the rounding of sums over many smaller ones would show in gradients."""
 
 
 def exceeds(packing: Packing, max_tokens: int) -> bool:

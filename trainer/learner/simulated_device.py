@@ -210,6 +210,9 @@ def _device_module() -> ModuleType:
     module.current_device = lambda: 0
     module.set_device = lambda device: None
     module.manual_seed_all = lambda seed: None
+    # `torch.random.fork_rng` asks every device of the process for it, also after a simulation.
+    module.get_rng_state = lambda device=None: torch.empty(0, dtype=torch.uint8)
+    module.set_rng_state = lambda state, device=None: None
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     return module  # type: ignore[no-any-return]
 

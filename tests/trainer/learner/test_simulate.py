@@ -63,10 +63,10 @@ def test_checkpointing_and_lora_take_less() -> None:
 def test_the_peak_is_that_of_a_real_learner() -> None:
     """In float32 in one process: the real storages, counted in the same way."""
     config = LearnerConfig(max_tokens_per_microbatch=64, dtype="float32", device="cpu")
-    model = tiny(tie_word_embeddings=False, **SIZES)
     batch = fake_batch(2, 64, 16, 50)
     with StorageCount() as count:
-        learner = Learner(model, config, LOSS)
+        # The given model, which is copied, is freed: it is not the learner's.
+        learner = Learner(tiny(tie_word_embeddings=False, **SIZES), config, LOSS)
         learner.update(batch)
         count.phase("second update")
         learner.update(batch)
