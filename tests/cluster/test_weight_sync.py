@@ -51,6 +51,7 @@ async def expected(learner: RayLearner, folder: Path, version: int) -> list[Any]
     return found
 
 
+@pytest.mark.slow
 def test_engines_get_deltas_of_two_ranks_and_keep_the_bits_of_full_updates(
     here: Connection, tmp_path: Path
 ) -> None:
