@@ -107,7 +107,7 @@ def cut(batch: Batch, ranks: int, *, room: int, padded: bool) -> tuple[BatchOutl
     shard_of_row = np.zeros(len(batch.sequences), dtype=np.int64)
     for share in balanced([float(cost) for _, cost in sets], ranks):
         own = [row for number in share for row in sets[number][0]]
-        for part in _parts(own, [8 * len(batch.sequences[row].ids) for row in own]):
+        for part in _parts(own, [_row_bytes(batch.sequences[row]) for row in own]):
             shard_of_row[part] = len(shards)
             shards.append(_shard(part, [batch.sequences[row] for row in part]))
             rows.append(part)
@@ -286,6 +286,11 @@ class _FinalEpisodes(Sequence[Any]):
             final_ids = self._store.row(shard, int(number)).ids
         none = np.zeros(0, dtype=np.int64)
         return TokenEpisode(str(number), (), np.zeros(0), none, final_ids)
+
+
+def _row_bytes(row: TokenSequence) -> int:
+    """About the bytes of a row in a shard."""
+    return 8 * len(row.ids) + (0 if row.experts is None else row.experts.nbytes)
 
 
 def _parts(rows: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
