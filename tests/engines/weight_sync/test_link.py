@@ -18,7 +18,7 @@ def test_several_follow_the_buckets_as_another_thread_publishes_them() -> None:
     def send() -> None:
         for event in read:
             link.publish([KeptPart([])], Sent(10, 5, 1))
-            assert event.wait(20), "nobody has read the bucket before the next one was there"
+            assert event.wait(20), "the bucket was not read before the next one was there"
         link.end()
 
     async def follow(first: bool) -> int:

@@ -183,7 +183,7 @@ def test_replaying_the_own_choice_changes_nothing(family: str, layout: str) -> N
 def test_other_experts_get_the_weights_and_gradients_of_their_scores(
     layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against a router that is told the experts of each token by a table."""
+    """Against a router that takes the experts of each token from a table."""
     from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen
 
     model = with_experts("qwen3_moe")
