@@ -27,7 +27,7 @@ from rollgym.serve.program import Program, program_settings
 from rollgym.trainer.advantages import ESTIMATORS, AdvantageConfig, find_estimator
 from rollgym.trainer.config_files import PACKAGE
 from rollgym.trainer.deferred_names import allow_deferred_names, deferred_names_allowed
-from rollgym.trainer.distill_config import DistillConfig
+from rollgym.trainer.distill_config import DistillConfig, check_teachers
 from rollgym.trainer.learner.config import LearnerConfig
 from rollgym.trainer.learner.strategies import check_parallel, find_strategy
 from rollgym.trainer.losses.settings import LossConfig
@@ -484,8 +484,8 @@ class TrainConfig(Settings):
             )
         _check_staleness(self)
         _check_roles(self)
-        if self.distill is not None and self.runtime == "ray":
-            raise UsageError("distill requires runtime=local: teachers on Ray are not supported.")
+        if self.distill is not None:
+            check_teachers(self.distill.teachers, self.learner_temperature, self.runtime)
         if self.distill is not None and self.rollout.filter_zero_variance:
             raise UsageError(
                 "distill and rollout.filter_zero_variance cannot be combined: groups with equal returns "

@@ -444,12 +444,19 @@ REWARD_MAY_CHANGE = ("timeout", "retries", "concurrency", "workers", "url", "hea
 """Settings of a reward that a resumed run may change."""
 
 
+def teacher_may_change(key: str) -> bool:
+    """Whether this is the address or key of a teacher's server, which a resumed run may change."""
+    return key.startswith("distill.teachers.") and key.endswith((".url", ".api_key_env"))
+
+
 def _may_change(key: str) -> bool:
     """Whether a resumed run may change this setting: it does not affect the result of a step."""
     section, _, rest = key.partition(".")
     last = rest.rpartition(".")[2]
     if section == "rewards":
         return last in REWARD_MAY_CHANGE
+    if section == "distill":
+        return teacher_may_change(key)
     if section == "envs":
         setting = rest.partition(".")[2]
         if setting.startswith("rewards."):

@@ -16,6 +16,7 @@ from rollgym.rewards.resolve import check_reachable, resolve_rewards
 from rollgym.rewards.settings import RewardSettings, check_names
 from rollgym.serve.program import check_program
 from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.distill_config import TeacherConfig
 from rollgym.trainer.self_play import check_opponents
 from rollgym.utils.terminal import printable
 
@@ -57,6 +58,7 @@ def code_of(config: TrainConfig) -> list[str]:
         named += [f"program.{key} {value}" for key in keys if (value := getattr(config.program, key))]
         named += ["program.sandbox none"] * (config.program.sandbox == "none")
         named += [f"program.mounts {mount}" for mount in config.program.mounts]
+    named += urls_of_teachers(config.distill.teachers if config.distill is not None else ())
     values = {
         "engine.python": config.engine.python,
         "engine.url": config.engine.url,
@@ -64,6 +66,11 @@ def code_of(config: TrainConfig) -> list[str]:
         "ray.address": None if config.ray.address == "auto" else config.ray.address,
     }
     return named + [f"{key} {value}" for key, value in values.items() if value is not None]
+
+
+def urls_of_teachers(teachers: Sequence[TeacherConfig]) -> list[str]:
+    """The addresses that tokens are sent to, as ``key value``."""
+    return [f"distill.teachers.{number}.url {each.url}" for number, each in enumerate(teachers) if each.url]
 
 
 def _code_of_rewards(rewards: Sequence[RewardSettings], key: str) -> list[str]:

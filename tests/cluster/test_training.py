@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scoring_server import scoring_server
 from training import Story, fast_versions, write
 
 from rollgym.cluster.engine import RemoteEngine
 from rollgym.config.loader import load
+from rollgym.engines.embedded.model import read_module
 from rollgym.trainer import loop
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.loop import train
@@ -67,6 +69,19 @@ def test_a_run_on_ray_is_the_run_in_one_process_bit_for_bit(
     assert there.weights == here.weights
     assert there.evaluations == here.evaluations
     assert [one["turns"] for one in there.episodes] == [one["turns"] for one in here.episodes]
+
+
+def test_a_teacher_on_a_server_teaches_on_ray_what_it_teaches_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast_versions(monkeypatch)
+    teacher = run_with(tmp_path / "teacher") / "final"
+    with scoring_server(read_module(teacher)) as server:
+        changes = {"distill": {"teachers": [{"path": str(teacher), "url": server.url}]}, "seed": 1}
+        here = Story.of(run_with(tmp_path / "here", **changes))
+        there = Story.of(run_with(tmp_path / "there", **changes, runtime="ray", ray={"num_gpus": 1}))
+    assert there.weights == here.weights
+    assert [line["teacher_kl"] for line in there.metrics] == [line["teacher_kl"] for line in here.metrics]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 from learner_cases import make_learner, mixed_batch, tiny
+from safetensors.torch import load_file
+from scoring_server import scoring_server
 from training import Forge, Story, lines, write
 from tuning import write_config as write_sft
 
 import rollgym
-from rollgym.core.errors import UsageError
+from rollgym.core.errors import AgentError, UsageError
+from rollgym.engines.embedded.model import read_module
 from rollgym.trainer.distill_config import DistillConfig
 from rollgym.trainer.distillation import Teachers
 from rollgym.trainer.rollout_batch import RolloutBatch
@@ -113,6 +116,49 @@ def test_a_run_killed_and_resumed_ends_the_same(forge: Forge, tmp_path: Path, te
     assert Story.of(tmp_path / "run") == Story.of(tmp_path / "whole")
 
 
+def test_a_teacher_on_a_server_teaches_the_same(train_here: Run, teacher: Path) -> None:
+    """The server computes real log-probs with the teacher's weights, in vLLM's form."""
+    short = {"rollout": {"groups": 2, "group_size": 2}, "stop": {"steps": 2}, "seed": 3}
+    local = train_here("local", distill=distill(teacher), **short)
+    with scoring_server(read_module(teacher), "vllm") as server:
+        served = train_here("served", distill=distill_on(server.url, teacher), **short)
+        assert server.asked("/v1/completions")
+    kl = [[line["teacher_kl"] for line in lines(run / "metrics.jsonl")] for run in (local, served)]
+    assert kl[1] == pytest.approx(kl[0], abs=1e-4)
+    one, other = (load_file(run / "final" / "model.safetensors") for run in (local, served))
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-3
+    record = json.loads((served / "teachers.json").read_text())
+    assert record["teachers"] == [{"server_model": "teacher"}]
+
+
+def distill_on(url: str, path: Path) -> dict[str, Any]:
+    return {"teachers": [{"path": str(path), "url": url}], "reward_weight": 0.0}
+
+
+def test_a_run_whose_teacher_vanishes_resumes_with_it_elsewhere(
+    train_here: Run, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollgym.engines.servers.scoring.RETRY_SECONDS", 0.0)
+    short = {"rollout": {"groups": 2, "group_size": 2}, "seed": 3, "checkpoints": {"every": 1}}
+    with scoring_server(read_module(teacher), "vllm") as server:
+        whole = train_here("whole", distill=distill_on(server.url, teacher), **short, stop={"steps": 4})
+        answers = 3 * len(server.asked("/v1/completions")) // 4
+
+        def vanish(body: Any) -> Any:
+            return server.vllm(body) if len(server.asked("/v1/completions")) <= answers else "cut"
+
+        server.seen.clear()
+        server.scripts["/v1/completions"] = vanish
+        with pytest.raises(AgentError, match=rf"The teacher at {server.url} could not score a batch"):
+            train_here("run", distill=distill_on(server.url, teacher), **short, stop={"steps": 4})
+    folder = whole.with_name("run")
+    done = len(lines(folder / "metrics.jsonl"))
+    assert 0 < done < 4
+    with scoring_server(read_module(teacher), "vllm") as other:
+        train_here("run", resume=True, distill=distill_on(other.url, teacher), **short, stop={"steps": 4})
+    assert Story.of(folder) == Story.of(whole)
+
+
 def test_a_teacher_with_another_tokenizer_is_refused(train_here: Run, teacher: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(teacher, other)
@@ -134,7 +180,21 @@ def _renamed(tokenizer: Any) -> Any:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"distill": {"teachers": []}}, "distill.teachers"),
     ({"distill": {"teachers": [{"path": "nowhere"}]}}, "distill.teachers path nowhere: folder not found"),
-    ({"distill": {"teachers": [{"path": "a"}]}, "runtime": "ray"}, "distill requires runtime=local"),
+    (
+        {"distill": {"teachers": [{"path": "a"}]}, "runtime": "ray"},
+        r"distill\.teachers\.0 requires runtime=local, or a url",
+    ),
+    (
+        {
+            "distill": {"teachers": [{"path": "a", "url": "http://127.0.0.1:1"}]},
+            "agent": {"temperature": 0.5},
+        },
+        r"distill\.teachers\.0\.url requires agent\.temperature=1, not 0\.5",
+    ),
+    (
+        {"distill": {"teachers": [{"path": "a", "api_key_env": "KEY"}]}},
+        r"distill\.teachers\.0\.api_key_env requires distill\.teachers\.0\.url",
+    ),
     (
         {"distill": {"teachers": [{"path": "a"}]}, "rollout": {"filter_zero_variance": True}},
         "cannot be combined",

@@ -32,6 +32,7 @@ from rollgym.trainer.cluster.roles import (
 )
 from rollgym.trainer.colocation import Colocation
 from rollgym.trainer.config import TrainConfig
+from rollgym.trainer.distillation import open_teachers
 from rollgym.trainer.learner.multi_role import MultiRoleLearner
 from rollgym.trainer.runtime import (
     Components,
@@ -119,6 +120,7 @@ class RayRuntime:
             plan=self._plan(),
             colocation=self._colocation(),
         )
+        self._components.teachers = await self._compute(open_teachers, config, self._folder, self._model)
         return self._components
 
     async def rebuild(self) -> None:

@@ -27,12 +27,12 @@ from rollgym.trainer.config import (
     check_engine,
 )
 from rollgym.trainer.deferred_names import allow_deferred_names, deferred_names_allowed
-from rollgym.trainer.distill_config import OfflineDistillConfig, TeacherConfig
+from rollgym.trainer.distill_config import OfflineDistillConfig, TeacherConfig, check_teachers
 from rollgym.trainer.learner.config import LearnerConfig
 from rollgym.trainer.learner.strategies import check_parallel, find_strategy
 from rollgym.trainer.losses.settings import LossConfig
 from rollgym.trainer.sft.config_files import PACKAGE
-from rollgym.trainer.trusted import code_of
+from rollgym.trainer.trusted import code_of, urls_of_teachers
 
 POLICY = "policy"
 """``data.agent``: the policy itself, before training."""
@@ -272,8 +272,7 @@ class SFTConfig(DataRunConfig):
     def check(self) -> None:
         """Check settings against each other."""
         DataRunConfig.check(self)
-        if self.distill is not None and self.runtime == "ray":
-            raise UsageError("distill requires runtime=local: teachers on Ray are not supported.")
+        check_teachers(self.teachers(), temperature=1.0, runtime=self.runtime)
         if self.data.agent is None and self.data.mistakes:
             raise UsageError("data.mistakes requires data.agent.")
         self.demonstrations().check_mistakes("data")
@@ -315,4 +314,4 @@ class RunConfig(TrainConfig):
 def code_in(config: DataRunConfig) -> list[str]:
     """All settings that run external code or send data to other hosts, as ``key value``."""
     named = [f"{key} {agent}" for key, agent in config.agents().items() if ":" in agent]
-    return code_of(config.run_config(0)) + named
+    return code_of(config.run_config(0)) + named + urls_of_teachers(config.teachers())

@@ -24,9 +24,8 @@ from rollgym.core.files import replacing
 from rollgym.trainer.data.batch import Batch
 from rollgym.trainer.data.sequences import FloatArray, IntArray, TokenEpisode, TokenSequence
 from rollgym.trainer.distill_config import OfflineDistillConfig
-from rollgym.trainer.distillation import teacher_learners
+from rollgym.trainer.distillation import Teacher, teacher_models
 from rollgym.trainer.imitation.examples import supervised_batch
-from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
 from rollgym.trainer.runtime import MODEL, Components
 from rollgym.trainer.sft.config import SFTConfig
@@ -97,10 +96,10 @@ class DistillLoop(SFTLoop):
         assert isinstance(config, SFTConfig)
         assert config.distill is not None
         run.console.phase("teachers")
-        learners = teacher_learners(
+        teachers = teacher_models(
             config.distill.teachers, self.components.config, run.folder, run.folder / MODEL
         )
-        found = teacher_targets([example.tokens for example in examples], config.distill, learners)
+        found = teacher_targets([example.tokens for example in examples], config.distill, teachers)
         with replacing(path) as file:
             np.savez(
                 file,
@@ -138,7 +137,7 @@ def make_loop(components: Components, run: TrainRun, config: SFTConfig, data: Da
 
 
 def teacher_targets(
-    episodes: Sequence[TokenEpisode], settings: OfflineDistillConfig, learners: Sequence[Learner]
+    episodes: Sequence[TokenEpisode], settings: OfflineDistillConfig, teachers: Sequence[Teacher]
 ) -> Targets:
     """Let the teachers read episodes; the result is over all their action tokens in order."""
     total = sum(teacher.weight for teacher in settings.teachers)
@@ -149,8 +148,8 @@ def teacher_targets(
     for start in range(0, len(episodes), CHUNK):
         batch = supervised_batch(episodes[start : start + CHUNK])
         tokens, ids, weights = [], [], []
-        for share, learner in zip(shares, learners, strict=True):
-            top, logprobs = learner.top_logprobs(batch, settings.top_k)
+        for share, teacher in zip(shares, teachers, strict=True):
+            top, logprobs = teacher.top_logprobs(batch, settings.top_k)
             probs = np.exp(logprobs)
             masses.append(share * probs.sum(0))
             tokens.append(np.broadcast_to(np.arange(batch.num_tokens), top.shape).reshape(-1))

@@ -32,6 +32,7 @@ from rollgym.trainer.main import (
     override_words,
     refuse_changes,
     run_loop,
+    teacher_may_change,
 )
 from rollgym.trainer.sft.config import DataRunConfig, RunConfig, code_in
 from rollgym.trainer.sft.records import DATA, DataFile, data_files
@@ -227,5 +228,10 @@ def _resumed_config(
         now = now.model_copy(update={"name": before.name})
     now = _with_modules(now, modules)
     fixed = () if before.learner.schedule == "constant" else ("stop.steps",)  # rates depend on it
-    refuse_changes(out, before, now, lambda key: key.startswith(MAY_CHANGE_TOO) and key not in fixed)
+    refuse_changes(out, before, now, lambda key: _may_change(key) and key not in fixed)
     return now
+
+
+def _may_change(key: str) -> bool:
+    """Whether a resumed run may change this setting: it does not affect the result of a step."""
+    return key.startswith(MAY_CHANGE_TOO) or teacher_may_change(key)

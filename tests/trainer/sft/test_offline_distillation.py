@@ -21,16 +21,19 @@ from learner_cases import (  # noqa: E402
     make_row,
     tiny,
 )
+from scoring_server import scoring_server  # noqa: E402
 from training import Forge, Story, lines  # noqa: E402
 from tuning import write_config  # noqa: E402
 
 import rollgym  # noqa: E402
 from rollgym.core.errors import UsageError  # noqa: E402
+from rollgym.engines.servers.scoring import TokenScorer  # noqa: E402
 from rollgym.io.run_dir import read_json  # noqa: E402
 from rollgym.trainer.data.batch import Batch  # noqa: E402
 from rollgym.trainer.data.sequences import TokenEpisode  # noqa: E402
 from rollgym.trainer.distill_config import OfflineDistillConfig  # noqa: E402
 from rollgym.trainer.learner.imitation import imitation_loss  # noqa: E402
+from rollgym.trainer.server_teacher import ServerTeacher  # noqa: E402
 from rollgym.trainer.sft.dataset import Example  # noqa: E402
 from rollgym.trainer.sft.distillation import SoftExample, soft_batch, soften, teacher_targets  # noqa: E402
 
@@ -102,6 +105,19 @@ def test_loss_and_gradient_are_those_of_a_plain_implementation(top_k: int) -> No
     entropy = sum(one.entropy for one in given) / sum(one.learned for one in given)
     assert found - entropy == pytest.approx(kl, rel=1e-4, abs=1e-5)
     assert_same(gradient(soft_batch(given), loss=imitation_loss()), expected, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("top_k", [4, 1000])
+def test_teachers_on_servers_give_the_same_targets(kind: str, top_k: int) -> None:
+    given = episodes()
+    expected = teacher_targets(given, settings(top_k), [make_learner(tiny(seed)) for seed in (1, 2)])
+    with scoring_server(tiny(1), kind) as first, scoring_server(tiny(2), kind) as second:
+        teachers = [ServerTeacher(TokenScorer(one.url), VOCABULARY) for one in (first, second)]
+        found = teacher_targets(given, settings(top_k), teachers)
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert found.weights == pytest.approx(expected.weights, abs=1e-5)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -207,7 +223,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"distill": {"teachers": []}}, "distill.teachers"),
     ({"distill": {"teachers": [{"path": "a"}], "top_k": 0}}, "distill.top_k"),
     ({"distill": {"teachers": [{"path": "nowhere"}]}}, "distill.teachers path nowhere: folder not found"),
-    ({"distill": {"teachers": [{"path": "a"}]}, "runtime": "ray"}, "distill requires runtime=local"),
+    (
+        {"distill": {"teachers": [{"path": "a"}]}, "runtime": "ray"},
+        r"distill\.teachers\.0 requires runtime=local, or a url",
+    ),
 ]
 
 
