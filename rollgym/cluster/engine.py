@@ -273,6 +273,11 @@ class RemoteEngine(Engine):
             await asyncio.gather(self._starting, return_exceptions=True)
 
     @property
+    def actor_options(self) -> Mapping[str, Any]:
+        """Ray options of its actor."""
+        return self._actor_options
+
+    @property
     def needs_placement(self) -> bool:
         """Whether it has no actor: one may be starting, or waiting for a node that is lost."""
         return not self._closed and self._client is None

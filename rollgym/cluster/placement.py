@@ -50,6 +50,16 @@ class PlacedPlan:
     slots: Mapping[Role, tuple[ActorSlot, ...]]
     """The slots of each role, in the order of its ranks."""
     groups: tuple[Any, ...] = field(repr=False)
+    nodes: tuple[str, ...] = ()
+    """Ray ids of the nodes of ``groups``; empty if the plan was placed on any nodes."""
+
+    def node_of(self, options: Mapping[str, Any]) -> str | None:
+        """Return the Ray id of the node that Ray options name, by a slot of this plan or directly."""
+        where = options.get("scheduling_strategy")
+        if (name := getattr(where, "node_id", None)) is not None:
+            return str(name)
+        homes = {group.id: node for group, node in zip(self.groups, self.nodes, strict=False)}
+        return homes.get(getattr(getattr(where, "placement_group", None), "id", None))
 
     def release(self) -> None:
         """Free the devices; their actors are killed."""
@@ -58,7 +68,7 @@ class PlacedPlan:
         for group in self.groups:
             with contextlib.suppress(Exception):
                 remove_placement_group(group)
-        self.groups = ()
+        self.groups = self.nodes = ()
 
 
 def bundles(plan: Plan) -> dict[int, dict[Device, dict[str, float]]]:
@@ -104,7 +114,8 @@ async def place(
         )
         for node, devices in wanted.items()
     }
-    placed = PlacedPlan(plan, _slots(plan, wanted, groups), tuple(groups.values()))
+    nodes = () if connection is None else tuple(connection.nodes[node] for node in wanted)
+    placed = PlacedPlan(plan, _slots(plan, wanted, groups), tuple(groups.values()), nodes)
     try:
         ready = asyncio.gather(*(_ready(group) for group in groups.values()))
         needs = [_sum(devices) for devices in wanted.values()]

@@ -348,6 +348,53 @@ def test_a_run_that_loses_a_node_completes(
     assert [line["step"] for line in story.metrics] == list(range(1, steps + 1))
 
 
+@pytest.mark.slow
+def test_the_only_engine_moves_to_a_free_node_within_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes_of: Callable[..., Any]
+) -> None:
+    """Its node goes twice: it moves to a node that was free all the time, then to one that joins."""
+    fast_versions(monkeypatch)
+    nodes = nodes_of(3, num_cpus=4, num_gpus=1)
+    homes: list[str] = []
+    monkeypatch.setattr(loop, "reason_to_stop", lambda *_: "enough" if len(homes) == 3 else None)
+
+    def home(components: Components) -> str:
+        runtime: Any = components.runtime
+        return str(runtime._placed.node_of(runtime._engines[0].actor_options))
+
+    def lose(name: str) -> None:
+        nodes.lose([str(node.node_id) for node in nodes.others].index(name))
+
+    async def lose_twice(components: Components, run: TrainRun) -> None:
+        engine: Any = components.engine
+        for joins in (False, True):
+            step = run.state.step
+            while run.state.step < step + 2:
+                await asyncio.sleep(0.01)
+            homes.append(home(components))
+            await asyncio.to_thread(lose, homes[-1])
+            while not engine.lost:
+                await asyncio.sleep(0.01)
+            if joins:
+                nodes.add()
+            while engine.lost or home(components) == homes[-1]:
+                await asyncio.sleep(0.01)
+        homes.append(home(components))
+
+    folder = run_with(
+        tmp_path / "there",
+        lose_twice,
+        runtime="ray",
+        ray={"address": nodes.address},
+        rollout={"groups": 4, "group_size": 4, "workers": 0},
+        devices={"layout": "split", "actor_train": "gpu[0]", "actor_infer": "gpu[1]"},
+        evaluation={"every": 0, "episodes": 4},
+    )
+    story = Story.of(folder)
+    assert len(set(homes)) == 3
+    assert len({one["spec"]["episode_id"] for one in story.episodes}) == len(story.metrics) * 4 * 4
+
+
 def test_a_run_moves_to_the_remaining_nodes_and_back(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -69,7 +69,12 @@ class RayRuntime:
         self._placed: PlacedPlan | None = None
         self._engines: list[RemoteEngine] = []
         self._starting: set[asyncio.Task[None]] = set()
-        """Engines that start on nodes that joined."""
+        """Engines that start on other nodes than planned."""
+        self._watching: asyncio.Task[None] | None = None
+        self._looked: tuple[frozenset[str], list[str | None]] = frozenset(), []
+        """The living nodes and those of the engines when free devices were last searched."""
+        self._moving = asyncio.Lock()
+        """Held while components get other devices."""
         self._components: Components | None = None
         self._pool: RayPool | None = None
         self._learner: MultiRoleLearner
@@ -121,6 +126,8 @@ class RayRuntime:
             colocation=self._colocation(),
         )
         self._components.teachers = await self._compute(open_teachers, config, self._folder, self._model)
+        if self._engines:
+            self._watching = asyncio.create_task(self._watch())
         return self._components
 
     async def rebuild(self) -> None:
@@ -128,38 +135,32 @@ class RayRuntime:
 
         Waits, with messages, while there are too few nodes; starts over if another node is lost.
         """
-        while True:
-            living = await asyncio.to_thread(alive_nodes)
-            try:
-                await self._rebuild()
-                return
-            except (ActorLost, EngineLost):
-                if living <= await asyncio.to_thread(alive_nodes):
-                    raise
+        async with self._moving:
+            await self._rebuild()
 
     async def adjust(self) -> None:
         """Between two steps: use nodes that joined.
 
         A run that shrank moves as a whole once there are as many devices as at the start. Otherwise engines
-        that lost their node start on the nodes that joined.
+        that lost their node start on free devices of other nodes.
         """
-        living = await asyncio.to_thread(alive_nodes)
-        if living == self._nodes or not self._engines:
-            return
-        joined, self._nodes = living - self._nodes, living
-        if not joined:
-            return
-        connection = await asyncio.to_thread(self._connection.refresh)
-        devices, all_devices = len(self._connection.cluster.devices), self._all_devices
-        if devices < all_devices <= len(connection.cluster.devices):
-            await self._move_back()
-        else:
-            self._place_lost_engines(connection, joined)
+        async with self._moving:
+            living = await asyncio.to_thread(alive_nodes)
+            if not self._engines:
+                return
+            joined, self._nodes = living - self._nodes, living
+            if joined:
+                connection = await asyncio.to_thread(self._connection.refresh)
+                devices = len(self._connection.cluster.devices)
+                if devices < self._all_devices <= len(connection.cluster.devices):
+                    await self._move_back()
+                    return
+            await self._place_lost_engines(living)
 
     async def close(self) -> None:
         """Stop everything that was started, and leave the cluster."""
         with self._stack:
-            for task in self._starting:
+            for task in (*self._starting, *([self._watching] if self._watching else ())):
                 task.cancel()
             if self._components is not None and self._components.scorer is not None:
                 await self._components.scorer.close()
@@ -176,7 +177,25 @@ class RayRuntime:
         if self._placed is not None:
             self._placed.release()
 
+    async def _watch(self) -> None:
+        """Also within a step: a run whose engines are all lost finishes no step until one has a device."""
+        while True:
+            await asyncio.sleep(LOOK)
+            if any(engine.needs_placement for engine in self._engines):
+                async with self._moving:
+                    await self._place_lost_engines(await asyncio.to_thread(alive_nodes))
+
     async def _rebuild(self) -> None:
+        while True:
+            living = await asyncio.to_thread(alive_nodes)
+            try:
+                await self._restart()
+                return
+            except (ActorLost, EngineLost):
+                if living <= await asyncio.to_thread(alive_nodes):
+                    raise
+
+    async def _restart(self) -> None:
         if self._router is not None:
             self._router.set_replicas(())  # engines that are stopped on purpose are not searched for
         for engine in self._engines:
@@ -278,18 +297,31 @@ class RayRuntime:
         folder = self._folder / MOVED
         folder.mkdir(exist_ok=True)
         await self._compute(self._learner.save, folder)
-        await self.rebuild()
+        await self._rebuild()
         await self._compute(self._learner.load, folder)
 
-    def _place_lost_engines(self, connection: Connection, joined: frozenset[str]) -> None:
-        """Start engines that lost their node on the nodes that joined, one per device."""
+    async def _place_lost_engines(self, living: frozenset[str]) -> None:
+        """Start engines that lost their node on free devices of nodes without a part of the plan."""
+        placed = self._placed
+        if placed is None:
+            return
+        homes = [placed.node_of(engine.actor_options) for engine in self._engines]
+        lost = [
+            engine
+            for engine, home in zip(self._engines, homes, strict=True)
+            if engine.needs_placement and home not in living
+        ]
+        if not lost or self._looked == (living, homes):
+            return
+        self._looked = living, homes
+        connection = await asyncio.to_thread(self._connection.refresh)
+        (kind, *_) = {placed.plan.cluster.nodes[at.device.node].kind for at in placed.slots["actor_infer"]}
         free = [
             node_options(name, node.kind)
             for name, node in zip(connection.nodes, connection.cluster.nodes, strict=True)
-            if name in joined
-            for _ in range(node.devices)
+            if name in living and name not in placed.nodes and node.kind == kind
+            for _ in range(node.devices - homes.count(name))
         ]
-        lost = [engine for engine in self._engines if engine.needs_placement]
         for engine, slot in zip(lost, free, strict=False):
             # Training continues meanwhile; a started engine takes part from the next weight sync on.
             task = asyncio.create_task(_restart_on(engine, slot))
