@@ -235,6 +235,11 @@ class RolloutConfig(Settings):
         """Age from which on tokens have no gradient; ``None``: all tokens have one."""
         return self.max_staleness if self.on_stale == "mask" else None
 
+    @property
+    def reports_turns(self) -> bool:
+        """Whether batches leave turns out, so that metrics say how many."""
+        return self.max_staleness > 0 or self.filter_zero_variance
+
 
 class EvaluationConfig(Settings):
     """Evaluation on held-out tasks, the same ones each time, between training steps."""

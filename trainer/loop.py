@@ -147,7 +147,7 @@ class TrainLoop:
             metrics |= (
                 rollout.metrics
                 | staleness_metrics(groups, state.version - 1, self.config.rollout.mask_bound)
-                | (scheduler.step_metrics() if self.config.rollout.max_staleness else {})
+                | (scheduler.step_metrics() if self.config.rollout.reports_turns else {})
                 | components.colocation_metrics
                 | components.sync_metrics
                 | losses

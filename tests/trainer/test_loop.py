@@ -223,6 +223,9 @@ def test_groups_with_equal_returns_can_be_filtered_up_to_a_limit(train_here: Run
     folder = train_here("run", envs=[{"id": "lessons:Even"}], rollout=rollout, stop={"steps": 2})
     groups = sorted({one["spec"]["group_id"] for one in lines(folder / "episodes.jsonl")})
     assert groups == ["g000003", "g000007", "g000011", "g000015"]
+    turns = lines(folder / "episodes.jsonl")[0]["length"]
+    filtered = [line["turns_filtered"] for line in lines(folder / "metrics.jsonl")]
+    assert filtered == [6 * turns * line["episodes"] / 2 for line in lines(folder / "metrics.jsonl")]
 
 
 def test_an_adapted_kl_coefficient_is_recorded_and_moves(train_here: Run) -> None:
