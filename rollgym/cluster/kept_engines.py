@@ -59,12 +59,11 @@ class EngineRecord:
             return None
         try:
             record = cls(**read_json(folder / RECORD, folder))
-            names = [record.prefix, *record.groups.values(), *filter(None, record.engines)]
+            names = [*record.groups.values(), *filter(None, record.engines)]
+            own = all(name.startswith(record.prefix) for name in names)
+            return record if own and _PREFIX.fullmatch(record.prefix) else None
         except (ResultsError, TypeError, AttributeError):
             return None
-        if not _PREFIX.fullmatch(record.prefix):
-            return None
-        return record if all(name.startswith(record.prefix) for name in names) else None
 
     def write(self, folder: Path) -> None:
         """Write it into a run folder."""
