@@ -95,10 +95,13 @@ class LeaseActor:
             time.sleep(tick)
             with self._lock:  # time during which the machine was suspended does not count
                 self._silent += min(time.monotonic() - began, 2 * tick)
-        for _ in range(3):  # a group or an actor may have been about to be made
-            remove(self._prefix, keep=(self._prefix + _LEASE,))
-            time.sleep(1.0)
         ray = need_ray()
+        done = 0
+        while done < 3:  # a group or an actor may have been about to be made
+            with contextlib.suppress(ray.exceptions.RayError, RuntimeError):  # Ray is out of reach
+                remove(self._prefix, keep=leave_to_lease(self._prefix))
+                done += 1
+            time.sleep(1.0)
         ray.kill(ray.get_runtime_context().current_actor)
 
     def _expired(self) -> bool:

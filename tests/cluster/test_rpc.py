@@ -137,7 +137,7 @@ def test_closing_the_client_is_not_a_loss() -> None:
 
 
 def test_another_client_gets_only_its_own_responses() -> None:
-    """The first driver died with a request in the actor and an open poll, the next with an unread response."""
+    """One driver died with a request in the actor and an open poll, the next with an unread response."""
 
     async def main() -> None:
         server = EchoServer()
