@@ -353,6 +353,10 @@ class RayConfig(Settings):
     heartbeat_timeout: float = Field(default=120.0, gt=0)
     """Seconds without a heartbeat after which an actor counts as hung and is replaced. A long step does not
     count: heartbeats come from a separate thread."""
+    keep_engines: float = Field(default=300.0, ge=0)
+    """Seconds for which engines on ``ray.address`` keep running, with their devices, after the trainer was
+    killed: a run that is resumed meanwhile uses them again instead of loading the model. 0: they end with
+    it. Engines that share devices with the learner always do."""
 
 
 class TrainConfig(Settings):

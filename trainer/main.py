@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 MAY_CHANGE = (
     "stop.", "checkpoints.", "tracking.", "name", "ray.heartbeat_timeout", "ray.address",
+    "ray.keep_engines",
     "engine.url", "engine.api_key_env", "engine.python",
     "rollout.workers", "rollout.max_in_flight", "rollout.stall_seconds",
     "rollout.max_infra_retries_per_group",

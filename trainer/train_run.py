@@ -3,6 +3,7 @@
 runs/NAME/manifest.json     environments, seed, versions and hashes
           config.yaml       every setting, defaults included
           plan.json         layout, strategy, ranks, engines, devices
+          engines.json      engines that outlive the process, while it runs (`runtime: ray`)
           metrics.jsonl     one line per training step
           evaluations.jsonl one line per evaluation
           episodes.blocks   every training episode

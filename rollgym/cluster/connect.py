@@ -15,6 +15,7 @@ from typing import Any
 
 from rollgym.cluster.errors import need_ray
 from rollgym.cluster.join import check_address, check_code, check_versions, find_address
+from rollgym.cluster.kept_engines import NAMESPACE
 from rollgym.cluster.node_info import NodeInfo, fetch_node_info, local_node_info
 from rollgym.core.errors import RunError, UsageError, boundary, one_line
 from rollgym.devices.inventory import cluster_from_nodes, known_model
@@ -117,6 +118,7 @@ def _init(address: str, variables: Mapping[str, str] | None, *, ship: bool) -> N
 
 def _options(variables: Mapping[str, str] | None) -> dict[str, Any]:
     return {
+        "namespace": NAMESPACE,
         "log_to_driver": False,
         "logging_level": logging.ERROR,
         "runtime_env": {"env_vars": dict(variables or {})},

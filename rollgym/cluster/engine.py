@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar, c
 
 from rollgym.cluster.errors import ActorLost, need_ray, why_lost
 from rollgym.cluster.heartbeat import OPTIONS, TIMEOUT
+from rollgym.cluster.kept_engines import ANSWER_SECONDS, NAMESPACE, EngineLease, detached, result_of
 from rollgym.cluster.object_store import share_weights
 from rollgym.cluster.prompts import PromptDelta, PromptReceiver, PromptSender
 from rollgym.cluster.rpc import ActorClient, ActorServer
@@ -46,6 +47,14 @@ class EngineFacts(NamedTuple):
     weight_route: str
 
 
+class TakenOver(NamedTuple):
+    """What an `EngineActor` reports when another driver takes it over."""
+
+    facts: EngineFacts
+    updated: bool
+    """Whether it may have other weights than those of the model folder."""
+
+
 class EngineActor(ActorServer):
     """The actor of a `RemoteEngine`: hosts an `EmbeddedEngine`."""
 
@@ -56,6 +65,8 @@ class EngineActor(ActorServer):
         self._receiver = WeightReceiver()
         self._receiving = asyncio.Lock()
         self._prompts = PromptReceiver()
+        self._updated = False
+        """Whether a weight update has begun."""
 
     async def start(self) -> EngineFacts:
         """Load the model."""
@@ -68,6 +79,20 @@ class EngineActor(ActorServer):
         """Return facts about the engine."""
         engine = self._engine
         return EngineFacts(engine.context_length, engine.vocabulary, engine.weight_dtype, engine.weight_route)
+
+    async def take_over(self) -> TakenOver:
+        """Get ready for the next driver: forget what the former one has sent, and continue if paused.
+
+        The weights stay until the next update, of whatever version.
+        """
+        if self._engine is None:
+            raise EngineLost("It has not loaded its model.")
+        await self.replace_client()
+        # Not reset: a thread may still be fetching a bucket of the former driver into the old one.
+        self._receiver, self._receiving = WeightReceiver(), asyncio.Lock()
+        self._prompts = PromptReceiver()
+        await self._engine.resume()
+        return TakenOver(self.describe(), self._updated)
 
     async def serve(self, body: EngineCall) -> Any:
         """Call the engine."""
@@ -98,6 +123,7 @@ class EngineActor(ActorServer):
 
     async def update_weights(self, version: int, weights: WeightSource) -> None:
         """Fetch what is missing of the weights, then pass them to the engine."""
+        self._updated = True
         if not isinstance(weights.tensors, WeightChain):
             await self._engine.update_weights(version, weights)
             return
@@ -129,6 +155,7 @@ class RemoteEngine(Engine):
         patience: Seconds within which an actor must get its resources.
         report: Receives status messages.
         heartbeat_timeout: Seconds without a heartbeat after which the actor is replaced.
+        lease: Lets its actors outlive this process.
         options: Options of `EmbeddedEngine`.
     """
 
@@ -145,6 +172,7 @@ class RemoteEngine(Engine):
         patience: float = 300.0,
         report: Report = print_status,
         heartbeat_timeout: float = TIMEOUT,
+        lease: EngineLease | None = None,
         **options: Any,
     ) -> None:
         self._model = str(model)
@@ -164,6 +192,13 @@ class RemoteEngine(Engine):
         """The client of the actor that ``_prompts`` is about."""
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
+        self._former_weights = False
+        """Whether its actor has weights that another driver has sent."""
+        self._replacing = asyncio.Lock()
+        self.lease = lease
+        """Of the actors that it starts from now on."""
+        self.actor_name: str | None = None
+        """Name of its actor if that outlives this process."""
         self.deaths = 0
         """Number of times its actor was lost."""
 
@@ -175,6 +210,29 @@ class RemoteEngine(Engine):
         engine = cls(model, actor_options=actor_options, **options)
         await engine.restart()
         return engine
+
+    async def rejoin(self, name: str) -> bool:
+        """Use the running actor of a former driver; returns whether that was possible. Else it is killed.
+
+        Until the next weight update it generates with the weights of the model folder, as a new actor does.
+        """
+        ray = need_ray()
+        try:
+            actor = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+        except ValueError:
+            return False
+        try:
+            taken: TakenOver = await asyncio.wait_for(result_of(actor.take_over.remote()), ANSWER_SECONDS)
+        except (TimeoutError, ray.exceptions.RayError):
+            ray.kill(actor)
+            return False
+        except BaseException:
+            ray.kill(actor)
+            raise
+        self._facts, self._former_weights = taken
+        self._client = ActorClient(actor, self._lost_error, self._on_loss, self._timeout)
+        self.actor_name = name
+        return True
 
     @property
     def version(self) -> int:
@@ -204,6 +262,8 @@ class RemoteEngine(Engine):
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one reply. A cancelled call stops generating at once."""
         client = await self._ready_client()
+        if self._former_weights:
+            await self._replace_former_weights(client)
         if client is not self._known_by:
             self._prompts.clear()
             self._known_by = client
@@ -233,7 +293,8 @@ class RemoteEngine(Engine):
             await self.restart()
             return
         await self._call(Engine.update_weights, version, shared)
-        self._weights, self._version, self._released = shared, version, False
+        self._weights, self._version = shared, version
+        self._released = self._former_weights = False
 
     async def pause(self) -> None:
         """Stop generating until `resume`; requests wait."""
@@ -357,23 +418,24 @@ class RemoteEngine(Engine):
 
     async def _start(self) -> None:
         ray = need_ray()
-        actor = ray.remote(max_restarts=0, **OPTIONS)(self.actor_class).options(**self._ray_options())
+        name = None if self.lease is None else self.lease.new_name("engine")
+        options = self._ray_options() | ({} if name is None else detached(name))
+        actor = ray.remote(max_restarts=0, **OPTIONS)(self.actor_class).options(**options)
         actor = actor.remote(self._model, self._options)
+        # Every failure kills the actor: one that outlives its driver does not end with its last handle.
         try:
             self._facts = await self._start_engine(actor)
-        except ray.exceptions.RayTaskError as error:
-            ray.kill(actor)
-            raise EngineLost(
-                f"{self.label} could not be started: {one_line(error.cause or error)}"
-            ) from error
         except ray.exceptions.RayError as error:
-            raise EngineLost(f"{self.label} could not be started: {why_lost(error)}") from error
+            ray.kill(actor)
+            task = isinstance(error, ray.exceptions.RayTaskError)
+            reason = one_line(error.cause or error) if task else why_lost(error)
+            raise EngineLost(f"{self.label} could not be started: {reason}") from error
         except BaseException:
             ray.kill(actor)
             raise
         client = ActorClient(actor, self._lost_error, self._on_loss, self._timeout)
         try:
-            self._released = False
+            self._released = self._former_weights = False
             if self._weights is not None:
                 await self._restore_weights(client)
             if self._paused:
@@ -382,7 +444,13 @@ class RemoteEngine(Engine):
             client.close()
             ray.kill(actor)
             raise EngineLost(f"{self.label} could not be started with its last weights: {error}") from error
-        self._client = client
+        except BaseException:
+            client.close()
+            ray.kill(actor)
+            raise
+        self._client, self.actor_name = client, name
+        if self.lease is not None:
+            self.lease.on_start()
 
     def _ray_options(self) -> dict[str, Any]:
         """Ray options of the actor."""
@@ -410,10 +478,19 @@ class RemoteEngine(Engine):
         await client.call(EngineCall("update_weights", (self._version, last)))
         self._released = False
 
+    async def _replace_former_weights(self, client: ActorClient) -> None:
+        """Before the first weights of this driver: give an actor of a former one those of the model."""
+        async with self._replacing:
+            if self._former_weights and client is self._client:
+                await self._restore_weights(client)
+                self._former_weights = False
+
     def _on_loss(self, reason: str) -> None:
         self.deaths += 1
-        working, self._client = self._client is not None, None
-        if working and not self._closed:  # an actor that dies while starting would do so again
+        lost, self._client = self._client, None
+        if lost is not None and self.actor_name is not None:
+            need_ray().kill(lost.actor)  # it may only be out of reach, and does not end with its last handle
+        if lost is not None and not self._closed:  # an actor that dies while starting would do so again
             self._report(f"An engine actor is lost ({reason}); starting another.")
             self._starting = asyncio.get_running_loop().create_task(self._start())
             self._starting.add_done_callback(_retrieve)

@@ -52,6 +52,8 @@ class PlacedPlan:
     groups: tuple[Any, ...] = field(repr=False)
     nodes: tuple[str, ...] = ()
     """Ray ids of the nodes of ``groups``; empty if the plan was placed on any nodes."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Names of the groups that outlive this process, by node of the plan."""
 
     def node_of(self, options: Mapping[str, Any]) -> str | None:
         """Return the Ray id of the node that Ray options name, by a slot of this plan or directly."""
@@ -69,6 +71,7 @@ class PlacedPlan:
             with contextlib.suppress(Exception):
                 remove_placement_group(group)
         self.groups = self.nodes = ()
+        self.names = {}
 
 
 def bundles(plan: Plan) -> dict[int, dict[Device, dict[str, float]]]:
@@ -88,6 +91,8 @@ async def place(
     plan: Plan,
     connection: Connection | None = None,
     *,
+    names: Mapping[int, str] | None = None,
+    kept: Mapping[int, Any] | None = None,
     interval: float = INTERVAL,
     timeout: float | None = None,
     report: Report = print_status,
@@ -98,6 +103,8 @@ async def place(
         plan: The plan.
         connection: The cluster that the plan was made for: each role gets exactly its planned nodes. Without
             it, any nodes with enough devices are used.
+        names: Names of reservations that outlive this process, by node of the plan.
+        kept: Reservations of a former process for the same plan, by node; they are not made again.
         interval: Seconds between two status messages.
         timeout: Seconds after which `PlacementError` is raised.
         report: Receives the status messages.
@@ -105,21 +112,27 @@ async def place(
     need_ray()
     from ray.util.placement_group import placement_group
 
-    wanted = bundles(plan)
+    wanted, names, kept = bundles(plan), names or {}, kept or {}
     groups = {
-        node: placement_group(
+        node: kept[node]
+        if node in kept
+        else placement_group(
             list(devices.values()),
             strategy="STRICT_PACK",
             bundle_label_selector=_pins(connection, node, len(devices)),
+            name=names.get(node, ""),
+            lifetime="detached" if node in names else None,
         )
         for node, devices in wanted.items()
     }
     nodes = () if connection is None else tuple(connection.nodes[node] for node in wanted)
-    placed = PlacedPlan(plan, _slots(plan, wanted, groups), tuple(groups.values()), nodes)
+    placed = PlacedPlan(plan, _slots(plan, wanted, groups), tuple(groups.values()), nodes, names)
+    new = [node for node in wanted if node not in kept]
     try:
-        ready = asyncio.gather(*(_ready(group) for group in groups.values()))
-        needs = [_sum(devices) for devices in wanted.values()]
-        await wait_for_resources(ready, needs, "The plan", interval, report, timeout)
+        if new:
+            ready = asyncio.gather(*(_ready(groups[node]) for node in new))
+            needs = [_sum(wanted[node]) for node in new]
+            await wait_for_resources(ready, needs, "The plan", interval, report, timeout)
     except BaseException:
         placed.release()
         raise

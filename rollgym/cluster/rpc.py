@@ -86,13 +86,31 @@ class ActorServer:
                 task.cancel()
 
     async def poll(self) -> list[Response]:
-        """Return all responses that are ready, as soon as there is one."""
-        await self._ready.wait()
-        self._ready.clear()
+        """Return all responses that are ready, as soon as there is one.
+
+        The poll of a client that was replaced ends without any: they are for its successor.
+        """
+        ready = self._ready
+        await ready.wait()
+        if ready is not self._ready:
+            return []
+        ready.clear()
         responses, self._responses = self._responses, []
         return responses
 
+    async def replace_client(self) -> None:
+        """Get ready for another client: cancel the requests of the former one and drop its responses."""
+        former, self._ready = self._ready, asyncio.Event()
+        tasks, self._tasks = list(self._tasks.values()), {}
+        self._responses = []
+        former.set()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
     async def _handle(self, id_: int, body: Any) -> None:
+        ready = self._ready
         try:
             response = Response(id_, True, await self.serve(body))
         except asyncio.CancelledError:
@@ -100,6 +118,8 @@ class ActorServer:
             response = Response(id_, False, error_to_dict(error))
         except Exception as error:
             response = Response(id_, False, error_to_dict(error))
+        if ready is not self._ready:  # the next client may use the same id
+            return
         del self._tasks[id_]
         self._responses.append(response)
         self._ready.set()

@@ -16,10 +16,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rollgym.cluster.engine import EngineActor, EngineCall, EngineFacts, RemoteEngine
+from rollgym.cluster.engine import EngineActor, EngineCall, EngineFacts, RemoteEngine, TakenOver
 from rollgym.cluster.errors import need_ray
-from rollgym.core.errors import RollgymError, UsageError
-from rollgym.engines.base import Engine
+from rollgym.core.errors import EngineLost, RollgymError, UsageError
+from rollgym.engines.base import Engine, WeightSource
 from rollgym.engines.servers.server_process import BaseServerOptions
 
 OTHER_SLOTS = "others"
@@ -33,6 +33,8 @@ class InferenceServerActor(EngineActor):
 
     package: ClassVar[str]
     """Module with the software's ``ServerOptions`` and ``launch``, imported by the actor."""
+    _halfway = False
+    """Whether the last weight update has not succeeded."""
 
     async def start(self, others: Sequence[tuple[str, list[str]]] = ()) -> EngineFacts:
         """Start the server on this actor's device and ``others``."""
@@ -43,6 +45,18 @@ class InferenceServerActor(EngineActor):
             server = replace(server, tp=len(others) + 1, env={**server.env, **_visible(others)})
         self._engine = await asyncio.to_thread(partial(software.launch, self._model, server, **options))
         return self.describe()
+
+    async def take_over(self) -> TakenOver:
+        """Get ready for the next driver; fails if an update ended halfway, of which the server has a part."""
+        if self._halfway:
+            raise EngineLost("A weight update was interrupted.")
+        return await super().take_over()
+
+    async def update_weights(self, version: int, weights: WeightSource) -> None:
+        """Fetch what is missing of the weights, then send them to the server."""
+        self._halfway = True
+        await super().update_weights(version, weights)
+        self._halfway = False
 
     async def server_pid(self) -> int | None:
         """Return the process id of the server."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollgym.cluster.rpc import ActorClient, ActorServer, error_from_dict, error_to_dict
+from rollgym.cluster.rpc import ActorClient, ActorServer, Request, Response, error_from_dict, error_to_dict
 from rollgym.core.errors import (
     EngineLost,
     EnvError,
@@ -132,6 +132,53 @@ def test_closing_the_client_is_not_a_loss() -> None:
         with pytest.raises(EngineLost, match="lost: closed"):
             await task
         assert losses == []
+
+    asyncio.run(main())
+
+
+def test_another_client_gets_only_its_own_responses() -> None:
+    """One driver died with a request in the actor and an open poll, the next with an unread response."""
+
+    async def main() -> None:
+        server = EchoServer()
+        await server.receive([Request(1, "wait")])
+        former = asyncio.create_task(server.poll())
+        await asyncio.sleep(0.01)
+        await server.replace_client()
+        assert server.cancelled == ["wait"]
+        assert await former == []
+        await server.receive([Request(1, "unread")])
+        await asyncio.sleep(0.01)
+        assert server._responses == [Response(1, True, "UNREAD")]
+        await server.replace_client()
+        client = ActorClient(Handle(server), EngineLost)
+        assert await asyncio.gather(client.call("a"), client.call("b")) == ["A", "B"]
+        task = asyncio.create_task(client.call("wait"))  # with an id that the former client used too
+        await asyncio.sleep(0.01)
+        server.may.set()
+        assert await task == "WAIT"
+        assert not server._tasks
+        client.close()
+
+    asyncio.run(main())
+
+
+def test_a_request_that_resists_its_cancellation_does_not_answer_another_client() -> None:
+    class Stubborn(EchoServer):
+        async def serve(self, body: str) -> str:
+            try:
+                return await super().serve(body)
+            except asyncio.CancelledError:
+                return "late"
+
+    async def main() -> None:
+        server = Stubborn()
+        await server.receive([Request(1, "wait")])
+        await asyncio.sleep(0)
+        await server.replace_client()
+        client = ActorClient(Handle(server), EngineLost)
+        assert await client.call("a") == "A"
+        client.close()
 
     asyncio.run(main())
 

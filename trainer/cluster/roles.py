@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.cluster.placement import ActorSlot, PlacedPlan
-from rollgym.devices.types import Role
+from rollgym.devices.types import Plan, Role
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions, ParallelConfig
 from rollgym.trainer.learner.multi_role import MultiRoleLearner, policy_config
@@ -99,6 +99,18 @@ def shared_engines(placed: PlacedPlan) -> list[int]:
     roles = [role for role in ROLES.values() if role in placed.slots]
     used = {slot.device for role in roles for slot in placed.slots[role]}
     return [number for number, slot in enumerate(engine_slots(placed)) if slot.device in used]
+
+
+def engines_are_apart(plan: Plan) -> bool:
+    """Whether there are engines, none of which is on a device of the learner, its reference or its critic."""
+    engines = plan.placements.get("actor_infer")
+    used = {
+        device
+        for role in ROLES.values()
+        if role in plan.placements
+        for device in plan.placements[role].devices
+    }
+    return engines is not None and bool(engines.devices) and used.isdisjoint(engines.devices)
 
 
 def _offloads_by_role(placed: PlacedPlan) -> dict[str, Sequence[str]]:

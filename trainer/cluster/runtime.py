@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollgym.cluster.connect import Connection, connect
 from rollgym.cluster.engine import RemoteEngine
 from rollgym.cluster.errors import ActorLost
-from rollgym.cluster.placement import PlacedPlan, node_options, place
+from rollgym.cluster.kept_engines import (
+    RECORD,
+    EngineLease,
+    EngineRecord,
+    find_groups,
+    leave_to_lease,
+    remove,
+)
+from rollgym.cluster.node_info import local_node_info
+from rollgym.cluster.placement import PlacedPlan, bundles, node_options, place
 from rollgym.cluster.pool import RayPool
 from rollgym.cluster.server_actor import SERVER_ACTORS, server_slots
 from rollgym.cluster.wait import alive_nodes, print_status
@@ -25,6 +37,7 @@ from rollgym.trainer.cluster.planning import LOOK, plan_again, plan_first, run_p
 from rollgym.trainer.cluster.roles import (
     all_offloads,
     engine_slots,
+    engines_are_apart,
     open_learner,
     placement,
     restart_learner,
@@ -51,6 +64,14 @@ PATIENCE = 300.0
 """Seconds to wait for a replacement if no engine is left."""
 
 
+class KeptEngines(NamedTuple):
+    """Engines of a former process that the plan can use."""
+
+    record: EngineRecord
+    groups: Mapping[str, Any]
+    """The placement groups of the record."""
+
+
 class RayRuntime:
     """Starts components on a cluster, follows nodes that join and leave, and stops everything.
 
@@ -67,6 +88,8 @@ class RayRuntime:
         """Number of devices at the start."""
         self._nodes: frozenset[str] = frozenset()
         self._placed: PlacedPlan | None = None
+        self._lease: EngineLease | None = None
+        """Set if engines may outlive this process."""
         self._engines: list[RemoteEngine] = []
         self._starting: set[asyncio.Task[None]] = set()
         """Engines that start on other nodes than planned."""
@@ -96,15 +119,25 @@ class RayRuntime:
         self._stack.callback(self._release)
         self._all_devices = len(self._connection.cluster.devices)
         self._nodes = frozenset(self._connection.nodes)
-        placed = await self._place(plan_first(config, self._connection))
+        plan = plan_first(config, self._connection)
+        kept = await self._take_lease(plan)
+        placed = await self._place(plan, kept)
         while placed is None:
-            placed = await self._place_again()
-        starting = asyncio.gather(*(self._start_engine(slot) for slot in self._engine_slots(placed)))
+            kept, placed = None, await self._place_again()
+        slots = self._engine_slots(placed)
+        names: list[str | None] = [None] * len(slots)
+        if kept is not None:
+            names = [*kept.record.engines, *names][: len(slots)]
+        starting = asyncio.gather(*map(self._start_engine, slots, names))
         try:
             self._learner = await self._compute(open_learner, config, self._model, placed)
             self._stack.callback(self._learner.close)
         finally:
             self._engines = list(await starting)
+        self._record_engines()
+        if any(names):
+            rejoined = sum(one.actor_name in names for one in self._engines if one.actor_name is not None)
+            print_status(f"Rejoined {rejoined} of {len(slots)} engines that were still running.")
         if not self._engines:
             self._engine = await open_servers(config, self._model)
         else:  # also for one engine: more may join, and a lost one is waited for
@@ -177,6 +210,69 @@ class RayRuntime:
         if self._placed is not None:
             self._placed.release()
 
+    async def _take_lease(self, plan: Plan) -> KeptEngines | None:
+        """Let engines outlive this process; returns those of a former process if they can be used again.
+
+        All others that it has left are removed.
+        """
+        settings = self._config.ray
+        keeps = settings.address is not None and settings.keep_engines > 0 and engines_are_apart(plan)
+        former = EngineRecord.read(self._folder)
+        if former is not None:
+            if keeps:
+                self._lease = await EngineLease.take(settings.keep_engines, former.prefix)
+            if self._lease is None:
+                await asyncio.to_thread(remove, former.prefix)
+                former = None
+        if keeps and self._lease is None:
+            self._lease = EngineLease.start(settings.keep_engines)
+        if self._lease is None:
+            (self._folder / RECORD).unlink(missing_ok=True)
+            return None
+        self._stack.callback(self._end_lease, self._lease)
+        self._lease.on_start = self._record_engines
+        if former is None:  # from now on the next process can find what has this prefix
+            EngineRecord(self._lease.prefix).write(self._folder)
+            return None
+        groups = None
+        if former.made_for == self._made_for(plan):
+            groups = await asyncio.to_thread(find_groups, former.groups)
+        kept = None if groups is None else KeptEngines(former, groups)
+        used = () if kept is None else (*former.groups.values(), *filter(None, former.engines))
+        await asyncio.to_thread(remove, former.prefix, (*leave_to_lease(former.prefix), *used))
+        return kept
+
+    def _end_lease(self, lease: EngineLease) -> None:
+        lease.end()
+        (self._folder / RECORD).unlink(missing_ok=True)
+
+    def _made_for(self, plan: Plan) -> dict[str, Any]:
+        """What engines depend on: those that were made for anything else are not used again."""
+        options = hashlib.sha256(repr(sorted(self._engine_options(plan).items())).encode()).hexdigest()
+        placements = {role: repr(placement) for role, placement in sorted(plan.placements.items())}
+        return {
+            "placements": placements,
+            "nodes": {str(node): self._connection.nodes[node] for node in bundles(plan)},
+            "model": str(self._model),
+            "options": options,
+            "code": local_node_info().digest,
+            "versions": {name: version(name) for name in ("torch", "transformers")},
+        }
+
+    def _record_engines(self) -> None:
+        """Write the engines that run now into the run folder."""
+        placed = self._placed
+        if self._lease is None or placed is None:
+            return
+        names = [
+            None if _has_moved(engine) or engine.needs_placement else engine.actor_name
+            for engine in self._engines
+        ]
+        groups = {str(node): name for node, name in placed.names.items()}
+        record = EngineRecord(self._lease.prefix, self._made_for(placed.plan), groups, tuple(names))
+        with suppress(OSError):  # then the next process starts engines
+            record.write(self._folder)
+
     async def _watch(self) -> None:
         """Also within a step: a run whose engines are all lost finishes no step until one has a device."""
         while True:
@@ -203,6 +299,8 @@ class RayRuntime:
         placed = await self._place_again()
         while placed is None:
             placed = await self._place_again()
+        for engine in self._engines:
+            engine.lease = self._lease_for(placed.plan)
         engines = asyncio.gather(self._restart_engines(placed))
         try:
             await self._compute(restart_learner, self._learner, self._config, placed)
@@ -217,9 +315,17 @@ class RayRuntime:
         self._nodes = frozenset(self._connection.nodes)
         return await self._place(plan)
 
-    async def _place(self, plan: Plan) -> PlacedPlan | None:
-        """Reserve the devices of a plan; ``None`` if one of its nodes is lost meanwhile."""
-        placing = asyncio.ensure_future(place(plan, self._connection))
+    async def _place(self, plan: Plan, kept: KeptEngines | None = None) -> PlacedPlan | None:
+        """Reserve the devices of a plan, except ``kept``; ``None`` if one of its nodes is lost meanwhile."""
+        names: dict[int, str] = {}
+        groups: dict[int, Any] = {}
+        if kept is not None:
+            names = {int(node): name for node, name in kept.record.groups.items()}
+            groups = {int(node): group for node, group in kept.groups.items()}
+        elif (lease := self._lease_for(plan)) is not None:
+            nodes = {device.node for device in plan.placements["actor_infer"].devices}
+            names = {node: lease.new_name("devices") for node in sorted(nodes)}
+        placing = asyncio.ensure_future(place(plan, self._connection, names=names, kept=groups))
         try:
             while not (await asyncio.wait([placing], timeout=LOOK))[0]:
                 if not self._nodes <= await asyncio.to_thread(alive_nodes):
@@ -241,19 +347,32 @@ class RayRuntime:
         size = placed.plan.placements["actor_infer"].tensor_parallel
         return server_slots(slots, size, config.replicas)
 
-    async def _start_engine(self, slot: dict[str, Any]) -> RemoteEngine:
-        config, timeout = self._config, self._config.ray.heartbeat_timeout
-        if config.engine.kind == "embedded":
-            options = {**engine_options(config), "heartbeat_timeout": timeout}
-            return await RemoteEngine.start(self._model, actor_options=slot, **options)
-        releases = self._placed is not None and bool(self._placed.plan.placements["actor_infer"].offload)
-        return await SERVER_ACTORS[config.engine.kind].start(
+    async def _start_engine(self, slot: dict[str, Any], name: str | None = None) -> RemoteEngine:
+        """Start an engine, or use the running one with this name if that is possible."""
+        assert self._placed is not None
+        plan, kind = self._placed.plan, self._config.engine.kind
+        kinds: Mapping[str, type[RemoteEngine]] = {"embedded": RemoteEngine, **SERVER_ACTORS}
+        engine = kinds[kind](
             self._model,
             actor_options=slot,
-            server=server_options(config, memory_saver=releases),
-            route=weight_route(config),
-            heartbeat_timeout=timeout,
+            heartbeat_timeout=self._config.ray.heartbeat_timeout,
+            lease=self._lease_for(plan),
+            **self._engine_options(plan),
         )
+        if name is None or not await engine.rejoin(name):
+            await engine.restart()
+        return engine
+
+    def _engine_options(self, plan: Plan) -> dict[str, Any]:
+        config = self._config
+        if config.engine.kind == "embedded":
+            return engine_options(config)
+        releases = bool(plan.placements["actor_infer"].offload)
+        return {"server": server_options(config, memory_saver=releases), "route": weight_route(config)}
+
+    def _lease_for(self, plan: Plan) -> EngineLease | None:
+        """The lease of the engines of a plan; none if they share devices with the learner."""
+        return self._lease if engines_are_apart(plan) else None
 
     def _plan(self) -> RunPlan:
         assert self._placed is not None
@@ -289,6 +408,7 @@ class RayRuntime:
         )
         more = await asyncio.gather(*(self._start_engine(slot) for slot in slots[len(kept) :]))
         self._engines = [*kept, *more]
+        self._record_engines()
         if self._router is not None:
             self._router.set_replicas(self._engines)
 
@@ -330,6 +450,11 @@ class RayRuntime:
 
     async def _compute(self, work: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+
+def _has_moved(engine: RemoteEngine) -> bool:
+    """Whether an engine is on another node than planned, without a reservation."""
+    return hasattr(engine.actor_options.get("scheduling_strategy"), "node_id")
 
 
 async def _restart_on(engine: RemoteEngine, slot: dict[str, Any]) -> None:
