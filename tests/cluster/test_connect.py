@@ -46,7 +46,7 @@ def test_the_source_tree_is_uploaded_if_the_workers_differ(
         @ray.remote
         def sent() -> list[str]:
             """Folders of this worker's path that have a whole rollgym."""
-            needed = ("rollgym/envs/bandit/env.py", "rollgym/trainer/batch.py", "rollgym/agents/lm.py")
+            needed = ("rollgym/envs/bandit/env.py", "rollgym/trainer/loop.py", "rollgym/agents/parsing.py")
             return [one for one in sys.path if all(Path(one, name).is_file() for name in needed)]
 
         found = ray.get(sent.remote())
