@@ -373,7 +373,7 @@ class RemoteEngine(Engine):
             self._paused = False
         self.stop("the engine is restarted")
         self._starting = asyncio.create_task(self._start())
-        await asyncio.shield(self._starting)
+        await self._ready_client()  # of this start, or of one that has replaced it
 
     async def _receive(self, chain: WeightChain) -> None:
         """Let the actor fetch the buckets of an update as they are stored; returns when all are stored.

@@ -121,6 +121,32 @@ async def dies_and_comes_back(engine: RemoteEngine, expected: tuple[int, ...]) -
     assert engine.deaths == 1
 
 
+def test_reconnecting_waits_for_the_start_that_replaced_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that is cancelled because the engine moves does not count as a reconnection."""
+
+    async def main() -> None:
+        engine, moved, starts = RemoteEngine("model"), asyncio.Event(), 0
+
+        async def start() -> None:
+            nonlocal starts
+            starts += 1
+            await (asyncio.Event() if starts == 1 else moved).wait()
+            engine._client = object()  # type: ignore[assignment]
+
+        monkeypatch.setattr(engine, "_start", start)
+        reconnecting = asyncio.create_task(engine.reconnect())
+        await asyncio.sleep(0.01)
+        moving = asyncio.create_task(engine.restart({"num_cpus": 2}))
+        await asyncio.sleep(0.01)
+        assert starts == 2
+        assert not reconnecting.done()
+        moved.set()
+        assert await reconnecting
+        await moving
+
+    asyncio.run(main())
+
+
 def test_an_engine_without_a_model_is_one_sentence(here: Connection, tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(EngineLost, match="The engine could not be started: .*the folder does not exist"):
