@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.cluster.engine import EngineCall
+from rollgym.cluster.engine_actor import EngineCall
 from rollgym.cluster.prompts import PromptSender
 from rollgym.core.serialization import encode_episode
 from rollgym.core.types import Episode, EpisodeSpec, Outcome, Turn

@@ -39,7 +39,7 @@ def detached(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EngineRecord:
-    """What `RECORD` has of the engines of a run.
+    """The engines of a run, as stored in `RECORD`.
 
     Names begin with ``prefix``, which is random: a file from elsewhere cannot name the actors of another run.
     """
@@ -73,7 +73,7 @@ class EngineRecord:
 class LeaseActor:
     """Removes everything whose name begins with ``prefix`` once the lease was not renewed for ``seconds``.
 
-    An actor of its own rather than each engine: a group that still waits for its devices has no actor.
+    Separate from the engines: a group that still waits for its devices has no actor.
     """
 
     def __init__(self, prefix: str, seconds: float) -> None:

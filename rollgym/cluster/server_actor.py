@@ -16,7 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rollgym.cluster.engine import EngineActor, EngineCall, EngineFacts, RemoteEngine, TakenOver
+from rollgym.cluster.engine import RemoteEngine
+from rollgym.cluster.engine_actor import EngineActor, EngineCall, EngineFacts, TakenOver
 from rollgym.cluster.errors import need_ray
 from rollgym.core.errors import EngineLost, RollgymError, UsageError
 from rollgym.engines.base import Engine, WeightSource

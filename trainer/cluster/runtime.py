@@ -247,7 +247,7 @@ class RayRuntime:
         (self._folder / RECORD).unlink(missing_ok=True)
 
     def _made_for(self, plan: Plan) -> dict[str, Any]:
-        """What engines depend on: those that were made for anything else are not used again."""
+        """Describe what engines depend on: those made for anything else are not used again."""
         options = hashlib.sha256(repr(sorted(self._engine_options(plan).items())).encode()).hexdigest()
         placements = {role: repr(placement) for role, placement in sorted(plan.placements.items())}
         return {
