@@ -44,7 +44,8 @@ def test_hostile_text_is_shown_as_text(make_run: MakeRun, tmp_path: Path, open_p
         page.evaluate("place => { location.hash = place }", place)
         page.wait_for_timeout(100)
     page.evaluate("location.hash = '#episodes/0'")
-    page.wait_for_function("document.querySelector('.turn pre.seen')?.innerText")
+    page.wait_for_selector(".turn pre.seen", state="visible")
+    page.wait_for_selector(".turn pre.seen:not(:empty)")
     assert page.inner_text(".turn pre.seen") == SHOWN
     assert page.inner_text(".turn pre.said >> nth=0") == SHOWN
     page.click("summary:has-text('full response')")
