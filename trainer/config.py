@@ -395,8 +395,8 @@ class TrainConfig(Settings):
     keep_environment_reward: bool = True
     """Whether the environment's reward counts in addition to ``rewards``."""
     estimator: str = "grpo"
-    """Advantage estimator: grpo, dr_grpo, rloo, grpo_turns, gigpo, reinforce, reinforce_pp, gae, or a
-    registered one."""
+    """Advantage estimator: grpo, dr_grpo, rloo, grpo_turns, gigpo, reinforce, reinforce_pp, gae,
+    gae_states, or a registered one."""
     advantage: Closed[AdvantageConfig] = AdvantageConfig()
     """Settings of the advantage estimator."""
     loss: Closed[LossConfig] = LossConfig("grpo")

@@ -33,6 +33,8 @@ class RewardShapingConfig:
     """Subtracted from the reward of each turn, 0 or more."""
     format_penalty: float = 0.0
     """Subtracted from the reward of a turn whose reply did not have the format of ``agent.parser``."""
+    invalid_penalty: float = 0.0
+    """Subtracted from the reward of a turn whose action the environment calls invalid (``info["valid"]``)."""
     success_bonus: float = 0.0
     """Added to the reward of the last turn of a successful episode."""
     normalize: Literal["none", "group", "env", "batch"] = "none"
@@ -43,7 +45,7 @@ class RewardShapingConfig:
     def __post_init__(self) -> None:
         if self.normalize not in ("none", "group", "env", "batch"):
             raise UsageError(f"normalize must be none, group, env or batch, not {self.normalize!r}.")
-        for name in ("turn_penalty", "format_penalty", "tolerance"):
+        for name in ("turn_penalty", "format_penalty", "invalid_penalty", "tolerance"):
             if not 0 <= getattr(self, name) <= MAX_MAGNITUDE:
                 raise UsageError(f"{name} must be finite and >= 0, not {getattr(self, name)}.")
         if not 0 < self.scale <= MAX_MAGNITUDE:
@@ -75,6 +77,7 @@ class ShapedEpisode:
             group=episode.spec.group_id,
             name=episode.spec.episode_id,
             env_id=episode.spec.env_id,
+            role=episode.spec.role,
             rewards=self.rewards,
             tokens=tokens_per_turn,
             terminated=not episode.outcome.cut_short,
@@ -133,6 +136,11 @@ def _check(
             "format_penalty requires format_missed, which checks the format of a turn's reply: pass "
             "format_check(parser)."
         )
+    checked = ["valid" in turn.info for episode in episodes for turn in episode.turns]
+    if config.invalid_penalty and checked and not any(checked):
+        raise UsageError(
+            "invalid_penalty requires an environment that reports info['valid']; none of these does."
+        )
     reports = [episode.success is not None for episode in episodes if episode.turns]
     if config.success_bonus and reports and not any(reports):
         raise UsageError("success_bonus requires an environment that reports success; none of these does.")
@@ -154,6 +162,9 @@ def _shape(episode: Episode, config: RewardShapingConfig, format_missed: FormatC
     if config.format_penalty and format_missed is not None:
         missed = np.array([format_missed(turn) for turn in episode.turns], dtype=np.float64)
         added["format_penalty"] = -config.format_penalty * missed
+    if config.invalid_penalty:
+        invalid = [turn.info.get("valid") is False for turn in episode.turns]
+        added["invalid_penalty"] = -config.invalid_penalty * np.array(invalid, dtype=np.float64)
     if config.success_bonus:
         added["success_bonus"] = np.zeros(len(raw))
         added["success_bonus"][-1:] = config.success_bonus * (episode.success is True)

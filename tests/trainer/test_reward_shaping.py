@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,6 +88,23 @@ def test_a_reply_in_the_wrong_format_is_penalized():
     assert made.record == {"format_penalty": [-0.5, 0, -0.5]}
     (made,) = shape_rewards([one], how, format_missed=lambda turn: turn.action != "go")
     assert made.rewards.tolist() == [1, 1, 1]
+
+
+def test_invalid_actions_are_penalized():
+    one = episode([1, 0, 0])
+    turns = [
+        replace(t, info=info)
+        for t, info in zip(one.turns, ({"valid": True}, {"valid": False}, {}), strict=True)
+    ]
+    one = replace(one, turns=tuple(turns))
+    (made,) = shape_rewards([alone(one)], RewardShapingConfig(invalid_penalty=0.25))
+    assert made.rewards.tolist() == [1, -0.25, 0]
+    assert made.record == {"invalid_penalty": [0, -0.25, 0]}
+    with pytest.raises(UsageError, match="invalid_penalty"):
+        rewards([group([1])], invalid_penalty=0.25)
+    assert rewards([alone(episode([]))], invalid_penalty=0.25) == [[]]
+    with pytest.raises(UsageError, match="invalid_penalty"):
+        RewardShapingConfig(invalid_penalty=-1)
 
 
 def test_a_bare_action_is_checked_as_the_reply():

@@ -37,6 +37,8 @@ class Trajectory:
     """Episode id, for error messages."""
     env_id: str = ""
     """Environment id, for settings that pool by environment."""
+    role: str = ""
+    """Role of the agent in the environment; ``gae_states`` keeps the states of different roles apart."""
     rewards: FloatArray
     """[turns] Rewards after reward shaping."""
     tokens: IntArray
@@ -44,7 +46,7 @@ class Trajectory:
     terminated: bool
     """Whether the task itself ended. False for a truncated episode, which bootstraps from ``last_value``."""
     states: Sequence[Hashable] = ()
-    """One key per turn for the state before it; read by ``gigpo``."""
+    """One key per turn for the state before it; read by ``gigpo`` and ``gae_states``."""
     values: FloatArray | None = None
     """[action tokens] The critic's value before each token."""
     last_value: float = 0.0
@@ -192,6 +194,8 @@ class AdvantageConfig:
     """Standard deviations up to this count as zero: such a group or batch gets advantages of 0."""
     step_weight: float = 1.0
     """Weight of ``gigpo``'s step-level advantage relative to its episode-level advantage."""
+    state_prior: float = 1.0
+    """Visits that the environment's mean return counts for in each state's value of ``gae_states``."""
     normalize_std: bool = True
     """Whether ``grpo_turns`` and ``gigpo`` divide by the standard deviation, or only subtract the mean."""
     std_correction: Literal[0, 1] = 0
@@ -209,6 +213,7 @@ class AdvantageConfig:
             ("lam", 1.0),
             ("tolerance", MAX_MAGNITUDE),
             ("step_weight", MAX_MAGNITUDE),
+            ("state_prior", MAX_MAGNITUDE),
         ):
             if not 0 <= getattr(self, name) <= high:
                 raise UsageError(f"{name} must be between 0 and {high:g}, not {getattr(self, name)}.")

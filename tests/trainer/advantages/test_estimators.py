@@ -203,7 +203,7 @@ def test_a_setting_that_needs_another_is_refused_without_it():
 def test_all_estimators_differ():
     """Rule 15: each name is a different estimator."""
     found = [str(advantages(name, RICH)) for name in ESTIMATORS]
-    assert len(set(found)) == len(ESTIMATORS) == 8
+    assert len(set(found)) == len(ESTIMATORS) == 9
 
 
 # --- refused inputs ---
@@ -243,6 +243,8 @@ def test_an_empty_batch_a_missing_critic_and_missing_states_are_refused():
         credit("gae", [bare])
     with pytest.raises(UsageError, match="'e1'.*states"):
         credit("gigpo", [bare])
+    with pytest.raises(UsageError, match="'e1'.*states"):
+        credit("gae_states", [bare])
     with pytest.raises(UnknownName, match="grpo"):
         find_estimator("grop")
 
@@ -250,6 +252,7 @@ def test_an_empty_batch_a_missing_critic_and_missing_states_are_refused():
 @pytest.mark.parametrize(
     "changes",
     [{"gamma": 1.01}, {"gamma": math.nan}, {"lam": -0.1}, {"tolerance": -1.0}, {"step_weight": math.inf}]
+    + [{"state_prior": -1.0}]
     + [{name: "neither"} for name in ("discount", "level", "baseline", "whiten", "weigh", "normalize_std")],
 )
 def test_settings_out_of_range_are_refused(changes):
@@ -382,6 +385,64 @@ def test_std_correction_is_refused_without_normalization():
         credit("dr_grpo", group, std_correction=1)
     with pytest.raises(UsageError, match="std_correction must be 0 or 1, not 2"):
         AdvantageConfig(std_correction=2)
+
+
+def test_gae_states_learns_from_a_group_that_fails_as_a_whole():
+    """The other groups show what the shared first state is worth, so leaving it to fail is worse."""
+    good, back = (trajectory([0, 1], [1, 1], states=["fork", "goal"], group=g) for g in "ab")
+    lost = [trajectory([0, 0], [1, 1], states=["fork", "pit"], group="c") for _ in range(2)]
+    batch = [good, back, *lost]
+    assert advantages("gigpo", batch)[2:] == [[0, 0]] * 2
+    # Without a prior: goal is worth 1, pit 0, fork the mean of both. All of it is decided at the fork.
+    assert advantages("gae_states", batch, state_prior=0.0) == [[0.5, 0]] * 2 + [[-0.5, 0]] * 2
+    # A prior of one visit: the mean return 1/2 counts once more. Goal: (1 + 1 + 1/2) / 3, pit: (1/2) / 3.
+    goal, pit = 2.5 / 3, 0.5 / 3
+    values = advantages("gae_states", batch, lam=0.0)
+    assert values[0] == pytest.approx([goal - 0.5, 1 - goal])
+    assert values[2] == pytest.approx([pit - 0.5, 0 - pit])
+
+
+def test_gae_states_uses_the_values_of_states_that_others_reached():
+    """A detour that ends badly in its own episode is judged by what the state it leads to is worth."""
+    detour = trajectory([0, 0], [1, 1], states=["dead end", "crossing"])
+    others = [trajectory([1], [1], states=["crossing"], group=g) for g in "hij"]
+    values = advantages("gae_states", [detour, *others], lam=0.0, state_prior=0.0)
+    assert values[0] == pytest.approx([0.0, -0.75])  # the state seen once is its own baseline
+    step_in = trajectory([0.0], [1], states=["dead end"], group="k")
+    found = advantages("gae_states", [detour, step_in, *others], lam=0.0, state_prior=0.0)
+    assert found[0][0] == pytest.approx(0.375)  # 3/4 against the mean of 3/4 and 0
+    assert found[1] == pytest.approx([-0.375])
+
+
+def test_gae_states_with_a_discount_of_1_and_a_loop_ends():
+    """Two states that lead to one another and to nothing else have no unique value; the prior decides."""
+    loop = trajectory([0] * 4, [1] * 4, states=list("xyxy"), terminated=False, last_value=2.0)
+    assert np.isfinite(advantages("gae_states", [loop], state_prior=0.0)[0]).all()
+    assert np.isfinite(advantages("gae_states", [loop])[0]).all()
+
+
+def test_gae_states_keeps_environments_and_roles_apart():
+    def found(**other):
+        batch = [
+            trajectory([1.0], [1], states=["x"], group="a"),
+            trajectory([0.0], [1], states=["x"], group="b", **other),
+        ]
+        return advantages("gae_states", batch, state_prior=0.0)
+
+    assert found() == [[0.5], [-0.5]]
+    assert found(role="seller") == [[0], [0]]
+    assert found(env_id="other") == [[0], [0]]
+
+
+def test_gae_states_reports_shared_states():
+    a = trajectory([0, 0, 1], [1, 1, 1], states=["x", "y", "x"])
+    b = trajectory([0.0, 0.0], [1, 0], states=["x", "unused"], group="h")
+    metrics = credit("gae_states", [a, b]).metrics
+    assert metrics["shared_state_frac"] == pytest.approx(3 / 4)
+    assert metrics["turns_per_state"] == 2
+    silent = credit("gae_states", [trajectory([1], [0], states=["x"])])
+    assert silent.advantages[0].tolist() == []
+    assert silent.metrics["turns_per_state"] == 0
 
 
 def test_gigpo_reports_shared_states():

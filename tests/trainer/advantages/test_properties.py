@@ -269,9 +269,48 @@ def test_gigpo_adds_a_comparison_among_equal_states_of_the_group(batch, gamma, w
 
 
 @FEW
+@given(batches, st.sampled_from([0.0, 0.5, 0.9]), factors, st.sampled_from([0.0, 1.0, 2.5]))
+def test_gae_states_is_gae_with_the_values_of_states(batch, gamma, lam, prior):
+    """Values by repeated replacement, one state after the other, instead of all at once."""
+    short = [as_turns(t) for t in batch]
+    turns = [
+        (number, i, (t.env_id, t.states[turn]))
+        for number, t in enumerate(batch)
+        for i, turn in enumerate(np.flatnonzero(t.tokens).tolist())
+    ]
+    keys = [[key for n, _, key in turns if n == number] for number in range(len(batch))]
+    means = {}
+    for env_id in "xy":
+        own = [r for t in short if t.env_id == env_id for r in plain_returns(t, gamma, "token")]
+        means[env_id] = sum(own) / len(own) if own else 0.0
+    values = {key: 0.0 for _, _, key in turns}
+
+    def after(number, i):
+        return values[keys[number][i + 1]] if i + 1 < len(keys[number]) else short[number].bootstrap
+
+    for _ in range(400):
+        for state in values:
+            targets = [reward_at(short[n], i) + gamma * after(n, i) for n, i, key in turns if key == state]
+            values[state] = (sum(targets) + prior * means[state[0]]) / (len(targets) + prior)
+    expected = []
+    for number, t in enumerate(batch):
+        deltas = [
+            reward_at(short[number], i) + gamma * after(number, i) - values[key]
+            for i, key in enumerate(keys[number])
+        ]
+        rows = [
+            sum((gamma * lam) ** (k - i) * deltas[k] for k in range(i, len(deltas)))
+            for i in range(len(deltas))
+        ]
+        expected.append(stretch(t, rows))
+    found = advantages("gae_states", batch, gamma=gamma, lam=lam, state_prior=prior)
+    assert found == near(expected, abs=1e-6)
+
+
+@FEW
 @given(
     batches,
-    st.sampled_from(["grpo", "rloo", "grpo_turns", "gigpo", "reinforce", "gae"]),
+    st.sampled_from(["grpo", "rloo", "grpo_turns", "gigpo", "reinforce", "gae", "gae_states"]),
     st.sampled_from(["batch", "env"]),
     st.sampled_from(["trajectory", "token"]),
 )
@@ -295,6 +334,8 @@ EVERY = [
     ("gae", {"gamma": 0.9, "lam": 0.5, "level": "token", "discount": "token", "whiten": "batch"}),
     ("grpo_turns", {"gamma": 0.9}),
     ("gigpo", {"gamma": 0.9}),
+    ("gae_states", {"gamma": 0.9, "lam": 0.5}),
+    ("gae_states", {"gamma": 0.9, "state_prior": 0.0, "whiten": "env"}),
 ]
 every = pytest.mark.parametrize(("name", "changes"), EVERY, ids=lambda x: str(x))
 
