@@ -46,6 +46,12 @@ class Study:
     variants: tuple[Variant, ...]
 
 
+STATE_VALUES = (
+    "estimator=gae_states",
+    "advantage.gamma=0.95",
+    "advantage.lam=0.7",
+    "advantage.whiten=batch",
+)
 STUDIES = {
     "frozen-lake": Study(
         config="frozen-lake-grpo",
@@ -54,6 +60,7 @@ STUDIES = {
         variants=(
             Variant("own-reward", "whole-episode GRPO, the environment's own reward"),
             Variant("gigpo", "+ step-level advantages (GiGPO)", ("estimator=gigpo", "advantage.gamma=0.95")),
+            Variant("states", "+ values of states (`gae_states`)", STATE_VALUES),
             Variant("view", "+ view in words (`view: local`)", ("envs.0.kwargs.view=local",)),
             Variant("clip", "+ a wider upper clip bound (0.28)", ("loss.clip_high=0.28",)),
             Variant("entropy", "+ three times the entropy bonus", ("loss.entropy_coef=0.01",)),
@@ -85,6 +92,7 @@ STUDIES = {
             ),
             Variant("view", "+ all eight cells around (`view: around`)", ("envs.0.kwargs.view=around",)),
             Variant("gigpo", "+ step-level advantages (GiGPO)", ("estimator=gigpo", "advantage.gamma=0.8")),
+            Variant("states", "+ values of states (`gae_states`)", STATE_VALUES),
         ),
     ),
 }
