@@ -74,7 +74,7 @@ test-clients: $(VENV)/.dev ## Test the endpoint with real clients, agent framewo
 		$(BIN)/python -m pytest -p no:xdist -rs tests/serve/test_real_clients.py tests/serve/test_npm_client.py tests/serve/test_program_rewards.py \
 		tests/serve/test_program_smolagents.py
 
-test-adapters: $(VENV)/.dev ## Test adapters and integrations with OpenEnv, GEM, MiniWoB, TRL and verifiers, in separate venvs (3 GB)
+test-adapters: $(VENV)/.dev ## Test with OpenEnv, GEM, MiniWoB, TRL, verifiers, W&B, MLflow and Trackio, in separate venvs (3 GB)
 	$(BIN)/python tests/adapters/real/make_venvs.py .venv-adapters
 	ROLLGYM_TEST_ADAPTERS=.venv-adapters $(BIN)/python -m pytest -p no:xdist -rs tests/adapters/real
 
