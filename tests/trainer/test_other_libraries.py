@@ -37,7 +37,8 @@ def test_a_shipped_config_trains_some_steps(train_here: Run, config: str, packag
     assert len(episodes) == 24
     assert {(e["spec"]["env_id"], e["spec"]["split"]) for e in episodes} == {(env_id, "train")}
     assert {e["outcome"] for e in episodes} <= {"terminated", "truncated"}
-    first, last = lines(folder / "evaluations.jsonl")
-    assert (first["episodes"], last["episodes"]) == (4, 4)
+    evaluations = lines(folder / "evaluations.jsonl")
+    assert [line["phase"] for line in evaluations] == ["before", "warm_start", "after"]
+    assert {(line["split"], line["episodes"]) for line in evaluations} == {("test", 4)}
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["versions"][package] == version(package)
