@@ -27,7 +27,7 @@ FOLDER = os.environ.get("ROLLGYM_TEST_ADAPTERS", "")
 
 pytestmark = [
     pytest.mark.skipif(not FOLDER, reason="ROLLGYM_TEST_ADAPTERS is not set: run make test-adapters"),
-    pytest.mark.timeout(1800),  # several hundred episodes each
+    pytest.mark.timeout(3600),  # several hundred episodes each, also on a busy machine
 ]
 
 
