@@ -74,9 +74,10 @@ test-clients: $(VENV)/.dev ## Test the endpoint with real clients, agent framewo
 		$(BIN)/python -m pytest -p no:xdist -rs tests/serve/test_real_clients.py tests/serve/test_npm_client.py tests/serve/test_program_rewards.py \
 		tests/serve/test_program_smolagents.py
 
-test-adapters: $(VENV)/.dev ## Test adapters and integrations with OpenEnv, GEM, MiniWoB, TRL and verifiers, in separate venvs (3 GB)
+test-adapters: $(VENV)/.dev ## Test adapters, integrations and trackers with the other libraries, most in separate venvs (3 GB)
 	$(BIN)/python tests/adapters/real/make_venvs.py .venv-adapters
-	ROLLGYM_TEST_ADAPTERS=.venv-adapters $(BIN)/python -m pytest -p no:xdist -rs tests/adapters/real
+	ROLLGYM_TEST_ADAPTERS=.venv-adapters $(BIN)/python -m pytest -p no:xdist -rs -m "slow or not slow" \
+		tests/adapters/real tests/adapters/test_reasoning_gym.py tests/adapters/test_textarena.py
 
 format: $(VENV)/.dev ## Format the code with ruff
 	$(BIN)/ruff check --fix .

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import math
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -18,7 +17,8 @@ import numpy as np
 from rollgym.adapters.global_random import PrivateRandom
 from rollgym.adapters.prefixes import GEM
 from rollgym.adapters.task_sets import content_key, draw, make_task_set
-from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.env import StepResult, TextEnv, check_number, check_whole
+from rollgym.core.env_answers import answer_parts, checked_flag, checked_info, checked_reward
 from rollgym.core.errors import EnvError, UnknownName, UsageError, one_line
 from rollgym.core.seeding import MAX_SEED, derive_seed
 from rollgym.core.tasks import Task, TaskSet
@@ -64,10 +64,8 @@ class GemEnv(TextEnv):
     ) -> None:
         """Make the environment ``inner_id``; ``options`` are its own."""
         library: Any = GEM.load()
-        if isinstance(success_reward, bool) or not isinstance(success_reward, (int, float)):
-            raise UsageError(f"success_reward must be a number, not {success_reward!r}.")
         self._limit = check_whole("max_turns", max_turns)
-        self._name, self._success_reward = inner_id, float(success_reward)
+        self._name, self._success_reward = inner_id, check_number("success_reward", success_reward)
         self._fresh = self._make(library, options)
         self._env = self._fresh
         self._random = PrivateRandom(0)
@@ -93,22 +91,18 @@ class GemEnv(TextEnv):
         """Play one action."""
         with self._random:
             answer = self._env.step(action)
-        if not isinstance(answer, tuple) or len(answer) != 5:
-            raise EnvError(f"gem:{self._name} answered a step with {answer!r}, not with five values.")
-        observation, reward, terminated, truncated, info = answer
-        if not isinstance(observation, str) or not isinstance(info, dict) or not _is_number(reward):
-            raise EnvError(
-                f"gem:{self._name} answered a step with an observation of type {type(observation).__name__}, "
-                f"reward {reward!r} and info of type {type(info).__name__}: expected text, a number, a dict."
-            )
+        name = f"gem:{self._name}"
+        observation, reward, *flags, info = answer_parts(answer, 5, f"{name} returned from step()")
+        reward, info = checked_reward(reward, name), checked_info(info, name)
+        terminated, truncated = (checked_flag(flag, name) for flag in flags)
         self._turns += 1
-        over = bool(terminated) or bool(truncated)
+        over = terminated or truncated
         return StepResult(
             self._text(observation, {} if over else info),
-            float(reward),
-            terminated=bool(terminated),
-            truncated=bool(truncated) or (not over and self._turns >= self._limit),
-            success=over and float(reward) >= self._success_reward,
+            reward,
+            terminated=terminated,
+            truncated=truncated or (not over and self._turns >= self._limit),
+            success=over and reward >= self._success_reward,
         )
 
     def random_action(self, observation: str, info: Mapping[str, Any], rng: np.random.Generator) -> str:
@@ -137,17 +131,14 @@ class GemEnv(TextEnv):
         self._env = copy.deepcopy(self._fresh)
         with PrivateRandom(seed):
             answer = self._env.reset(seed=seed)
-            if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], str):
-                raise EnvError(f"gem:{self._name} answered a reset with {answer!r}, not (text, info).")
-            return self._text(*answer), content_key(vars(self._env.unwrapped))
+        observation, info = answer_parts(answer, 2, f"gem:{self._name} returned from reset()")
+        text = self._text(observation, checked_info(info, f"gem:{self._name}"))
+        return text, content_key(vars(self._env.unwrapped))
 
-    def _text(self, observation: str, info: Any) -> str:
-        suffix = info.get("suffix") if isinstance(info, dict) else None
+    def _text(self, observation: Any, info: Mapping[str, Any]) -> str:
+        if not isinstance(observation, str):
+            raise EnvError(
+                f"gem:{self._name} returned a {type(observation).__name__} as observation; it must be a str"
+            )
+        suffix = info.get("suffix")
         return f"{observation.rstrip()}\n{suffix}" if isinstance(suffix, str) and suffix else observation
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False

@@ -15,7 +15,7 @@ import numpy as np
 from rollgym.adapters.openenv_session import Observed, OpenEnvSession, read_info
 from rollgym.adapters.prefixes import OPENENV
 from rollgym.adapters.task_sets import draw, make_task_set
-from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.env import StepResult, TextEnv, check_number, check_whole
 from rollgym.core.errors import UsageError
 from rollgym.core.seeding import MAX_SEED
 from rollgym.core.serialization import clean_text, jsonable
@@ -62,13 +62,12 @@ class OpenEnvEnv(TextEnv):
         """Connect to the server at the address ``inner_id``; ``reset_data`` is sent with every reset."""
         OPENENV.load()
         check_whole("max_turns", max_turns)
-        if success_reward is not None and (
-            isinstance(success_reward, bool) or not isinstance(success_reward, (int, float))
-        ):
-            raise UsageError(f"success_reward must be a number, not {success_reward!r}.")
+        if success_reward is not None:
+            check_number("success_reward", success_reward)
         if reset_data is not None and not isinstance(reset_data, Mapping):
             raise UsageError(f"reset_data must be a mapping, not {reset_data!r}.")
-        self._url, self._timeout, self._max_turns = inner_id, timeout, max_turns
+        self._url, self._max_turns = inner_id, max_turns
+        self._timeout = check_number("timeout", timeout)
         self._success_reward, self._disjoint = success_reward, disjoint
         self._observation_field, self._reset_data = observation_field, dict(reset_data or {})
         server = read_info(inner_id, timeout)

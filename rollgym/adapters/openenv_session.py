@@ -141,11 +141,11 @@ class OpenEnvSession:
         except ValueError as error:
             raise EnvError(f"The OpenEnv server at {self._url} sent no JSON: {error}.") from error
         if isinstance(message, dict) and message.get("type") == "error":
-            details = message.get("data") or {}
-            raise EnvError(
-                f"The OpenEnv server at {self._url} refused a {kind}: {details.get('message')} "
-                f"({details.get('code')})."
-            )
+            details = message.get("data")
+            reason = f"{details!r:.200}"
+            if isinstance(details, dict):
+                reason = f"{details.get('message')} ({details.get('code')})"
+            raise EnvError(f"The OpenEnv server at {self._url} refused a {kind}: {reason}.")
         answer = message.get("data") if isinstance(message, dict) else None
         if not isinstance(answer, dict) or message.get("type") != "observation":
             raise EnvError(f"The OpenEnv server at {self._url} answered a {kind} without an observation.")

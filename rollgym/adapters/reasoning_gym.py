@@ -18,7 +18,8 @@ from rollgym.adapters.global_random import PrivateRandom
 from rollgym.adapters.prefixes import REASONING_GYM
 from rollgym.adapters.random_text import random_word
 from rollgym.adapters.task_sets import draw, make_task_set
-from rollgym.core.env import StepResult, TextEnv
+from rollgym.core.env import StepResult, TextEnv, check_number
+from rollgym.core.env_answers import checked_reward
 from rollgym.core.errors import EnvError, UnknownName, UsageError, one_line
 from rollgym.core.seeding import MAX_SEED
 from rollgym.core.tasks import Task
@@ -59,10 +60,9 @@ class ReasoningGymEnv(TextEnv):
         **config: Any,
     ) -> None:
         """Open the dataset ``inner_id``; ``config`` has its own settings, such as ``max_animals=5``."""
-        if isinstance(success_score, bool) or not isinstance(success_score, (int, float)):
-            raise UsageError(f"success_score must be a number, not {success_score!r}.")
         self._library: Any = REASONING_GYM.load()
-        self._name, self._config, self._success_score = inner_id, dict(config), float(success_score)
+        self._success_score = check_number("success_score", success_score)
+        self._name, self._config = inner_id, dict(config)
         self._check_config()
         self.instructions = _INSTRUCTIONS
         self.tasks = make_task_set(
@@ -83,9 +83,10 @@ class ReasoningGymEnv(TextEnv):
         answer, valid = _answer_of(action), True
         with PrivateRandom(0):
             try:
-                score = float(self._dataset.score_answer(answer=answer, entry=self._entry))
+                given = self._dataset.score_answer(answer=answer, entry=self._entry)
             except Exception:  # score functions parse the answer, and some raise on nonsense
-                score, valid = 0.0, False
+                given, valid = 0.0, False
+        score = checked_reward(given, f"reasoning_gym:{self._name}")
         if not 0.0 <= score <= 1.0:
             raise EnvError(f"reasoning_gym:{self._name} scored an answer with {score}, outside 0 to 1.")
         success = score >= self._success_score

@@ -16,7 +16,7 @@ import numpy as np
 from rollgym.adapters.prefixes import TEXTARENA
 from rollgym.adapters.task_sets import draw, make_task_set
 from rollgym.adapters.textarena_game import Game
-from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.env import StepResult, TextEnv, check_number, check_whole
 from rollgym.core.errors import EnvError, UsageError
 from rollgym.core.role_env import RoleEnv, ScriptedRole
 from rollgym.core.seeding import MAX_SEED, derive_rng, derive_seed
@@ -63,15 +63,14 @@ def make_env(
     check_whole("max_turns", max_turns)
     if players is not None:
         check_whole("players", players)
-    if isinstance(success_reward, bool) or not isinstance(success_reward, (int, float)):
-        raise UsageError(f"success_reward must be a number, not {success_reward!r}.")
+    success_reward = check_number("success_reward", success_reward)
     if isinstance(action_examples, str) or not all(isinstance(text, str) for text in action_examples):
         raise UsageError(f"action_examples must be a list of texts, not {action_examples!r}.")
     game = Game(library, inner_id, players, options, action_examples)
     # The key covers all that determines the content of a task.
     content = {**options, "players": game.num_players}
     tasks = make_task_set(f"textarena:{inner_id}", version(TEXTARENA.package), content, splits)
-    table = GameTable(game, tasks, float(success_reward), max_turns, list_actions)
+    table = GameTable(game, tasks, success_reward, max_turns, list_actions)
     if game.num_players == 1:
         if others not in ("", "random"):
             raise UsageError(f"textarena:{inner_id} has no roles: one agent plays it.")

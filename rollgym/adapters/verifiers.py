@@ -21,7 +21,7 @@ from rollgym.adapters.prefixes import VERIFIERS
 from rollgym.adapters.random_text import random_word
 from rollgym.adapters.task_sets import content_key, make_task_set
 from rollgym.adapters.verifiers_session import HARNESS, Asked, Over, VerifiersSession, text_of
-from rollgym.core.env import StepResult, TextEnv, check_whole
+from rollgym.core.env import StepResult, TextEnv, check_number, check_whole
 from rollgym.core.errors import EnvError, UsageError, one_line
 from rollgym.core.seeding import MAX_SEED
 from rollgym.core.tasks import Task, TaskSet
@@ -73,9 +73,8 @@ class VerifiersEnv(TextEnv):
     ) -> None:
         """Load the task set ``inner_id``; ``options`` are its settings, ``env_options`` its environment's."""
         self._vf: Any = VERIFIERS.load()
-        if isinstance(success_reward, bool) or not isinstance(success_reward, (int, float)):
-            raise UsageError(f"success_reward must be a number, not {success_reward!r}.")
-        self._name, self._success_reward, self._timeout = inner_id, float(success_reward), float(timeout)
+        self._success_reward = check_number("success_reward", success_reward)
+        self._name, self._timeout = inner_id, check_number("timeout", timeout)
         self._max_turns = check_whole("max_turns", max_turns)
         limit = None if max_tasks is None else check_whole("max_tasks", max_tasks)
         self._config = self._make_config(options, dict(env_options or {}))

@@ -39,6 +39,13 @@ def check_whole(name: str, value: Any, least: int = 1) -> int:
     return value
 
 
+def check_number(name: str, value: Any) -> float:
+    """Return an argument that is an int or a float as a float; otherwise raise `UsageError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(f"{name} must be a number, not {value!r}.")
+    return float(value)
+
+
 class TextSpace(gym.spaces.Space[str]):
     """Gymnasium space of any text up to a length: newlines, symbols and every script included.
 

@@ -16,8 +16,9 @@ from rollgym.core.serialization import encode_episode
 from rollgym.core.types import Episode
 from rollgym.rewards.scoring import Score, check_timeout, read_score
 from rollgym.utils.credentials import check_service_url, hide_secrets, read_secret
-from rollgym.utils.http_client import HttpClient, ResponseTooLarge, TransportError, short
+from rollgym.utils.http_client import HttpClient, short
 from rollgym.utils.retry import RetryableError, RetryPolicy
+from rollgym.utils.score_request import request_score
 from rollgym.utils.urls import is_loopback
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -138,22 +139,14 @@ class HttpScorer:
         await self.http.close()
 
     async def _post(self, body: bytes) -> dict[str, Any]:
-        try:
-            response = await self.http.send(
-                "POST", self.url, content=body, headers=self._headers.values(), max_bytes=MAX_RESPONSE_BYTES
-            )
-        except TransportError as error:
-            raise RetryableError(self._headers.hide(f"{self.url} cannot be reached: {error}")) from None
-        except ResponseTooLarge:
-            raise RewardError(f"the response is longer than {MAX_RESPONSE_BYTES} bytes") from None
-        # Everything read from here on may be recorded, so the secrets are removed first.
-        text = self._headers.hide(response.body.decode("utf-8", "replace"))
-        if 200 <= response.status < 300:
-            return self._parse(text)
-        message = f"{self.url} answered {response.status}: {short(text)}"
-        raise RetryableError(message) if response.status >= 500 else RewardError(message)
-
-    def _parse(self, text: str) -> dict[str, Any]:
+        text = await request_score(
+            self.http,
+            self.url,
+            body,
+            headers=self._headers.values(),
+            hide=self._headers.hide,
+            max_bytes=MAX_RESPONSE_BYTES,
+        )
         try:
             answer = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError):

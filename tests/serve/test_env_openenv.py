@@ -309,3 +309,9 @@ def test_an_address_without_a_server_is_one_sentence() -> None:
         rollgym.make("openenv:ws://127.0.0.1:1")
     with pytest.raises(UsageError, match="not the address of an OpenEnv server"):
         rollgym.make("openenv:hello")
+
+
+@pytest.mark.parametrize("option", ["success_reward", "timeout"])
+def test_options_of_the_wrong_type_are_refused_before_a_connection_is_made(option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} must be a number, not 'x'"):
+        rollgym.make("openenv:ws://127.0.0.1:1", **{option: "x"})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_cases import make_learner, mixed_batch, tiny
+from learner_cases import Gradient, assert_same, gradient, make_learner, mixed_batch, reordered, tiny
 from safetensors.torch import load_file
 from scoring_server import scoring_server
 from training import Forge, Story, lines, write
@@ -18,8 +18,10 @@ from tuning import write_config as write_sft
 import rollgym
 from rollgym.core.errors import AgentError, UsageError
 from rollgym.engines.embedded.model import read_module
+from rollgym.trainer.data.batch import Batch
 from rollgym.trainer.distill_config import DistillConfig
 from rollgym.trainer.distillation import Teachers
+from rollgym.trainer.losses.settings import LossConfig
 from rollgym.trainer.rollout_batch import RolloutBatch
 
 Run = Callable[..., Path]
@@ -62,6 +64,54 @@ def test_a_policy_that_is_its_teacher_learns_nothing_from_it() -> None:
     settings = DistillConfig.model_validate({"teachers": [{"path": "a"}], "reward_weight": 0.0})
     made = Teachers(settings, [make_learner()]).add(RolloutBatch(batch, {}))
     assert np.abs(made.batch.arrays["advantages"]).max() < 1e-6
+
+
+def scored(batch: Batch, **learner: Any) -> RolloutBatch:
+    """A batch with the distillation term of two teachers, whose learners have these settings."""
+    settings = DistillConfig.model_validate(
+        {"teachers": [{"path": "a", "weight": 3.0}, {"path": "b"}], "weight": 0.5, "reward_weight": 0.25}
+    )
+    teachers = [make_learner(tiny(seed), **learner) for seed in (1, 2)]
+    return Teachers(settings, teachers).add(RolloutBatch(batch, {}))
+
+
+def plain_gradient(batch: Batch) -> Gradient:
+    """REINFORCE with the distillation term, token by token from forward passes of transformers."""
+    student = tiny(0)
+    first, second = (np.array(plain_logprobs(tiny(seed), batch)) for seed in (1, 2))
+    reverse_kl = batch.arrays["behavior"] - (0.75 * first + 0.25 * second)
+    advantages = iter((0.25 * batch.arrays["advantages"] - 0.5 * reverse_kl).tolist())
+    losses = []
+    for row in batch.sequences:
+        logprobs = torch.log_softmax(student(torch.from_numpy(row.ids)[None]).logits[0], -1)
+        losses += [-next(advantages) * logprobs[at - 1, row.ids[at]] for at in row.action_positions]
+    torch.stack(losses).mean().backward()
+    return {f"model.{name}": p.grad.clone() for name, p in student.named_parameters() if p.grad is not None}
+
+
+def test_the_gradient_is_that_of_a_plain_implementation() -> None:
+    batch = mixed_batch()
+    found = gradient(
+        scored(batch).batch, loss=LossConfig("reinforce", tis_cap=None, aggregation="token-mean")
+    )
+    assert_same(found, plain_gradient(batch), 1e-5)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("budget", [1, 60, 10_000])
+def test_any_cut_into_micro_batches_gives_the_same_gradient(layout: str, budget: int) -> None:
+    """Rule 16, for the teachers' passes and the policy's."""
+    cut: dict[str, Any] = {"layout": layout, "max_tokens_per_microbatch": budget}
+    whole: dict[str, Any] = {"layout": "padded", "max_tokens_per_microbatch": 10_000}
+    expected = gradient(scored(mixed_batch(), **whole).batch, **whole)
+    assert_same(gradient(scored(mixed_batch(), **cut).batch, **cut), expected, 2e-5)
+
+
+def test_the_order_of_episodes_changes_nothing() -> None:
+    batch, order = mixed_batch(), [3, 0, 4, 2, 1]
+    found, expected = scored(reordered(batch, order)), scored(batch)
+    assert found.metrics["teacher_kl"] == pytest.approx(expected.metrics["teacher_kl"])
+    assert_same(gradient(found.batch), gradient(expected.batch), 1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,13 @@ from rollgym.trainer.sft.dataset import Example
 from rollgym.trainer.sft.loop import DataLoop
 
 REFERENCE_LOGPROBS = "reference_logprobs.npy"
-PREFERENCE = ("preference_accuracy", "reward_margin", "reward_chosen", "reward_rejected")
+PREFERENCE = (
+    "preference_accuracy",
+    "ranking_accuracy",
+    "reward_margin",
+    "reward_chosen",
+    "reward_rejected",
+)
 """Metrics of steps and, with the prefix ``validation_``, of validations."""
 
 

@@ -39,7 +39,7 @@ def preference_loss(tokens: Tokens, settings: DPOSettings) -> LossResult:
     dpo = -(1 - smoothing) * logsigmoid(margin)
     if smoothing:
         dpo = dpo - smoothing * logsigmoid(-margin)
-    logprob_chosen = by_pair(tokens.logprobs * chosen)
+    logprob_chosen, logprob_rejected = (by_pair(tokens.logprobs * side) for side in (chosen, rejected))
     nll = -logprob_chosen / by_pair(chosen).clamp(min=1)
     # The weights of a pair's tokens add up to the weight of the pair.
     weights = by_pair(tokens.weights)
@@ -49,11 +49,12 @@ def preference_loss(tokens: Tokens, settings: DPOSettings) -> LossResult:
     loss = sum((term.sum() for term in terms.values()), weights.new_zeros(()))
     means = {
         "preference_accuracy": margin > 0,
+        "ranking_accuracy": logprob_chosen > logprob_rejected,
         "reward_margin": margin,
         "reward_chosen": reward_chosen,
         "reward_rejected": reward_rejected,
         "logprob_chosen": logprob_chosen,
-        "logprob_rejected": by_pair(tokens.logprobs * rejected),
+        "logprob_rejected": logprob_rejected,
     }
     metrics = {"policy_loss": sum_of(loss.reshape(1))} | {name: sum_of(term) for name, term in terms.items()}
     metrics |= {name: mean_of(values, weights != 0) for name, values in means.items()}

@@ -2,9 +2,9 @@
 
     python tests/adapters/real/make_venvs.py FOLDER
 
-Makes FOLDER/gem, FOLDER/miniwob, FOLDER/openenv, FOLDER/trl and FOLDER/verifiers: dependencies of most
-conflict with each other's or with those of the main environment. About 3 GB. A complete folder is left as it
-is.
+Makes FOLDER/gem, FOLDER/miniwob, FOLDER/openenv, FOLDER/trackers, FOLDER/trl and FOLDER/verifiers:
+dependencies of most conflict with each other's or with those of the main environment. About 3 GB. A complete
+folder is left as it is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,15 @@ VENVS = {
     "gem": ("gem-llm==0.1.0", "-e", str(ROOT)),
     "miniwob": ("miniwob==1.1.0", "-e", f"{ROOT}[browser]"),
     "openenv": ("openenv==0.10.0",),
+    "trackers": (
+        "wandb==0.31.0",
+        "mlflow-skinny==3.17.2",
+        "trackio==0.43.0",
+        "pytest>=8",
+        "pytest-timeout",
+        "-e",
+        str(ROOT),
+    ),
     # torch is pinned: a looser version may install several GB of CUDA libraries.
     "trl": ("trl==1.16.0", "torch==2.13.0", "-e", f"{ROOT}[train]"),
     "verifiers": ("verifiers[ta]==0.4.0", "-e", str(ROOT)),

@@ -1,4 +1,4 @@
-"""OpenEnv, GEM, MiniWoB, TRL and verifiers with rollgym, each in a separate virtual environment.
+"""OpenEnv, GEM, MiniWoB, TRL, verifiers and trackers with rollgym, in separate virtual environments.
 
 ``make test-adapters`` makes the environments and sets ROLLGYM_TEST_ADAPTERS to their folder.
 """
@@ -27,7 +27,7 @@ FOLDER = os.environ.get("ROLLGYM_TEST_ADAPTERS", "")
 
 pytestmark = [
     pytest.mark.skipif(not FOLDER, reason="ROLLGYM_TEST_ADAPTERS is not set: run make test-adapters"),
-    pytest.mark.timeout(1800),  # several hundred episodes each
+    pytest.mark.timeout(3600),  # several hundred episodes each, also on a busy machine
 ]
 
 
@@ -289,6 +289,15 @@ def test_verifiers_own_evaluation_plays_a_rollgym_environment(tmp_path: Path) ->
     for path, model, roles in seen["requests"]:
         assert (path, model) == ("/v1/chat/completions", "scripted")
         assert roles[:2] == ["system", "user"]
+
+
+def test_trackers_keep_every_number() -> None:
+    root = HERE.parents[2]
+    tests = root / "tests" / "trainer" / "tracking" / "test_trackers.py"
+    command = [python("trackers"), "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tests)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout, "W&B, MLflow and Trackio are installed"
 
 
 def test_miniwob_plays_in_rollgyms_browser(tmp_path: Path) -> None:

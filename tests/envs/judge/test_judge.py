@@ -135,7 +135,11 @@ def test_anything_but_one_strict_verdict_is_no_score(answer: str) -> None:
 
 @pytest.mark.parametrize(
     ("status", "answer", "says"),
-    [(200, "no verdict", "does not end with one verdict"), (500, "", "status 500"), (401, "", "status 401")],
+    [
+        (200, "no verdict", "does not end with one verdict"),
+        (500, "", "answered 500"),
+        (401, "", "answered 401"),
+    ],
 )
 def test_a_judge_that_fails_makes_the_episode_fail_and_is_no_reward_of_0(
     status: int, answer: str, says: str, endpoint: Endpoint, tmp_path: Path

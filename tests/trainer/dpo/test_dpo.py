@@ -52,6 +52,7 @@ def test_a_policy_learns_from_its_own_attempts(prefer: Prefer, tmp_path: Path) -
     metrics = lines(folder / "metrics.jsonl")
     assert metrics[0]["validation_loss"] == pytest.approx(np.log(2), abs=1e-3)
     assert metrics[-1]["validation_preference_accuracy"] > 0.9
+    assert metrics[-1]["validation_ranking_accuracy"] > 0.9
     assert metrics[-1]["validation_loss"] < 0.5
     assert metrics[-1]["reward_margin"] > 1.0
     assert metrics[-1]["reward_chosen"] > metrics[-1]["reward_rejected"]

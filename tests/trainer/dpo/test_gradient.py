@@ -91,7 +91,8 @@ def test_the_gradient_is_that_of_a_plain_implementation() -> None:
     found = learner.update(batch())
     assert found["policy_loss"] == pytest.approx(loss, rel=1e-5)
     measured = batch_metrics(batch(), learner.logprobs(batch()), LOSS)
-    for name in ("policy_loss", "preference_accuracy", "reward_margin", "reward_chosen", "logprob_rejected"):
+    names = ("preference_accuracy", "ranking_accuracy", "reward_margin", "reward_chosen", "logprob_rejected")
+    for name in ("policy_loss", *names):
         assert measured[name] == pytest.approx(found[name], rel=1e-4), name
 
 

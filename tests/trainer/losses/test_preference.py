@@ -65,6 +65,16 @@ def expected(settings: DPOSettings) -> tuple[float, list[float], list[float]]:
     return total / 3, slopes, margins
 
 
+def ranking(logprobs: list[float]) -> float:
+    """The share of pairs whose chosen reply is the more probable one."""
+    right, at = 0, 0
+    for chosen, rejected in LENGTHS:
+        middle, end = at + chosen, at + chosen + rejected
+        right += sum(logprobs[at:middle]) > sum(logprobs[middle:end])
+        at = end
+    return right / len(LENGTHS)
+
+
 @pytest.mark.parametrize(
     "settings",
     [DPOSettings(), DPOSettings(beta=1.5), DPOSettings(label_smoothing=0.2), DPOSettings(sft_weight=0.7)],
@@ -83,6 +93,7 @@ def test_loss_and_gradient_are_those_of_the_formula(settings: DPOSettings) -> No
     assert found["reward_margin"] == pytest.approx(np.mean(margins))
     assert found["reward_chosen"] - found["reward_rejected"] == pytest.approx(np.mean(margins))
     assert found["preference_accuracy"] == pytest.approx(np.mean([margin > 0 for margin in margins]))
+    assert found["ranking_accuracy"] == pytest.approx(ranking(given.logprobs.tolist()))
 
 
 def test_parts_of_a_batch_add_up() -> None:
@@ -111,7 +122,11 @@ def test_a_policy_that_is_its_reference_has_the_loss_of_a_coin() -> None:
         sequence_ids=given.sequence_ids,
         reference=given.logprobs.detach(),
     )
-    assert float(preference_loss(same, DPOSettings()).loss.detach()) == pytest.approx(math.log(2))
+    result = preference_loss(same, DPOSettings())
+    assert float(result.loss.detach()) == pytest.approx(math.log(2))
+    found = summary(result.metrics)
+    assert found["reward_margin"] == 0.0
+    assert found["ranking_accuracy"] == pytest.approx(ranking(given.logprobs.tolist())), "without a reference"
 
 
 @pytest.mark.parametrize(
