@@ -60,7 +60,7 @@ def test_a_server_gets_the_bits_of_full_updates_from_a_part_of_the_bytes(bucket:
         taken = [receiver.take(packed) for ((_, packed),) in update.buckets]
         names.append({name for part in taken for name, _ in part})
         loaded |= {name: tensor.clone() for part in taken for name, tensor in part}
-        encoder.received(update, tensors, packed=True)
+        encoder.received(update, tensors, "1", packed=True)
         fulls.append(update.full)
         assert same(loaded, tensors)
         assert receiver.stamp == update.stamp
@@ -73,7 +73,7 @@ def test_few_changed_values_are_few_bytes() -> None:
     encoder = DeltaEncoder(full_every=9)
     old = {"a": torch.randn(300, 300).bfloat16()}
     full = encoder.encode(old, packed=True, bucket=1 << 20)
-    encoder.received(full, old, packed=True)
+    encoder.received(full, old, "1", packed=True)
     delta = encoder.encode(moved(old, "a"), packed=True, bucket=1 << 20)
     assert delta.sent.nbytes < 2000 < full.sent.nbytes // 80
     assert (delta.sent.values, delta.sent.changed) == (90_000, 8)
@@ -85,7 +85,7 @@ def test_a_delta_to_other_weights_and_a_damaged_one_are_rejected() -> None:
 
     def buckets(new: Tensors, size: int = 1 << 20) -> list[Tensor]:
         update = encoder.encode(new, packed=True, bucket=size)
-        encoder.received(update, new, packed=True)
+        encoder.received(update, new, "1", packed=True)
         return [packed for ((_, packed),) in update.buckets]
 
     (first,) = buckets(tensors)
@@ -114,7 +114,7 @@ def test_without_the_plugin_tensors_are_whole_and_unchanged_ones_stay_out() -> N
     for changes in ((), ("b",), ()):
         tensors = moved(tensors, *changes)
         update = encoder.encode(tensors, packed=False, bucket=1 << 20)
-        encoder.received(update, tensors, packed=False)
+        encoder.received(update, tensors, "1", packed=False)
         (bucket,) = update.buckets
         sent.append([name for name, tensor in bucket if torch.equal(tensor, tensors[name])])
     assert sent == [["a", "b", "norm", "odd"], ["b"], ["a"]], "one at least sets the version"
@@ -221,6 +221,31 @@ def test_a_folder_in_between_makes_the_next_update_full(tmp_path: Path) -> None:
     assert counts == [4, 4]
 
 
+def test_servers_that_have_other_weights_get_all(tmp_path: Path) -> None:
+    tensors = weights()
+    with scripted() as server:
+        server.info |= {"dtype": "bfloat16", "version": "0.5.18"}
+
+        async def main() -> None:
+            engine = sglang.SglangEngine(
+                server.url, model_folder(tmp_path / "model"), route="tensor", delta=True
+            )
+            await engine.update_weights(1, WeightSource(tensors=tensors))
+            await engine.update_weights(2, WeightSource(tensors=tensors))
+            server.weights = "0"  # restarted by somebody else
+            await engine.update_weights(3, WeightSource(tensors=tensors))
+            await engine.update_weights(4, WeightSource(tensors=tensors))
+            await engine.sleep()
+            await engine.update_weights(5, WeightSource(tensors=tensors))
+            await engine.sleep()
+            await engine.wake_up()
+            await engine.close()
+
+        asyncio.run(main())
+        counts = [len(bucket) for bucket in sent_to_sglang(server.asked(TENSOR_PATH))]
+    assert counts == [4, 1, 4, 1, 4, 4], "released memory has no weights to change"
+
+
 def test_servers_with_deltas_see_the_plugin(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     options = sglang.ServerOptions(weight_delta=True, device="cpu", env={"PYTHONPATH": "/its"})
@@ -251,7 +276,7 @@ def test_the_loader_of_sglang_changes_a_model(monkeypatch: pytest.MonkeyPatch) -
         update = encoder.encode(tensors, packed=True, bucket=100)
         for bucket in update.buckets:
             load(model, list(bucket))
-        encoder.received(update, tensors, packed=True)
+        encoder.received(update, tensors, "1", packed=True)
         assert same(loaded, tensors)
     for plugin in (module, "rollgym_deltas"):
         sys.modules.pop(plugin)

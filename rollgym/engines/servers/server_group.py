@@ -124,6 +124,14 @@ class ServerGroup(ABC):
     async def send_resume_memory(self, worker: ServerWorker, tags: Sequence[str]) -> None:
         """Reallocate memory of a server, which stays paused."""
 
+    @abstractmethod
+    async def weight_version(self, worker: ServerWorker) -> object:
+        """Return the name of the version of a server's weights, as it reports it."""
+
+    async def have_weights(self, version: str) -> bool:
+        """Return whether all servers report this version of their weights."""
+        return {await self.weight_version(worker) for worker in self.workers} == {version}
+
     def released_with(self, tags: Sequence[str]) -> Sequence[str]:
         """Return the memory that the servers release when these tags are asked for."""
         return tags

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from rollgym.core.errors import UsageError
-from rollgym.engines.weight_sync.server_plugin.rollgym_deltas import PACKED, TensorEntry, pack
+from rollgym.engines.weight_sync.server_plugin.rollgym_deltas import PACKED, Header, TensorEntry, pack
 from rollgym.engines.weight_sync.wire import Chunk, LocalShard, Sent, make_chunk, words_of
 
 Bucket = Sequence[tuple[str, Tensor]]
@@ -41,13 +41,15 @@ class DeltaEncoder:
         self._base: Mapping[str, Tensor] = {}
         self._stamp: str | None = None
         """The update whose weights all servers have; ``None``: not known."""
+        self.version: str | None = None
+        """Name of the version of these weights."""
         self._packed = False
         """Whether they keep a copy of it."""
         self._since_full = 0
 
     def reset(self) -> None:
         """Forget what the servers have: the next update has all tensors."""
-        self._base, self._stamp = {}, None
+        self._base, self._stamp, self.version = {}, None, None
 
     def encode(self, tensors: Mapping[str, Tensor], *, packed: bool, bucket: int) -> DeltaUpdate:
         """Return an update.
@@ -83,9 +85,12 @@ class DeltaEncoder:
         nbytes = sum(tensor.nbytes for group in buckets for _, tensor in group)
         return DeltaUpdate(stamp, full, buckets, total._replace(nbytes=nbytes))
 
-    def received(self, update: DeltaUpdate, tensors: Mapping[str, Tensor], *, packed: bool) -> None:
-        """Note that all servers have these weights now."""
+    def received(
+        self, update: DeltaUpdate, tensors: Mapping[str, Tensor], version: str, *, packed: bool
+    ) -> None:
+        """Note that all servers have these weights now, under this name of their version."""
         self._base, self._stamp, self._packed = tensors, update.stamp, packed
+        self.version = version
         self._since_full = 0 if update.full else self._since_full + 1
 
     def _chunks(self, tensors: Mapping[str, Tensor], *, full: bool) -> Iterator[tuple[Chunk, Sent]]:
@@ -125,5 +130,5 @@ def _packed(chunks: Sequence[Chunk], stamp: str, base: str | None, first: bool, 
         }
         for chunk in chunks
     ]
-    header = {"stamp": stamp, "base": base, "first": first, "last": last, "tensors": entries}
-    return pack(header, [array for chunk in chunks for array in chunk.arrays])  # type: ignore[arg-type]
+    header: Header = {"stamp": stamp, "base": base, "first": first, "last": last, "tensors": entries}
+    return pack(header, [array for chunk in chunks for array in chunk.arrays])

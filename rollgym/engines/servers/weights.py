@@ -191,6 +191,10 @@ class WeightSender(ABC):
     ) -> None:
         """Send what changed since the last update; all of it if a server has other weights than expected."""
         packed = servers.deltas and self.route in self.packed_routes
+        if any(worker.state.weights_missing for worker in servers.workers):
+            deltas.reset()
+        elif deltas.version is not None and not await servers.have_weights(deltas.version):
+            deltas.reset()  # restarted or updated by another client
         encode = partial(deltas.encode, tensors, packed=packed, bucket=self._bucket)
         update = await asyncio.to_thread(encode)
         try:
@@ -201,7 +205,7 @@ class WeightSender(ABC):
                 raise
             update = await asyncio.to_thread(encode)
             await self._send_buckets(servers, version, update.buckets)
-        deltas.received(update, tensors, packed=packed)
+        deltas.received(update, tensors, str(version), packed=packed)
         self.sent_bytes = update.sent.nbytes
 
     async def _send_buckets(self, servers: ServerGroup, version: int, buckets: Sequence[Bucket]) -> None:

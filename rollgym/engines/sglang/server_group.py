@@ -134,6 +134,11 @@ class SglangServers(ServerGroup):
         """Drop a server's prefix cache."""
         await worker.client.post("/flush_cache", {})
 
+    async def weight_version(self, worker: ServerWorker) -> object:
+        """Return the name of the version of a server's weights, as it reports it."""
+        answer = await worker.client.get("/model_info")
+        return answer.get("weight_version") if isinstance(answer, dict) else None
+
     async def send_release(self, worker: ServerWorker, tags: Sequence[str]) -> None:
         """Release memory of a paused, idle server."""
         await worker.client.post("/release_memory_occupation", {"tags": list(tags)})

@@ -120,6 +120,11 @@ class VllmServers(ServerGroup):
         """Drop a server's prefix cache; replies that wait are computed again."""
         await worker.client.post("/reset_prefix_cache?reset_running_requests=true", {})
 
+    async def weight_version(self, worker: ServerWorker) -> object:
+        """Return the name of the version of a server's weights, as it reports it."""
+        answer = await worker.client.get("/weight_info")
+        return answer.get("weight_version") if isinstance(answer, dict) else None
+
     def released_with(self, tags: Sequence[str]) -> Sequence[str]:
         """Return the memory that is released: a server that releases its weights drops its cache, too."""
         return MEMORY_TAGS if "weights" in tags else tags
