@@ -96,12 +96,12 @@ class HFModelFiles:
 
 def _experts(config: Mapping[str, Any]) -> ExpertShape | None:
     counts = ("num_local_experts", "num_experts", "n_routed_experts")
-    found = (
-        config.get("num_hidden_layers"),
-        config.get("num_experts_per_tok"),
-        next((config[name] for name in counts if config.get(name)), None),
+    shape = ExpertShape(
+        config.get("num_hidden_layers", 0),
+        config.get("num_experts_per_tok", 0),
+        next((config[name] for name in counts if config.get(name)), 0),
     )
-    return ExpertShape(*found) if all(type(one) is int and one > 0 for one in found) else None
+    return shape if all(type(one) is int and one > 0 for one in shape) else None
 
 
 def shapes_in(folder: Path) -> Shapes:

@@ -6,12 +6,13 @@ import base64
 import binascii
 import io
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollgym.core.errors import AgentError
-from rollgym.core.routed_experts import RoutedExperts, expert_dtype
+from rollgym.core.routed_experts import ExpertArray, RoutedExperts, expert_dtype
 from rollgym.models.hf_files import ExpertShape
 from rollgym.utils.http_client import short
 
@@ -81,4 +82,4 @@ def _checked(values: NDArray[np.generic], shape: ExpertShape, tokens: int) -> Ro
     integers = values.astype(np.int64)
     if integers.size and not 0 <= integers.min() <= integers.max() < shape.experts:
         raise ValueError(f"ids outside the {shape.experts} experts")
-    return RoutedExperts.from_array(integers.astype(expert_dtype(shape.experts)))
+    return RoutedExperts.from_array(cast(ExpertArray, integers.astype(expert_dtype(shape.experts))))
