@@ -60,12 +60,14 @@ test-slow: $(VENV)/.dev ## Run the slow tests
 test-sglang: $(VENV)/.dev ## Test against a real SGLang server on the CPU, in a separate venv (3 GB, 30 min)
 	$(BIN)/python tests/engines/sglang/make_venv.py .venv-sglang
 	ROLLGYM_TEST_SGLANG=.venv-sglang $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" \
-		tests/engines/sglang tests/engines/test_scoring.py tests/engines/test_contract.py tests/engines/test_server_training.py
+		tests/engines/sglang tests/engines/test_scoring.py tests/engines/test_contract.py tests/engines/test_exported_model.py \
+		tests/engines/test_server_training.py
 
 test-vllm: $(VENV)/.dev ## Test against a real vLLM server on the CPU, in a separate venv (4 GB, 20 min)
 	$(BIN)/python tests/engines/vllm/make_venv.py .venv-vllm
 	ROLLGYM_TEST_VLLM=.venv-vllm $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" \
-		tests/engines/vllm tests/engines/test_scoring.py tests/engines/test_contract.py tests/engines/test_server_training.py
+		tests/engines/vllm tests/engines/test_scoring.py tests/engines/test_contract.py tests/engines/test_exported_model.py \
+		tests/engines/test_server_training.py
 
 test-clients: $(VENV)/.dev ## Test the endpoint with real clients, agent frameworks and a CLI agent from npm (850 MB)
 	$(BIN)/python tests/serve/clients/make_venv.py .venv-clients

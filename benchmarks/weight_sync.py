@@ -4,7 +4,7 @@
     python benchmarks/weight_sync.py --ray [--sizes 1M,30M,135M,0.5B] [--rounds 3]
     python benchmarks/weight_sync.py --stages [--sizes 1M,30M,135M,0.5B] [--rounds 3]
     python benchmarks/weight_sync.py --delta MODEL [--rates 1e-6,1e-5]
-    python benchmarks/weight_sync.py --vllm VENV [--sglang VENV] [--quick]
+    python benchmarks/weight_sync.py --vllm VENV [--sglang VENV] [--quick] [--sizes 1M,30M,135M,0.5B]
 
 Llamas of 0.1 to 30 million parameters with random weights in float32 (``--quick``: 0.1 and 1 million, two
 rounds). ``single`` is a `Learner` in the engine's process, whose tensors are copied. The others are
@@ -27,7 +27,9 @@ telling than seconds.
 change, and the bytes of encodings of them.
 
 With ``--vllm`` or ``--sglang``, a virtual environment, the routes into a real server on this CPU are
-measured instead: seconds from the call of ``update_weights`` to its return, and bytes of weights.
+measured instead: seconds from the call of ``update_weights`` to its return, CPU seconds of this process and
+the server's, and bytes, of whole updates and of deltas. Weights move by ``--step`` before each update;
+``--server-dtype`` is that of the server and of the wire.
 
 The last line is one JSON object.
 """
@@ -171,31 +173,69 @@ def run(strategy: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
-async def measure_routes(kind: str, venv: str, size: str, rounds: int) -> dict[str, Any]:
-    """Update a real server by each of its routes."""
+def tree_cpu(pid: int) -> float:
+    """CPU seconds of a process, those below it, and this one."""
+    import psutil
+
+    server = psutil.Process(pid)
+    times = [one.cpu_times() for one in (server, *server.children(recursive=True))]
+    return time.process_time() + sum(one.user + one.system for one in times)
+
+
+def shift(parameter: Any, step: float) -> None:
+    """Move each value by ``step``, up or down."""
+    import torch
+
+    with torch.no_grad():
+        for part in parameter.view(-1).split(1 << 22):
+            part.add_(torch.randint(0, 2, part.shape, dtype=torch.int8).mul_(2).sub_(1), alpha=step)
+
+
+async def measure_routes(kind: str, venv: str, size: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Update a real server by each of its routes, whole and by deltas."""
     from rollgym.engines import sglang, vllm
     from rollgym.engines.base import WeightSource
+    from rollgym.engines.servers.weight_delta import DeltaEncoder
+    from rollgym.engines.weight_sync.wire import wire_bytes
 
     software: Any = {"sglang": sglang, "vllm": vllm}[kind]
     model = make_model(size)
     tensors = dict(model.named_parameters())
-    sent = sum(one.numel() * one.element_size() for one in tensors.values())
-    found: dict[str, Any] = {"parameters": sum(one.numel() for one in tensors.values()), "bytes": sent}
+    found: dict[str, Any] = {"parameters": sum(one.numel() for one in tensors.values())}
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         python = str(Path(venv).absolute() / "bin" / "python")
-        options = software.ServerOptions(python=python, device="cpu", extra=("--skip-tokenizer-init",))
+        options = software.ServerOptions(
+            python=python,
+            device="cpu",
+            dtype=args.server_dtype,
+            weight_delta=True,
+            start_seconds=3600.0,
+            extra=("--skip-tokenizer-init",),
+        )
         engine = await asyncio.to_thread(software.launch, folder, options)
-        sender = engine.sender_class
-        for route in sender.routes:
-            engine._sender = sender(engine.model, route, bucket=256 << 20, host=None, timeout=300.0)
-            seconds = []
-            for _ in range(rounds + 1):
-                started = time.perf_counter()
+        pid, sender = engine.server.pid, engine.sender_class
+        routes = [(route, delta) for route in sender.routes for delta in (False, True) if route != "disk"]
+        for route, delta in [*routes, ("disk", False)]:
+            deltas = DeltaEncoder(1000) if delta else None
+            engine._sender = sender(
+                engine.model, route, bucket=256 << 20, host=None, timeout=3000.0, deltas=deltas
+            )
+            seconds, cpu = [], []
+            for _ in range(args.rounds + 1):
+                for one in tensors.values():
+                    shift(one, args.step)
+                started, before = time.perf_counter(), tree_cpu(pid)
                 await engine.update_weights(engine.version + 1, WeightSource(tensors=tensors))
                 seconds.append(time.perf_counter() - started)
+                cpu.append(tree_cpu(pid) - before)
             await engine._sender.close(engine._servers)
-            found[f"{route}_seconds"] = round(statistics.median(seconds[1:]), 4)
+            sent = engine.weight_bytes_sent or wire_bytes(list(tensors.values()), engine.weight_dtype)
+            found[f"{route} delta" if delta else route] = {
+                "seconds": round(statistics.median(seconds[1:]), 4),
+                "cpu_seconds": round(statistics.median(cpu[1:]), 4),
+                "bytes": sent,
+            }
         await engine.close()
     print(f"{kind:8}{size:>6} {json.dumps(found)}", flush=True)
     return found
@@ -203,13 +243,8 @@ async def measure_routes(kind: str, venv: str, size: str, rounds: int) -> dict[s
 
 def move(learner: Any, step: float) -> None:
     """Move each weight of a rank by ``step``, up or down."""
-    import torch
-
     for parameter in learner.modules.trained().values():
-        with torch.no_grad():
-            values = getattr(parameter, "_local_tensor", parameter).view(-1)
-            for part in values.split(1 << 22):
-                part.add_(torch.randint(0, 2, part.shape, dtype=torch.int8).mul_(2).sub_(1), alpha=step)
+        shift(getattr(parameter, "_local_tensor", parameter), step)
 
 
 async def measure_ray(sizes: list[str], args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -333,12 +368,8 @@ def measure_stages(size: str, args: argparse.Namespace) -> dict[str, Any]:
             "engine_copy": round(time.process_time() - received, 4),
             "changed": round(total.changed / total.values, 5),
         }
-        with torch.no_grad():
-            for one in weights.values():
-                for part in one.view(-1).split(1 << 22):
-                    part.add_(
-                        torch.randint(0, 2, part.shape, dtype=torch.int8).mul_(2).sub_(1), alpha=args.step
-                    )
+        for one in weights.values():
+            shift(one, args.step)
     print(f"{size:>6} {json.dumps(found)}", flush=True)
     return found
 
@@ -452,10 +483,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two sizes, two rounds, single and fsdp2")
     parser.add_argument("--vllm", help="measure the routes into a vLLM server of this virtual environment")
     parser.add_argument("--sglang", help="the same for SGLang")
+    parser.add_argument("--server-dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--ray", action="store_true", help="measure the routes to an engine on Ray")
     parser.add_argument("--stages", action="store_true", help="CPU seconds of each stage of an update")
     parser.add_argument("--sizes", help="separated by commas; default: those up to 30M")
-    parser.add_argument("--step", type=float, default=1e-6, help="how far --ray moves a weight")
+    parser.add_argument("--step", type=float, default=1e-6, help="how far a weight moves between updates")
     parser.add_argument("--delta", help="measure real updates of the model in this folder")
     parser.add_argument("--rates", default="1e-6,1e-5", help="learning rates for --delta")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of a reply for --delta")
@@ -481,10 +513,11 @@ def main() -> None:
     servers = {kind: venv for kind in ("vllm", "sglang") if (venv := getattr(args, kind))}
     if servers:
         routes = {
-            kind: {size: asyncio.run(measure_routes(kind, venv, size, args.rounds)) for size in args.sizes}
+            kind: {size: asyncio.run(measure_routes(kind, venv, size, args)) for size in args.sizes}
             for kind, venv in servers.items()
         }
-        print(json.dumps({"benchmark": "weight_sync", "rounds": args.rounds, "servers": routes}))
+        options = {"rounds": args.rounds, "step": args.step, "dtype": args.server_dtype}
+        print(json.dumps({"benchmark": "weight_sync", **options, "servers": routes}))
         return
     print(f"{'':8}{'size':>6}{'parameters':>14}{'ms':>12}{'MB/s':>12}{'peak MB':>10}")
     report = {strategy: run(strategy, args) for strategy in args.strategies.split(",")}

@@ -104,8 +104,10 @@ class EngineConfig(Settings):
     Ray: ``object_store``, or ``disk``: files in the run's folder, which all nodes must share. ``auto``: by
     engine, placement and size (docs/weight_sync.md); ``plan.json`` records the choice."""
     weight_delta: bool | Literal["auto"] = "auto"
-    """Send only the values that changed since the update before, exactly, to engines on Ray. ``auto``: to
-    engines that compute in bfloat16, on a cluster of several nodes. Requires runtime=ray and no ``url``."""
+    """Send only what changed since the update before, exactly: to engines on Ray, and, with ``true``, from
+    there or from the trainer to servers (``weight_route`` ``tensor`` or ``group``; docs/weight_sync.md).
+    ``auto``: to engines on Ray that compute in bfloat16, on a cluster of several nodes. Requires runtime=ray,
+    or kind=sglang or vllm."""
     full_update_every: int = Field(default=16, ge=1)
     """With ``weight_delta``: every n-th update has all values. An engine without the version before gets the
     last full update and all deltas after it."""
@@ -141,10 +143,15 @@ def check_engine(engine: EngineConfig, runtime: str = "local") -> None:
             "engine.weight_route=object_store requires engine.kind=embedded: on Ray, weights reach the actor "
             "of a server by the object store in any case; the route from there is group, tensor or disk."
         )
-    if engine.weight_delta is True and (runtime != "ray" or engine.url is not None):
+    if engine.weight_delta is True and runtime != "ray" and engine.kind == "embedded":
         raise UsageError(
-            "engine.weight_delta=true requires runtime=ray and engines that the run starts: other engines "
-            "receive whole weights."
+            "engine.weight_delta=true requires runtime=ray, or engine.kind=sglang or vllm: an engine in the "
+            "trainer's process copies the weights."
+        )
+    if engine.weight_delta is True and runtime != "ray" and engine.weight_route == "disk":
+        raise UsageError(
+            "engine.weight_delta=true requires engine.weight_route tensor or group: a server reads a folder "
+            "as a whole."
         )
 
 

@@ -366,7 +366,7 @@ async def open_servers(config: TrainConfig, model: Path) -> Engine:
         "replicas": settings.replicas or 1,
         "options": server_options(config),
         "api_key": find_key(settings.api_key_env).reveal(),
-        "route": weight_route(config),
+        **weight_options(config),
     }
     if settings.kind == "vllm":
         from rollgym.engines.vllm import open_vllm
@@ -379,20 +379,31 @@ async def open_servers(config: TrainConfig, model: Path) -> Engine:
 
 def server_options(config: TrainConfig, *, memory_saver: bool = False) -> BaseServerOptions:
     """Options of the servers to start, wherever they run."""
-    python = config.engine.python or sys.executable
+    options: dict[str, Any] = {
+        "python": config.engine.python or sys.executable,
+        "memory_saver": memory_saver,
+        "weight_delta": config.engine.weight_delta is True,
+        # Not with auto: a server that cannot report experts of a model does not start.
+        "return_routed_experts": config.learner.router_replay == "on",
+    }
     if config.engine.kind == "vllm":
         from rollgym.engines.vllm import ServerOptions as VllmOptions
 
-        return VllmOptions(python=python, memory_saver=memory_saver)
+        return VllmOptions(**options)
     from rollgym.engines.sglang import ServerOptions as SglangOptions
 
-    return SglangOptions(python=python, memory_saver=memory_saver)
+    return SglangOptions(**options)
 
 
-def weight_route(config: TrainConfig) -> Route | None:
-    """Route of weights to the servers; ``None``: the engine's default."""
-    route = config.engine.weight_route
-    return None if route in ("auto", "object_store") else cast(Route, route)
+def weight_options(config: TrainConfig) -> dict[str, Any]:
+    """Arguments of a `ServerEngine` for the way of weights to the servers."""
+    settings = config.engine
+    route = settings.weight_route
+    return {
+        "route": None if route in ("auto", "object_store") else cast(Route, route),
+        "delta": settings.weight_delta is True,
+        "full_update_every": settings.full_update_every,
+    }
 
 
 def engine_options(config: TrainConfig) -> dict[str, Any]:

@@ -64,7 +64,9 @@ def sync_plan(config: TrainConfig, engine: Engine, folder: Path, nodes: int = 1)
     """The route of weights, as in ``plan.json``."""
     plan: dict[str, Any] = {"dtype": engine.weight_dtype}
     if config.runtime == "local":
-        return {"route": engine.weight_route, **plan, "delta": False}
+        to_servers = config.engine.kind != "embedded" and config.engine.weight_delta is True
+        more = {"full_update_every": config.engine.full_update_every} if to_servers else {}
+        return {"route": engine.weight_route, **plan, "delta": to_servers, **more}
     wire = wire_format(config, engine, folder, nodes)
     plan["route"] = "object_store" if wire.folder is None else "disk"
     if config.engine.kind != "embedded":
@@ -107,6 +109,8 @@ class SyncMeter:
             metrics["weight_sync_bytes"] = float(sent.nbytes)
             if source.tensors.last.base is not None:
                 metrics["weight_sync_changed_frac"] = sent.changed / max(sent.values, 1)
+        elif engine.weight_bytes_sent is not None:
+            metrics["weight_sync_bytes"] = float(engine.weight_bytes_sent)
         elif source.tensors is not None:
             metrics["weight_sync_bytes"] = float(
                 wire_bytes(list(source.tensors.values()), engine.weight_dtype)

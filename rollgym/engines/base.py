@@ -236,6 +236,11 @@ class Engine(Protocol):
         """How weights reach it: ``memory`` in the same process, else as in ``engine.weight_route``."""
         return "memory"
 
+    @property
+    def weight_bytes_sent(self) -> int | None:
+        """Bytes of the last weight update, counted once for all replicas; ``None``: all weights were sent."""
+        return None
+
     async def sleep(self, tags: Sequence[str] = MEMORY_TAGS, *, replicas: Sequence[int] | None = None) -> int:
         """Pause and free the memory named by ``tags`` until `wake_up`; requests wait.
 
@@ -305,7 +310,7 @@ _METHODS = (
     *("generate", "abort", "update_weights", "pause", "resume", "forget", "close"),
     *("stream", "sleep", "wake_up", "reconnect", "stats"),
 )
-_PROPERTIES = ("num_replicas", "weight_dtype", "weight_route")
+_PROPERTIES = ("num_replicas", "weight_dtype", "weight_route", "weight_bytes_sent")
 
 
 def as_engine(engine: Any) -> Engine:

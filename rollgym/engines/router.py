@@ -100,6 +100,12 @@ class RoutedEngine(Engine):
         return ", ".join(sorted({replica.engine.weight_route for replica in self._replicas}))
 
     @property
+    def weight_bytes_sent(self) -> int | None:
+        """Bytes of the last weight update to the replica that got most; ``None``: all got all weights."""
+        sent = [replica.engine.weight_bytes_sent for replica in self._replicas]
+        return None if None in sent else max(filter(None, sent), default=0)
+
+    @property
     def engines(self) -> tuple[Engine, ...]:
         """The replicas, lost ones included."""
         return tuple(replica.engine for replica in self._replicas)

@@ -7,12 +7,23 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollgym.core.errors import UsageError
 
 _MOST_HEADER = 100 << 20
 Shapes = dict[str, tuple[int, ...]]
+
+
+class ExpertShape(NamedTuple):
+    """The experts of a mixture-of-experts model."""
+
+    layers: int
+    """All layers of the model, also those without a router."""
+    choices: int
+    """Experts for each token in each layer."""
+    experts: int
+    """Experts to choose from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,8 @@ class HFModelFiles:
     """Empty if the folder has no safetensors files."""
     dtype: str = "float32"
     """The dtype in config.json; float32 if it has none or another."""
+    experts: ExpertShape | None = None
+    """``None``: not a mixture of experts, as far as config.json tells."""
 
     @classmethod
     def read(cls, path: str | Path) -> HFModelFiles:
@@ -41,7 +54,7 @@ class HFModelFiles:
         tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
         dtype = next((c[k] for c in (text, config) for k in ("dtype", "torch_dtype") if k in c), None)
         known = dtype if dtype in ("bfloat16", "float16") else "float32"
-        return cls(folder.resolve(), size, tied, shapes_in(folder), known)
+        return cls(folder.resolve(), size, tied, shapes_in(folder), known, _experts(text))
 
     def fitting(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tensors to send, checked: wrong ones could crash a server."""
@@ -79,6 +92,16 @@ class HFModelFiles:
                 {name: shapes[name] for name in shapes.keys() - tied},
                 {name: self.shapes[name] for name in self.shapes.keys() - tied},
             )
+
+
+def _experts(config: Mapping[str, Any]) -> ExpertShape | None:
+    counts = ("num_local_experts", "num_experts", "n_routed_experts")
+    shape = ExpertShape(
+        config.get("num_hidden_layers", 0),
+        config.get("num_experts_per_tok", 0),
+        next((config[name] for name in counts if config.get(name)), 0),
+    )
+    return shape if all(type(one) is int and one > 0 for one in shape) else None
 
 
 def shapes_in(folder: Path) -> Shapes:

@@ -28,9 +28,11 @@ def server_options() -> Callable[[str], Any]:
             pytest.skip(f"set {variable} to a folder made by tests/engines/{kind}/make_venv.py")
         python = str(Path(venv).absolute() / "bin" / "python")
         if kind == "vllm":
-            return vllm.ServerOptions(python=python, device="cpu")
+            return vllm.ServerOptions(python=python, device="cpu", start_seconds=3600.0)
         env = {"PYTHONPATH": OVERLAY} if OVERLAY else {}
-        return sglang.ServerOptions(python=python, device="cpu", max_total_tokens=16_384, env=env)
+        return sglang.ServerOptions(
+            python=python, device="cpu", max_total_tokens=16_384, env=env, start_seconds=3600.0
+        )
 
     return options
 

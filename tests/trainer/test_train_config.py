@@ -88,9 +88,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "weight_route=object_store requires engine.kind=embedded",
     ),
     "deltas without Ray": ({"engine": {"weight_delta": True}}, "weight_delta=true requires runtime=ray"),
-    "deltas to a running server": (
-        {"runtime": "ray", "engine": {"kind": "vllm", "url": "http://host:1", "weight_delta": True}},
-        "requires runtime=ray and engines that the run starts",
+    "deltas through a folder": (
+        {"engine": {"kind": "vllm", "weight_route": "disk", "weight_delta": True}},
+        "weight_delta=true requires engine.weight_route tensor or group",
     ),
     "no full update": ({"engine": {"full_update_every": 0}}, "engine.full_update_every"),
     "a server URL without servers": (

@@ -57,5 +57,10 @@ def test_the_plan_says_how_weights_are_sent() -> None:
     assert plan_text(plan) == (
         "object store, then group, bfloat16, changed values only, every 16th update in full"
     )
+    local = load(
+        TrainConfig, {"envs": [{"id": "lessons:Yes"}], "engine": {"kind": "vllm", "weight_delta": True}}
+    )
+    plan = sync_plan(local, Half([1]), Path("/run"))
+    assert plan == {"route": "group", "dtype": "bfloat16", "delta": True, "full_update_every": 16}
     exact = sync_plan(config(weight_route="disk"), ScriptedEngine([1]), Path("/run"))
     assert (exact["route"], plan_text(exact)) == ("disk", "disk, float32")

@@ -54,7 +54,7 @@ from rollgym.trainer.runtime import (
     make_components,
     open_servers,
     server_options,
-    weight_route,
+    weight_options,
 )
 from rollgym.trainer.weight_sync import FOLDER, sync_plan
 
@@ -368,7 +368,7 @@ class RayRuntime:
         if config.engine.kind == "embedded":
             return engine_options(config)
         releases = bool(plan.placements["actor_infer"].offload)
-        return {"server": server_options(config, memory_saver=releases), "route": weight_route(config)}
+        return {"server": server_options(config, memory_saver=releases), **weight_options(config)}
 
     def _lease_for(self, plan: Plan) -> EngineLease | None:
         """The lease of the engines of a plan; none if they share devices with the learner."""

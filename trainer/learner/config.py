@@ -143,7 +143,8 @@ class LearnerConfig:
     """CPU threads; ``None``: torch's default."""
     router_replay: Literal["auto", "on", "off"] = "auto"
     """Compute mixture-of-experts models with the experts that the engine chose for each token. ``auto``:
-    where model and engine support it; ``on``: an error where they do not."""
+    where model and engine report them; ``on``: an error where they do not, and servers are started so that
+    they do."""
 
     def __post_init__(self) -> None:
         rules = {

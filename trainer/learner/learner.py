@@ -249,8 +249,8 @@ class Learner:
             raise UsageError("There is nothing to learn from: the batch has no action tokens.")
         if self.config.router_replay == "on" and not batch.has_experts:
             raise UsageError(
-                "learner.router_replay=on, but the engine reports no experts: use engine.kind=embedded, or "
-                "set learner.router_replay=auto."
+                "learner.router_replay=on, but the engine reports no experts: start servers at engine.url "
+                "with --enable-return-routed-experts, or set learner.router_replay=auto."
             )
         self.reload()
         value_only = self.modules.value_only

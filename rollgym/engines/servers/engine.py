@@ -23,6 +23,7 @@ from rollgym.engines.servers.request_tracker import RequestTracker
 from rollgym.engines.servers.route_choice import RouteChoice, choose_route
 from rollgym.engines.servers.server_group import ServerGroup
 from rollgym.engines.servers.server_process import ServerProcess
+from rollgym.engines.servers.weight_delta import DeltaEncoder
 from rollgym.engines.servers.weights import BUCKET, Route, WeightSender, copy_weights, is_local
 from rollgym.engines.weight_sync.chain import WeightChain
 from rollgym.models.hf_files import HFModelFiles
@@ -41,6 +42,9 @@ class ServerEngine(Engine):
             shared folder (``disk``); default: as `choose_route` chooses.
         host: Address of this machine as seen by the servers, for a broadcast.
         bucket: Bytes of weights per call.
+        delta: Send only what changed since the last update: values where the servers have rollgym's plugin,
+            else tensors.
+        full_update_every: With ``delta``, every n-th update has all tensors.
         timeout: Seconds per call.
         retries: Further attempts if a server cannot be reached.
         restarts: Maximum number of consecutive restarts of a child process.
@@ -65,6 +69,8 @@ class ServerEngine(Engine):
         route: Route | None = None,
         host: str | None = None,
         bucket: int = BUCKET,
+        delta: bool = False,
+        full_update_every: int = 16,
         timeout: float = 600.0,
         retries: int = 4,
         restarts: int = 3,
@@ -81,6 +87,7 @@ class ServerEngine(Engine):
         self.restarts = restarts
         key = api_key if server is None else server.api_key
         self._options: dict[str, Any] = {"timeout": timeout, "retries": retries, "api_key": key}
+        self._options["experts"] = self.model.experts
         address = url if server is None else server.url
         assert address is not None
         servers, first = self.servers_class.connect(address, version, **self._options)
@@ -94,8 +101,9 @@ class ServerEngine(Engine):
             choice = self._choose_route(servers, host)
             route, self.route_reason = cast(Route, choice.route), choice.reason
         self.check_route(servers, route)
+        deltas = DeltaEncoder(full_update_every) if delta else None
         self._sender = self.sender_class(
-            self.model, route, bucket=bucket, host=host, timeout=min(timeout, 300.0)
+            self.model, route, bucket=bucket, host=host, timeout=min(timeout, 300.0), deltas=deltas
         )
         self._lock = asyncio.Lock()
         """Held while the state of the servers changes."""
@@ -142,6 +150,11 @@ class ServerEngine(Engine):
     def weight_route(self) -> str:
         """The same as `route`."""
         return self.route
+
+    @property
+    def weight_bytes_sent(self) -> int | None:
+        """Bytes of the last weight update to each server; ``None``: all weights."""
+        return self._sender.sent_bytes
 
     def check_servers(self, servers: ServerGroup, interrupt: str) -> None:
         """Raise `UsageError` if the servers do not support the ``interrupt`` mode."""
@@ -210,7 +223,7 @@ class ServerEngine(Engine):
                 lambda: self.servers_class.connect(url, None, **self._options)
             )
             await self._servers.close()
-            self._sender.leave_group()
+            self._sender.forget_servers()
             self._tracker.servers = servers
             self._tracker.history.append(version)
         return True
@@ -354,7 +367,7 @@ class ServerEngine(Engine):
         self._tracker.cancel_all()
         await asyncio.to_thread(server.restart)
         await self._servers.close()
-        self._sender.leave_group()
+        self._sender.forget_servers()
         first = None if self._last_weights is not None else self.version
         self._tracker.servers, _ = await asyncio.to_thread(
             lambda: self.servers_class.connect(server.url, first, **self._options)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rollgym.core.errors import AgentError
+from rollgym.core.routed_experts import RoutedExperts
 from rollgym.engines.base import BadRequest, GenerateRequest
 from rollgym.utils.http_client import short
 
@@ -42,6 +43,8 @@ class Piece:
     spans: Spans
     cached_tokens: int = 0
     """Prompt tokens found in the server's prefix cache."""
+    routed_experts: RoutedExperts | None = None
+    """Experts of all tokens of the call's prompt and reply but the last, if the server reports them."""
 
 
 def check_request(request: GenerateRequest, vocabulary: int, context: int) -> int:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollgym.core.errors import AgentError, EngineLost
+from rollgym.core.routed_experts import RoutedExperts
 from rollgym.engines.base import FinishReason, GenerateRequest, Generation
 from rollgym.engines.servers.client import Unreached
 from rollgym.engines.servers.reply import TOKEN_BYTES, Piece, Spans
+from rollgym.engines.servers.routed_experts import token_bytes
 from rollgym.engines.servers.server_group import ServerGroup
 
 _ABORT_SECONDS = 0.2
@@ -30,6 +32,8 @@ class PendingRequest:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: Spans = field(default_factory=list)
+    experts: RoutedExperts | None = None
+    """As the last call reports them: it has computed the tokens of the earlier ones again."""
     rid: str = ""
     task: asyncio.Task[bytes] | None = None
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -55,6 +59,7 @@ class PendingRequest:
         """Append the result of a call; returns the finish reason if the reply is complete."""
         self.token_ids += piece.token_ids
         self.logprobs += piece.logprobs
+        self.experts = piece.routed_experts
         for version, count in piece.spans:
             if self.spans and self.spans[-1][0] == version:
                 count += self.spans.pop()[1]
@@ -75,6 +80,7 @@ class PendingRequest:
             version_spans=tuple(self.spans),
             queue_seconds=self.queue_seconds,
             generate_seconds=time.perf_counter() - self.started - self.queue_seconds,
+            routed_experts=self.experts,
         )
 
 
@@ -198,7 +204,8 @@ class RequestTracker:
         body = self.servers.request_body(rid, call.ids, sampling, max_tokens, len(call.token_ids))
         first = len(self.history) - 1
         try:
-            answer = await self._answer(call, body, (1 << 20) + TOKEN_BYTES * max_tokens)
+            experts = token_bytes(self.servers.experts) * (len(call.ids) + max_tokens)
+            answer = await self._answer(call, body, (1 << 20) + TOKEN_BYTES * max_tokens + experts)
         except Unreached:
             if self.on_lost is None:
                 raise
@@ -219,10 +226,11 @@ class RequestTracker:
                 "it was restarted or updated by another client."
             )
 
-        piece = self.servers.read(answer, rid, sampling, max_tokens, self.vocabulary, number)
+        prompt = len(call.ids)
+        piece = self.servers.read(answer, rid, prompt, sampling, max_tokens, self.vocabulary, number)
         self.answered += 1
         self.prefix_hit_tokens += piece.cached_tokens
-        self.computed_tokens += len(call.ids) - piece.cached_tokens + len(piece.token_ids)
+        self.computed_tokens += prompt - piece.cached_tokens + len(piece.token_ids)
         return piece
 
     async def _answer(self, call: PendingRequest, body: dict[str, Any], limit: int) -> bytes:

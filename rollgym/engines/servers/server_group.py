@@ -17,6 +17,7 @@ from rollgym.engines.base import GenerateRequest, Sampling
 from rollgym.engines.servers.client import Client, Refused
 from rollgym.engines.servers.reply import Piece
 from rollgym.engines.servers.server_state import ServerState
+from rollgym.models.hf_files import ExpertShape
 
 
 @dataclass(slots=True)
@@ -34,9 +35,17 @@ class ServerGroup(ABC):
 
     software: ClassVar[str]
     """Name of the servers' software, for messages."""
+    deltas = False
+    """Whether all servers apply changes of values (`DeltaEncoder`)."""
 
     def __init__(
-        self, front: Client, workers: Sequence[ServerWorker], *, context: int, dtype: object = None
+        self,
+        front: Client,
+        workers: Sequence[ServerWorker],
+        *,
+        context: int,
+        dtype: object = None,
+        experts: ExpertShape | None = None,
     ) -> None:
         self.front = front
         self.workers = list(workers)
@@ -44,13 +53,25 @@ class ServerGroup(ABC):
         """Maximum number of tokens of prompt and reply together that every server supports."""
         self.dtype = dtype if dtype in ("float32", "bfloat16", "float16", "auto") else None
         """The dtype of the servers' model: ``auto``: that of its config; ``None``: they do not report it."""
+        self.experts = experts
+        """Shape of the experts that all servers report with each reply; ``None``: they report none."""
 
     @classmethod
     @abstractmethod
     def connect(
-        cls, url: str, version: int | None, *, timeout: float, retries: int, api_key: str | None = None
+        cls,
+        url: str,
+        version: int | None,
+        *,
+        timeout: float,
+        retries: int,
+        api_key: str | None = None,
+        experts: ExpertShape | None = None,
     ) -> tuple[Self, int]:
-        """Connect to the servers at an address; returns the group and the version of their weights."""
+        """Connect to the servers at an address; returns the group and the version of their weights.
+
+        ``experts`` is the shape of the model's experts.
+        """
 
     @abstractmethod
     def check(self, request: GenerateRequest, vocabulary: int) -> int:
@@ -71,12 +92,13 @@ class ServerGroup(ABC):
         self,
         answer: bytes,
         rid: str,
+        prompt: int,
         sampling: Sampling,
         max_tokens: int,
         vocabulary: int,
         number: Callable[[str], int],
     ) -> Piece:
-        """Parse and validate the answer to a generation request."""
+        """Parse and validate the answer to a generation request with ``prompt`` ids."""
 
     @abstractmethod
     async def send_pause(self, worker: ServerWorker, mode: str) -> None:
@@ -101,6 +123,14 @@ class ServerGroup(ABC):
     @abstractmethod
     async def send_resume_memory(self, worker: ServerWorker, tags: Sequence[str]) -> None:
         """Reallocate memory of a server, which stays paused."""
+
+    @abstractmethod
+    async def weight_version(self, worker: ServerWorker) -> object:
+        """Return the name of the version of a server's weights, as it reports it."""
+
+    async def have_weights(self, version: str) -> bool:
+        """Return whether all servers report this version of their weights."""
+        return {await self.weight_version(worker) for worker in self.workers} == {version}
 
     def released_with(self, tags: Sequence[str]) -> Sequence[str]:
         """Return the memory that the servers release when these tags are asked for."""

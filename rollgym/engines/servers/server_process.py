@@ -37,6 +37,8 @@ from rollgym.engines.servers.process_reaper import (
 )
 
 log = logging.getLogger(__name__)
+DELTA_PLUGIN = Path(__file__).resolve().parents[1] / "weight_sync" / "server_plugin"
+"""Folder of the module with which servers apply changes of values."""
 STOP_SECONDS = 15.0
 _TAIL = 12
 """Lines of the log shown in an error."""
@@ -58,6 +60,11 @@ class BaseServerOptions(ABC):
     max_running: int | None = None
     """Maximum number of replies generated at once."""
     context_length: int | None = None
+    return_routed_experts: bool = False
+    """Report the experts of every token, for `learner.router_replay`; mixtures of experts only."""
+    weight_delta: bool = False
+    """Load rollgym's plugin that applies changes of values, for an engine with ``delta=True``. The server
+    then keeps a copy of its weights in the memory of the host."""
     memory_saver: bool = False
     """Required for `Engine.sleep` to free memory; no effect without an accelerator."""
     host: str = "127.0.0.1"
@@ -109,6 +116,12 @@ class BaseServerOptions(ABC):
         if self.on_cpu:
             env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         return env
+
+
+def with_python_path(env: Mapping[str, str], folders: Sequence[Path]) -> dict[str, str]:
+    """Return environment variables with folders put before the PYTHONPATH, if any."""
+    path = [*map(str, folders), *filter(None, [env.get("PYTHONPATH")])]
+    return {**env, "PYTHONPATH": os.pathsep.join(path)} if path else dict(env)
 
 
 def words(options: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from rollgym.utils.http_client import short
 
 if TYPE_CHECKING:
     from rollgym.engines.servers.weight_broadcast import BroadcastGroup
+    from rollgym.engines.servers.weight_delta import DeltaEncoder
 
 Route = Literal["tensor", "group", "disk"]
 """Route of tensors: in the HTTP call, by a broadcast, or through a folder that the server can read."""
@@ -55,9 +57,18 @@ class WeightSender(ABC):
 
     routes: ClassVar[tuple[Route, ...]]
     """The routes that the software supports, the default first."""
+    packed_routes: ClassVar[tuple[Route, ...]] = ()
+    """Those by which a server with rollgym's plugin receives packed buckets (`DeltaEncoder`)."""
 
     def __init__(
-        self, model: HFModelFiles, route: Route, *, bucket: int, host: str | None, timeout: float
+        self,
+        model: HFModelFiles,
+        route: Route,
+        *,
+        bucket: int,
+        host: str | None,
+        timeout: float,
+        deltas: DeltaEncoder | None = None,
     ) -> None:
         if route not in self.routes:
             raise UsageError(f"route must be one of {', '.join(self.routes)}, not {route!r}.")
@@ -68,6 +79,9 @@ class WeightSender(ABC):
         self.timeout = timeout
         self._group: BroadcastGroup | None = None
         self._folder: Path | None = None
+        self._deltas = deltas
+        self.sent_bytes: int | None = None
+        """Bytes of the last update; ``None``: it was whole."""
 
     @abstractmethod
     async def begin(self, worker: ServerWorker) -> None:
@@ -131,6 +145,12 @@ class WeightSender(ABC):
         if group is not None:
             group.close()
 
+    def forget_servers(self) -> None:
+        """The servers are others than before, or were restarted."""
+        self.leave_group()
+        if self._deltas is not None:
+            self._deltas.reset()
+
     async def close(self, servers: ServerGroup) -> None:
         """Leave the group and delete temporary files."""
         self.leave_group()
@@ -147,6 +167,9 @@ class WeightSender(ABC):
                 self._folder = None
 
     async def _from_disk(self, servers: ServerGroup, version: int, path: Path) -> None:
+        self.sent_bytes = None
+        if self._deltas is not None:
+            self._deltas.reset()  # the servers read other weights than those that deltas refer to
         done: list[ServerWorker] = []
 
         async def one(worker: ServerWorker) -> None:
@@ -158,7 +181,34 @@ class WeightSender(ABC):
         _flushed(servers)
 
     async def _from_tensors(self, servers: ServerGroup, version: int, tensors: Mapping[str, Any]) -> None:
-        buckets = list(_buckets(tensors, self._bucket))
+        if self._deltas is None:
+            await self._send_buckets(servers, version, list(_buckets(tensors, self._bucket)))
+        else:
+            await self._send_changes(self._deltas, servers, version, tensors)
+
+    async def _send_changes(
+        self, deltas: DeltaEncoder, servers: ServerGroup, version: int, tensors: Mapping[str, Any]
+    ) -> None:
+        """Send what changed since the last update; all of it if a server has other weights than expected."""
+        packed = servers.deltas and self.route in self.packed_routes
+        if any(worker.state.weights_missing for worker in servers.workers):
+            deltas.reset()
+        elif deltas.version is not None and not await servers.have_weights(deltas.version):
+            deltas.reset()  # restarted or updated by another client
+        encode = partial(deltas.encode, tensors, packed=packed, bucket=self._bucket)
+        update = await asyncio.to_thread(encode)
+        try:
+            await self._send_buckets(servers, version, update.buckets)
+        except BaseException as error:
+            deltas.reset()
+            if update.full or not isinstance(error, Refused):
+                raise
+            update = await asyncio.to_thread(encode)
+            await self._send_buckets(servers, version, update.buckets)
+        deltas.received(update, tensors, str(version), packed=packed)
+        self.sent_bytes = update.sent.nbytes
+
+    async def _send_buckets(self, servers: ServerGroup, version: int, buckets: Sequence[Bucket]) -> None:
         if self.route == "group":
             await self._join(servers)
         sent = 0

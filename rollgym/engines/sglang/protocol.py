@@ -18,6 +18,8 @@ from rollgym.engines.servers.reply import (
     reported_logprobs,
     version_spans,
 )
+from rollgym.engines.servers.routed_experts import from_int32, routed_experts
+from rollgym.models.hf_files import ExpertShape
 from rollgym.utils.http_client import short
 
 
@@ -28,6 +30,7 @@ class _Meta(msgspec.Struct):
     weight_versions: list[VersionSpan] | None = None
     output_token_logprobs: list[tuple[float, int, Any]] = []
     cached_tokens: Any = None
+    routed_experts: str | None = None
 
 
 class _Answer(msgspec.Struct):
@@ -46,7 +49,7 @@ def check_filters(request: GenerateRequest) -> None:
 
 
 def request_body(
-    rid: str, ids: Sequence[int], sampling: Sampling, max_tokens: int, seeded: bool
+    rid: str, ids: Sequence[int], sampling: Sampling, max_tokens: int, seeded: bool, experts: bool = False
 ) -> dict[str, Any]:
     """Build the JSON body of a call. All values are explicit: a server may have other defaults."""
     params: dict[str, Any] = {
@@ -69,7 +72,7 @@ def request_body(
     }
     if seeded:
         params["sampling_seed"] = sampling.seed % (1 << 31)
-    return {
+    body = {
         "rid": rid,
         "input_ids": list(ids),
         "sampling_params": params,
@@ -78,16 +81,19 @@ def request_body(
         "return_text_in_logprobs": False,
         "stream": False,
     }
+    return {**body, "return_routed_experts": True} if experts else body
 
 
 def read(
     answer: bytes,
     rid: str,
+    prompt: int,
     sampling: Sampling,
     max_tokens: int,
     vocabulary: int,
     number: Callable[[str], int],
     where: str,
+    experts: ExpertShape | None = None,
 ) -> Piece:
     """Parse and validate a reply; raises `AgentError` if it is inconsistent."""
     found = parse(answer, _Answer, where)
@@ -108,7 +114,10 @@ def read(
         raise AgentError(f"{where} stopped a reply: {short(meta.finish_reason['matched'])}")
     cached = meta.cached_tokens if type(meta.cached_tokens) is int else 0
     spans = _spans(meta, len(ids), number, where)
-    return Piece(ids, reported_logprobs(logged, sampling.temperature), str(kind), spans, max(cached, 0))
+    logprobs = reported_logprobs(logged, sampling.temperature)
+    told = None if kind == "abort" else meta.routed_experts  # the rest of the reply is requested anyway
+    routed = routed_experts(told, from_int32, experts, prompt + len(ids) - 1, where)
+    return Piece(ids, logprobs, str(kind), spans, max(cached, 0), routed)
 
 
 def _spans(meta: _Meta, count: int, number: Callable[[str], int], where: str) -> Spans:

@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollgym.engines.servers.server_process import BaseServerOptions, ServerProcess, words
+from rollgym.engines.servers.server_process import (
+    DELTA_PLUGIN,
+    BaseServerOptions,
+    ServerProcess,
+    with_python_path,
+    words,
+)
 
+PLUGIN = Path(__file__).resolve().parent / "server_plugin"
+"""Folder of the module that a server with ``weight_delta`` imports."""
+LOADER = "rollgym_sglang.load_packed"
+"""Its weight loader, the ``load_format`` of packed buckets."""
 _CPU: tuple[str, ...] = (
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     *("--disable-overlap-schedule", "--disable-cuda-graph"),
@@ -39,6 +49,8 @@ class ServerOptions(BaseServerOptions):
             "--context-length": self.context_length,
         }
         more = [*(_CPU if cpu else ()), *(["--enable-memory-saver"] if self.memory_saver and not cpu else [])]
+        more += ["--enable-return-routed-experts"] if self.return_routed_experts else []
+        more += ["--custom-weight-loader", LOADER] if self.weight_delta else []
         return [self.python, "-m", "sglang.launch_server", *words(options), *more, *self.extra]
 
     def environment(self) -> dict[str, str]:
@@ -46,7 +58,7 @@ class ServerOptions(BaseServerOptions):
         env = BaseServerOptions.environment(self)
         if self.on_cpu:
             env["SGLANG_USE_CPU_ENGINE"] = "1"
-        return env | dict(self.env)
+        return with_python_path(env | dict(self.env), (PLUGIN, DELTA_PLUGIN) if self.weight_delta else ())
 
 
 class Server(ServerProcess):

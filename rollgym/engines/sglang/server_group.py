@@ -14,6 +14,8 @@ from rollgym.engines.servers.server_group import ServerGroup, ServerWorker, get_
 from rollgym.engines.servers.server_state import ServerState
 from rollgym.engines.sglang.compat import SglangCompat, compat_of
 from rollgym.engines.sglang.protocol import check_filters, read, request_body
+from rollgym.engines.sglang.server import LOADER
+from rollgym.models.hf_files import ExpertShape
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +33,9 @@ class SglangServers(ServerGroup):
         context: int,
         seeded: bool,
         dtype: object = None,
+        experts: ExpertShape | None = None,
     ) -> None:
-        super().__init__(front, workers, context=context, dtype=dtype)
+        super().__init__(front, workers, context=context, dtype=dtype, experts=experts)
         self.seeded = seeded
         """Whether the servers sample with the request's seed."""
 
@@ -45,7 +48,14 @@ class SglangServers(ServerGroup):
 
     @classmethod
     def connect(
-        cls, url: str, version: int | None, *, timeout: float, retries: int, api_key: str | None = None
+        cls,
+        url: str,
+        version: int | None,
+        *,
+        timeout: float,
+        retries: int,
+        api_key: str | None = None,
+        experts: ExpertShape | None = None,
     ) -> tuple[Self, int]:
         """Connect to the servers at an address; returns the group and the version of their weights."""
 
@@ -67,7 +77,10 @@ class SglangServers(ServerGroup):
         seeded = all(info.get("enable_deterministic_inference") is True for info in infos)
         dtypes = {str(info.get("dtype")) for info in infos}
         dtype = dtypes.pop() if len(dtypes) == 1 else None
-        servers = cls(front, workers, context=context, seeded=seeded, dtype=dtype)
+        if not all(info.get("enable_return_routed_experts") is True for info in infos):
+            experts = None
+        servers = cls(front, workers, context=context, seeded=seeded, dtype=dtype, experts=experts)
+        servers.deltas = all(LOADER in (info.get("custom_weight_loader") or ()) for info in infos)
         if not servers.compat.tested:
             log.warning("%s runs an SGLang version that rollgym was not tested with.", url)
         reported = {one.url: str(get_object(one, "/model_info").get("weight_version")) for one in clients}
@@ -83,7 +96,7 @@ class SglangServers(ServerGroup):
         self, rid: str, ids: Sequence[int], sampling: Sampling, max_tokens: int, position: int
     ) -> dict[str, Any]:
         """Build the body of a call for the rest of a reply."""
-        return request_body(rid, ids, sampling, max_tokens, self.seeded)
+        return request_body(rid, ids, sampling, max_tokens, self.seeded, self.experts is not None)
 
     async def generate(self, body: dict[str, Any], limit: int, session: str) -> bytes:
         """Send a generation request; the session is the routing key of a router."""
@@ -94,13 +107,15 @@ class SglangServers(ServerGroup):
         self,
         answer: bytes,
         rid: str,
+        prompt: int,
         sampling: Sampling,
         max_tokens: int,
         vocabulary: int,
         number: Callable[[str], int],
     ) -> Piece:
         """Parse and validate the answer to a generation request."""
-        return read(answer, rid, sampling, max_tokens, vocabulary, number, self.front.url)
+        where, experts = self.front.url, self.experts
+        return read(answer, rid, prompt, sampling, max_tokens, vocabulary, number, where, experts)
 
     async def send_pause(self, worker: ServerWorker, mode: str) -> None:
         """Pause a server."""
@@ -118,6 +133,11 @@ class SglangServers(ServerGroup):
     async def send_flush(self, worker: ServerWorker) -> None:
         """Drop a server's prefix cache."""
         await worker.client.post("/flush_cache", {})
+
+    async def weight_version(self, worker: ServerWorker) -> object:
+        """Return the name of the version of a server's weights, as it reports it."""
+        answer = await worker.client.get("/model_info")
+        return answer.get("weight_version") if isinstance(answer, dict) else None
 
     async def send_release(self, worker: ServerWorker, tags: Sequence[str]) -> None:
         """Release memory of a paused, idle server."""

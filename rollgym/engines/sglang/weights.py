@@ -5,15 +5,19 @@ from __future__ import annotations
 import base64
 import pickle
 from pathlib import Path
+from typing import Any
 
 from rollgym.engines.servers.server_group import ServerWorker
 from rollgym.engines.servers.weights import Bucket, Rendezvous, WeightSender, described, own_copy
+from rollgym.engines.sglang.server import LOADER
+from rollgym.engines.weight_sync.server_plugin.rollgym_deltas import PACKED
 
 
 class SglangWeightSender(WeightSender):
     """Sends weights to SGLang servers; versions from 0.5.21 get an update session."""
 
     routes = ("tensor", "group", "disk")
+    packed_routes = ("tensor",)  # a broadcast is always loaded by the model's own loader
 
     async def begin(self, worker: ServerWorker) -> None:
         """Open an update session."""
@@ -32,12 +36,14 @@ class SglangWeightSender(WeightSender):
         self, worker: ServerWorker, bucket: Bucket, payload: str, version: str | None, flush: bool
     ) -> None:
         """Send a bucket in the call, once for each process of the server."""
-        body = {
+        body: dict[str, Any] = {
             "serialized_named_tensors": [payload] * worker.tp,
             "flush_cache": flush,
             "abort_all_requests": False,
             "weight_version": version,
         }
+        if bucket[0][0] == PACKED:
+            body["load_format"] = LOADER
         await worker.client.post("/update_weights_from_tensor", body)
 
     async def receive_broadcast(

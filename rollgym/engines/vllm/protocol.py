@@ -19,7 +19,9 @@ from rollgym.engines.servers.reply import (
     reported_logprobs,
     version_spans,
 )
+from rollgym.engines.servers.routed_experts import from_npy, routed_experts
 from rollgym.engines.vllm.server import MODEL_NAME
+from rollgym.models.hf_files import ExpertShape
 from rollgym.utils.http_client import short
 
 PREFIX = "generate-tokens-"
@@ -41,6 +43,7 @@ class _Choice(msgspec.Struct):
     stop_reason: Any = None
     weight_versions: list[VersionSpan] | None = None
     logprobs: _LogProbs | None = None
+    routed_experts: str | None = None
 
 
 class _Answer(msgspec.Struct):
@@ -84,11 +87,13 @@ def _seed(seed: int, position: int) -> int:
 def read(
     answer: bytes,
     rid: str,
+    prompt: int,
     sampling: Sampling,
     max_tokens: int,
     vocabulary: int,
     number: Callable[[str], int],
     where: str,
+    experts: ExpertShape | None = None,
 ) -> Piece:
     """Parse and validate a reply; raises `AgentError` if it is inconsistent."""
     found = parse(answer, _Answer, where)
@@ -117,7 +122,9 @@ def read(
         raise AgentError(f"{where} does not report the weight version of a reply.")
     spans = version_spans(choice.weight_versions or [], len(ids), number, where)
     logprobs = reported_logprobs(logged, sampling.temperature)
-    return Piece(ids, logprobs, str(choice.finish_reason), spans, _cached(found.usage))
+    told = None if choice.finish_reason == "abort" else choice.routed_experts  # the rest is requested anyway
+    routed = routed_experts(told, from_npy, experts, prompt + len(ids) - 1, where)
+    return Piece(ids, logprobs, str(choice.finish_reason), spans, _cached(found.usage), routed)
 
 
 def _cached(usage: Any) -> int:

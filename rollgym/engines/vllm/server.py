@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rollgym.engines.servers.server_process import BaseServerOptions, ServerProcess, words
+from rollgym.engines.servers.server_process import (
+    DELTA_PLUGIN,
+    BaseServerOptions,
+    ServerProcess,
+    with_python_path,
+    words,
+)
 from rollgym.engines.vllm.compat import compat_of
 
 PLUGIN = Path(__file__).resolve().parent / "server_plugin"
@@ -65,17 +70,20 @@ class ServerOptions(BaseServerOptions):
         more = [*_NEEDED, "--middleware", "rollgym_vllm_auth.RequireKey", "--disable-uvicorn-access-log"]
         more += ["--enforce-eager"] if cpu else []
         more += ["--enable-sleep-mode"] if self.memory_saver and not cpu else []
+        more += ["--enable-return-routed-experts"] if self.return_routed_experts else []
         start = [self.python, "-m", "vllm.entrypoints.openai.api_server"]
         return [*start, *words(options), *more, *self.extra]
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables."""
         env = BaseServerOptions.environment(self)
-        env |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(PLUGIN)}
+        env |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
         if self.on_cpu:
             env |= {"VLLM_CPU_KVCACHE_SPACE": str(self.cache_gib), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        path = self.env.get("PYTHONPATH")
-        return env | dict(self.env) | ({"PYTHONPATH": f"{PLUGIN}{os.pathsep}{path}"} if path else {})
+        if self.return_routed_experts:  # the only model runner that reports them
+            env["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        folders = (PLUGIN, DELTA_PLUGIN) if self.weight_delta else (PLUGIN,)
+        return with_python_path(env | dict(self.env), folders)
 
 
 class Server(ServerProcess):

@@ -14,6 +14,7 @@ from rollgym.engines.servers.server_group import ServerGroup, ServerWorker, get_
 from rollgym.engines.servers.server_state import ServerState
 from rollgym.engines.vllm.compat import compat_of
 from rollgym.engines.vllm.protocol import PREFIX, read, request_body
+from rollgym.models.hf_files import ExpertShape
 
 
 class VllmServers(ServerGroup):
@@ -30,8 +31,9 @@ class VllmServers(ServerGroup):
         broadcasts: bool,
         on_cpu: bool,
         dtype: object = None,
+        experts: ExpertShape | None = None,
     ) -> None:
-        super().__init__(front, workers, context=context, dtype=dtype)
+        super().__init__(front, workers, context=context, dtype=dtype, experts=experts)
         self.broadcasts = broadcasts
         """Whether the server can receive tensors, by broadcast or in the call."""
         self.on_cpu = on_cpu
@@ -39,7 +41,14 @@ class VllmServers(ServerGroup):
 
     @classmethod
     def connect(
-        cls, url: str, version: int | None, *, timeout: float, retries: int, api_key: str | None = None
+        cls,
+        url: str,
+        version: int | None,
+        *,
+        timeout: float,
+        retries: int,
+        api_key: str | None = None,
+        experts: ExpertShape | None = None,
     ) -> tuple[Self, int]:
         """Connect to the server at an address; returns the group and the version of its weights."""
         client = Client(url, name=cls.software, timeout=timeout, retries=retries, api_key=api_key)
@@ -54,7 +63,9 @@ class VllmServers(ServerGroup):
             broadcasts=facts.get("transfer") == "rollgym",
             on_cpu=facts.get("device") == "cpu",
             dtype=facts.get("dtype"),
+            experts=experts if facts.get("routed_experts") is True else None,
         )
+        servers.deltas = facts.get("deltas") is True
         reported = {client.url: str(get_object(client, "/weight_info").get("weight_version"))}
         return servers, servers.agree(version, reported)
 
@@ -82,13 +93,15 @@ class VllmServers(ServerGroup):
         self,
         answer: bytes,
         rid: str,
+        prompt: int,
         sampling: Sampling,
         max_tokens: int,
         vocabulary: int,
         number: Callable[[str], int],
     ) -> Piece:
         """Parse and validate the answer to a generation request."""
-        return read(answer, rid, sampling, max_tokens, vocabulary, number, self.front.url)
+        where, experts = self.front.url, self.experts
+        return read(answer, rid, prompt, sampling, max_tokens, vocabulary, number, where, experts)
 
     async def send_pause(self, worker: ServerWorker, mode: str) -> None:
         """Pause a server."""
@@ -106,6 +119,11 @@ class VllmServers(ServerGroup):
     async def send_flush(self, worker: ServerWorker) -> None:
         """Drop a server's prefix cache; replies that wait are computed again."""
         await worker.client.post("/reset_prefix_cache?reset_running_requests=true", {})
+
+    async def weight_version(self, worker: ServerWorker) -> object:
+        """Return the name of the version of a server's weights, as it reports it."""
+        answer = await worker.client.get("/weight_info")
+        return answer.get("weight_version") if isinstance(answer, dict) else None
 
     def released_with(self, tags: Sequence[str]) -> Sequence[str]:
         """Return the memory that is released: a server that releases its weights drops its cache, too."""

@@ -16,6 +16,7 @@ class VllmWeightSender(WeightSender):
     """Sends weights to vLLM servers."""
 
     routes = ("group", "tensor", "disk")
+    packed_routes = ("group", "tensor")
 
     async def begin(self, worker: ServerWorker) -> None:
         """Open an update session; one that a lost trainer left open is closed first."""

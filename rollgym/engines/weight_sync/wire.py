@@ -138,30 +138,42 @@ class ShardEncoder:
         to = wire_dtype(shard.tensor.dtype, shape, self.wire.dtype)
         # What is compared with the next version must not change with the learner's weights.
         tensor = shard.tensor.detach().to("cpu", to, copy=self.wire.delta).contiguous()
-        words = words_of(tensor)
-        arrays: tuple[np.ndarray[Any, Any], ...] = (words.view(np.uint8),)
-        count = len(words)
+        last = None if full else self._last.get(name)
         if self.wire.delta:
-            last = self._last.get(name)
-            if not full and last is not None and len(last) == len(words):
-                indices = changed(words, last)
-                count = len(indices)
-                if 2 * count < _WORTH * words.nbytes:
-                    delta = make_delta(words, last, indices)
-                    if delta.nbytes < _WORTH * words.nbytes:
-                        arrays = tuple(delta)
-            self._last[name] = words
-        chunk = Chunk(
-            name,
-            tuple(shape),
-            str(to).removeprefix("torch."),
-            shard.view,
-            shard.offsets,
-            tuple(shard.tensor.shape),
-            arrays,
-            checksum(words),
-        )
-        return chunk, Sent(sum(array.nbytes for array in arrays), len(words), count)
+            self._last[name] = words_of(tensor)
+        return make_chunk(name, shape, shard._replace(tensor=tensor), last)
+
+
+def make_chunk(name: str, shape: Sequence[int], shard: LocalShard, last: Words | None) -> tuple[Chunk, Sent]:
+    """Return a shard as it is sent, and its counts: as a delta where that is shorter than its values.
+
+    Args:
+        name: The tensor's name.
+        shape: The whole tensor's shape.
+        shard: Values on the CPU, in the dtype in which they are sent.
+        last: The values that the receiver has; ``None``: it has none.
+    """
+    words = words_of(shard.tensor)
+    arrays: tuple[np.ndarray[Any, Any], ...] = (words.view(np.uint8),)
+    count = len(words)
+    if last is not None and len(last) == len(words):
+        indices = changed(words, last)
+        count = len(indices)
+        if 2 * count < _WORTH * words.nbytes:
+            delta = make_delta(words, last, indices)
+            if delta.nbytes < _WORTH * words.nbytes:
+                arrays = tuple(delta)
+    chunk = Chunk(
+        name,
+        tuple(shape),
+        str(shard.tensor.dtype).removeprefix("torch."),
+        shard.view,
+        shard.offsets,
+        tuple(shard.tensor.shape),
+        arrays,
+        checksum(words),
+    )
+    return chunk, Sent(sum(array.nbytes for array in arrays), len(words), count)
 
 
 def delta_of(chunk: Chunk) -> Delta:

@@ -5,17 +5,19 @@ Run by `make test-sglang`; skipped without ROLLGYM_TEST_SGLANG.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from torch_models import plain_logprobs
+from torch_models import move_some, plain_logprobs
 
 from rollgym.core.errors import UsageError
 from rollgym.engines.base import GenerateRequest, Generation, Sampling, WeightSource
 from rollgym.engines.embedded.model import read_module
+from rollgym.engines.servers.weight_delta import DeltaEncoder
 from rollgym.engines.sglang import ServerOptions, SglangEngine, launch
 from rollgym.engines.sglang.weights import SglangWeightSender
 
@@ -34,7 +36,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def engine(real_options: ServerOptions, real_model: Model, runner: asyncio.Runner) -> Iterator[SglangEngine]:
-    engine = launch(real_model(0), real_options)
+    engine = launch(real_model(0), replace(real_options, weight_delta=True))
     yield engine
     server = engine.server
     assert server is not None
@@ -109,6 +111,31 @@ def test_every_route_brings_the_new_weights(
         assert made.version_spans == ((version, 24),)
         assert gap(real_model(seed), made) < 1e-4
     run(sender.close(engine._servers))
+
+
+@pytest.mark.parametrize("route", ["tensor", "group"])
+def test_deltas_lead_to_the_weights_of_full_updates(
+    engine: SglangEngine, run: Run, real_model: Model, monkeypatch: pytest.MonkeyPatch, route: Any
+) -> None:
+    deltas = DeltaEncoder(full_every=3)
+    sender = SglangWeightSender(engine.model, route, bucket=100_000, host=None, timeout=120.0, deltas=deltas)
+    monkeypatch.setattr(engine, "_sender", sender)
+    assert engine._servers.deltas
+    moving = read_module(real_model(1))
+    sent = []
+    for number in range(5):
+        version = run(to(engine, WeightSource(tensors=dict(moving.named_parameters()))))
+        made = run(engine.generate(ask()))
+        assert made.version_spans == ((version, 24),)
+        plain = plain_logprobs(moving, PROMPT + made.token_ids, len(PROMPT))
+        assert max(abs(a - b) for a, b in zip(plain, made.logprobs, strict=True)) < 1e-4
+        sent.append(engine.weight_bytes_sent or 0)
+        move_some(moving, number)
+    run(sender.close(engine._servers))
+    print(f"{route}: bytes of each update {sent}")
+    most = 10 if route == "tensor" else 1  # a broadcast has whole tensors, those that changed
+    assert all(most * sent[number] < sent[0] for number in (1, 2, 4))
+    assert sent[3] == pytest.approx(sent[0], rel=0.1)
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])

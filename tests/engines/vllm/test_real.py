@@ -5,16 +5,18 @@ Run by `make test-vllm`; skipped without ROLLGYM_TEST_VLLM.
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from torch_models import plain_logprobs
+from torch_models import move_some, plain_logprobs
 
 from rollgym.core.errors import AgentError
 from rollgym.engines.base import GenerateRequest, Generation, Sampling, WeightSource
 from rollgym.engines.embedded.model import read_module
+from rollgym.engines.servers.weight_delta import DeltaEncoder
 from rollgym.engines.vllm import VllmEngine, launch
 from rollgym.engines.vllm.weights import VllmWeightSender
 
@@ -34,7 +36,7 @@ def runner() -> Iterator[asyncio.Runner]:
 def engine(
     server_options: Callable[[str], Any], real_model: Model, runner: asyncio.Runner
 ) -> Iterator[VllmEngine]:
-    engine = launch(real_model(0), server_options("vllm"))
+    engine = launch(real_model(0), replace(server_options("vllm"), weight_delta=True))
     yield engine
     runner.run(engine.close())
 
@@ -69,6 +71,56 @@ def test_every_route_brings_the_new_weights(
         assert made.version_spans == ((engine.version, 24),)
         assert gap(real_model(seed), made) < 1e-4
     runner.run(sender.close(engine._servers))
+
+
+@pytest.mark.parametrize("route", ["tensor", "group"])
+def test_deltas_lead_to_the_weights_of_full_updates(
+    engine: VllmEngine,
+    runner: asyncio.Runner,
+    real_model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    route: Any,
+) -> None:
+    deltas = DeltaEncoder(full_every=3)
+    sender = VllmWeightSender(engine.model, route, bucket=100_000, host=None, timeout=120.0, deltas=deltas)
+    monkeypatch.setattr(engine, "_sender", sender)
+    assert engine._servers.deltas
+    moving = read_module(real_model(1))
+    sent = []
+    for number in range(5):
+        weights = WeightSource(tensors=dict(moving.named_parameters()))
+        runner.run(engine.update_weights(engine.version + 1, weights))
+        made = runner.run(engine.generate(ask()))
+        assert made.version_spans == ((engine.version, 24),)
+        plain = plain_logprobs(moving, PROMPT + made.token_ids, len(PROMPT))
+        assert max(abs(a - b) for a, b in zip(plain, made.logprobs, strict=True)) < 1e-4
+        sent.append(engine.weight_bytes_sent or 0)
+        move_some(moving, number)
+    runner.run(sender.close(engine._servers))
+    print(f"{route}: bytes of each update {sent}")
+    assert all(10 * sent[number] < sent[0] for number in (1, 2, 4))
+    assert sent[3] == pytest.approx(sent[0], rel=0.1)
+
+
+def test_a_delta_to_weights_that_the_server_does_not_have_is_sent_again_in_full(
+    engine: VllmEngine, runner: asyncio.Runner, real_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deltas = DeltaEncoder(full_every=9)
+    sender = VllmWeightSender(engine.model, "tensor", bucket=100_000, host=None, timeout=120.0, deltas=deltas)
+    monkeypatch.setattr(engine, "_sender", sender)
+    moving = read_module(real_model(1))
+    sent = []
+    for number in range(2):
+        weights = WeightSource(tensors=dict(moving.named_parameters()))
+        runner.run(engine.update_weights(engine.version + 1, weights))
+        sent.append(engine.weight_bytes_sent or 0)
+        move_some(moving, number)
+        deltas._stamp = "another"
+    made = runner.run(engine.generate(ask()))
+    move_some(moving, 1, back=True)
+    plain = plain_logprobs(moving, PROMPT + made.token_ids, len(PROMPT))
+    assert max(abs(a - b) for a, b in zip(plain, made.logprobs, strict=True)) < 1e-4
+    assert sent[1] == pytest.approx(sent[0], rel=0.1)
 
 
 @pytest.mark.parametrize("mode", ["keep", "abort"])

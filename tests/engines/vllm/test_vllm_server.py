@@ -13,6 +13,8 @@ from scripted_vllm import ScriptedVllm, scripted_vllm
 
 from rollgym.core.errors import EngineLost, UsageError
 from rollgym.engines.servers import process_reaper
+from rollgym.engines.servers.server_process import DELTA_PLUGIN
+from rollgym.engines.sglang.server import PLUGIN as SGLANG_PLUGIN
 from rollgym.engines.vllm import Server, ServerOptions, VllmEngine, launch, open_vllm
 from rollgym.engines.vllm.compat import compat_of
 from rollgym.engines.vllm.server import PLUGIN
@@ -201,7 +203,8 @@ def test_without_the_transfer_backend_weights_go_through_the_disk(server: Script
 
 def test_the_plugin_imports_nothing_of_rollgym() -> None:
     """The server's environment has no rollgym; test_real.py runs the plugin in a real server."""
-    for file in PLUGIN.glob("rollgym_*.py"):
+    folders = (PLUGIN, SGLANG_PLUGIN, DELTA_PLUGIN)
+    for file in (file for folder in folders for file in folder.glob("rollgym_*.py")):
         nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
         modules = [one.module or "" for one in nodes if isinstance(one, ast.ImportFrom)]
         modules += [name.name for one in nodes if isinstance(one, ast.Import) for name in one.names]

@@ -26,12 +26,21 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers import utils as layer_utils
 from vllm.platforms import current_platform
 
+try:
+    import rollgym_deltas
+except ModuleNotFoundError:  # another folder, which only servers with deltas have on their path
+    rollgym_deltas = None
+
 BACKEND = "rollgym"
 """Name of the weight transfer backend (``--weight-transfer-config``)."""
 
 if current_platform.is_cpu():
     custom_ops._supports_onednn = False
     layer_utils.check_cpu_sgl_kernel = lambda *args, **kwargs: False
+
+
+PACKED = "rollgym.packed"
+"""Name of a packed bucket (``rollgym_deltas``)."""
 
 
 @dataclass
@@ -65,6 +74,7 @@ class RollgymTransfer(WeightTransferEngine):
     init_info_cls = JoinInfo
     update_info_cls = BucketInfo
     _group: Any = None
+    _receiver: Any = None
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         """Join the trainer's broadcast group, after leaving the one before."""
@@ -113,7 +123,19 @@ class RollgymTransfer(WeightTransferEngine):
     def receive_weights(self, update_info: BucketInfo) -> None:
         """Receive a bucket and load it into the model."""
         received = self._broadcast(update_info) if update_info.data is None else _decoded(update_info)
+        if update_info.names == [PACKED]:
+            received = self._changed(received[0][1])
         self.model.load_weights(received)
+
+    def _changed(self, packed: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """Return what to load after a packed bucket."""
+        if self._receiver is None:
+            self._receiver = rollgym_deltas.DeltaReceiver()
+        changed = self._receiver.take(packed)
+        if self._receiver.delta and not current_platform.is_cpu():
+            # The layerwise reload expects all tensors of a layer: they are copied from the host at the end.
+            return list(self._receiver.tensors.items()) if self._receiver.stamp is not None else []
+        return cast("list[tuple[str, torch.Tensor]]", changed)
 
     def shutdown(self) -> None:
         """Leave the broadcast group."""
@@ -167,5 +189,7 @@ class WorkerExtension:
             "context": config.model_config.max_model_len,
             "world": config.parallel_config.world_size_across_dp,
             "transfer": None if transfer is None else transfer.backend,
+            "deltas": rollgym_deltas is not None,
+            "routed_experts": config.aux_output_config.enable_return_routed_experts,
             "packed": any(weight.numel() == 0 for weight in linear),
         }

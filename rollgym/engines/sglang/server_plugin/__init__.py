@@ -1,0 +1,1 @@
+"""Modules that an SGLang server imports: this folder is on its PYTHONPATH, rollgym is not."""
