@@ -57,7 +57,7 @@ def make_plan(cluster: Cluster, job: Job, requested: DeviceConfig | None = None)
         timeline=best.spans,
         seconds=best.seconds,
         kv_tokens=best.kv_tokens,
-        reasons=tuple(reasons(best, job, requested)),
+        reasons=tuple(reasons(best, tried, job, requested)),
         alternatives=tuple(alternatives(best, tried, site, job, requested)),
         notes=tuple(notes(cluster, best, job)),
         tried=len(tried),
@@ -96,7 +96,7 @@ def _complexity(estimate: Estimate) -> tuple[int, int, int, int, int, float]:
         OFFLOADS.index(estimate.offload),
         LAYOUTS.index(estimate.candidate.layout),
         SHARDINGS.index(estimate.sharding),
-        0 if estimate.mesh.plain else estimate.mesh.model_ranks,
+        0 if estimate.mesh.plain else estimate.mesh.copy_ranks // estimate.mesh.shard,
         estimate.candidate.tensor_parallel,
         estimate.seconds,
     )

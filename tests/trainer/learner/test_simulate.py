@@ -123,6 +123,8 @@ def test_presets_are_built_with_their_sizes(name: str) -> None:
         pytest.param("7b", TrainMesh(shard=8), False, None, marks=pytest.mark.slow),
         ("7b", TrainMesh(shard=8), True, None),
         ("7b", TrainMesh(shard=4, tensor=2), True, None),
+        ("8b", TrainMesh(shard=4, context=2), True, None),
+        ("30b-moe", TrainMesh(shard=4, expert=8), True, None),
         ("30b-moe", TrainMesh(shard=256), True, None),
         pytest.param("30b-moe", TrainMesh(shard=64), False, 16, marks=pytest.mark.slow),
     ],
