@@ -14,6 +14,7 @@ from rollgym.devices.cost_model import (
     Estimator,
     Offload,
     memory_parts,
+    role_mesh,
     speed_of,
 )
 from rollgym.devices.explain import alternatives, infeasible_error, notes, reasons
@@ -136,8 +137,11 @@ def _placement(site: Site, best: Estimate, role: Role) -> Placement:
 
 
 def _mesh_of(best: Estimate, role: Role) -> TrainMesh | None:
-    """Return the mesh of the actor's training ranks, where not all of them shard."""
-    return best.mesh if role == "actor_train" and not best.mesh.plain else None
+    """Return the mesh of the ranks of a learner, where not all of them only shard."""
+    if role in ("actor_infer", "reward"):
+        return None
+    mesh = role_mesh(role, best.candidate, best.mesh)
+    return None if mesh.plain else mesh
 
 
 def _sharding(role: Role, best: Estimate, ranks: int) -> Sharding:
