@@ -178,6 +178,8 @@ def test_the_learner_lends_its_device_between_updates() -> None:
             # What moved in the update before counts for the engine that was awake.
             assert share == pytest.approx(both[0] / (sum(both) + before))
             before = len(moved.token_ids)
+            for session in ("a", "b"):
+                await engine.forget(f"{session}{version}")
         await engine.close()
 
     asyncio.run(main())
