@@ -8,7 +8,7 @@ dtypes fail as they would on a GPU (see `simulated_device`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rollgym.core.errors import RunError, UsageError, one_line
-from rollgym.trainer.data.batch import Batch, make_batch, micro_batches
+from rollgym.trainer.data.batch import Batch, make_batch
 from rollgym.trainer.data.sequences import FloatArray, IntArray, TokenEpisode, TokenSequence
 from rollgym.trainer.learner import expert_parallel
 from rollgym.trainer.learner import learner as learner_module
@@ -176,8 +176,9 @@ def _own_metrics(_: Any, metrics: Any, *__: Any) -> list[Any]:
 class _OneRank(Learner):
     """A learner that computes all rows of a batch: the rows of other ranks need not be made."""
 
-    def _split(self, lengths: Sequence[int], *, padded: bool) -> list[list[int]]:
-        return micro_batches(lengths, self._max_tokens, padded=padded)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.partition.several = False
 
 
 def first_line(error: Exception) -> str:
