@@ -1,4 +1,4 @@
-"""What the folder of a run says about it: its config, its manifest, and its plan as text."""
+"""The description of a run in its folder: config, manifest and plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the rows of a batch are divided: between ranks, and into the micro-batches of each.
+"""The division of a batch's rows between ranks, and into the micro-batches of each.
 
 Every rank computes the division of all ranks from the lengths of the rows alone, so that they agree without a
 message. A rank with fewer micro-batches than another gets empty ones, since collectives must match.
