@@ -3,7 +3,7 @@
     python benchmarks/mesh_conformance.py [--quick] [--meshes] [--steps 30]
 
 A Llama of 0.12 million parameters with random weights in float32 learns by GRPO with a KL term from random
-episodes (``--quick``: three updates, and fewer strategies); where ranks share experts, a Mixtral of 0.34
+episodes (``--quick``: three updates, and fewer strategies); where ranks share experts, a Mixtral of 0.30
 million. Each strategy runs on real processes with gloo, two or four, and is compared with ``single`` of the
 same model in the same run:
 
