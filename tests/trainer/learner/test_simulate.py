@@ -94,6 +94,11 @@ def test_a_tensor_parallel_rank_holds_its_part() -> None:
     assert found.held == pytest.approx(12 * parameters() / 8, rel=0.05)
 
 
+def test_a_rank_of_a_copy_holds_its_shard_of_the_copy() -> None:
+    found = run(strategy="mesh", parallel=ParallelConfig(replicate=2, shard=4))
+    assert found.held == pytest.approx(12 * parameters() / 4, rel=0.05)
+
+
 def test_what_cannot_be_simulated_is_refused_in_one_sentence() -> None:
     with pytest.raises(UsageError, match="strategy=zero2 cannot be simulated: choose one of single, ddp, f"):
         run(strategy="zero2")
