@@ -159,7 +159,7 @@ def use_of_tasks(folder: Path, warm_up: int) -> dict[str, float]:
     of groups that were taken, discarded or masked; what still played at the end is in none of them.
     """
     from rollgym.trainer.config import load_recorded
-    from rollgym.trainer.train_run import make_task_sampler
+    from rollgym.trainer.run_tasks import make_task_sampler
 
     config = load_recorded(folder / "config.yaml")
     sampler = make_task_sampler(config, config.envs, 0)

@@ -1,10 +1,11 @@
 """How near every parallel strategy stays to one process, and what each rank holds.
 
-    python benchmarks/mesh_conformance.py [--quick] [--steps 30]
+    python benchmarks/mesh_conformance.py [--quick] [--meshes] [--steps 30]
 
 A Llama of 0.12 million parameters with random weights in float32 learns by GRPO with a KL term from random
-episodes (``--quick``: three updates, and fewer strategies). Each strategy runs on real processes with gloo,
-two or four, and is compared with ``single`` in the same run:
+episodes (``--quick``: three updates, and fewer strategies); where ranks share experts, a Mixtral of 0.30
+million. Each strategy runs on real processes with gloo, two or four, and is compared with ``single`` of the
+same model in the same run:
 
     loss       worst difference of the policy loss over all updates
     gradient   worst error of a gradient after the first update, relative to the largest of its parameter
@@ -22,46 +23,64 @@ import json
 import multiprocessing
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Case = tuple[str, int, dict[str, int]]
+Family = Literal["llama", "mixtral"]
+
+
+class Case(NamedTuple):
+    """A strategy, its number of processes and its mesh."""
+
+    strategy: str
+    ranks: int
+    parallel: dict[str, int]
+    family: Family = "llama"
+
+
 CASES: dict[str, Case] = {
-    "ddp": ("ddp", 2, {}),
-    "fsdp2": ("fsdp2", 2, {}),
-    "zero1": ("zero1", 2, {}),
-    "zero2": ("zero2", 2, {}),
-    "zero3": ("zero3", 2, {}),
-    "mesh: tensor 2": ("mesh", 2, {"tensor": 2}),
-    "mesh: tensor 2 x shard 2": ("mesh", 4, {"tensor": 2}),
-    "mesh: replicate 2 x shard 2": ("mesh", 4, {"replicate": 2}),
-    "mesh: replicate 2 x tensor 2": ("mesh", 4, {"replicate": 2, "tensor": 2}),
+    "ddp": Case("ddp", 2, {}),
+    "fsdp2": Case("fsdp2", 2, {}),
+    "zero1": Case("zero1", 2, {}),
+    "zero2": Case("zero2", 2, {}),
+    "zero3": Case("zero3", 2, {}),
+    "mesh: tensor 2": Case("mesh", 2, {"tensor": 2}),
+    "mesh: context 2": Case("mesh", 2, {"context": 2}),
+    "mesh: expert 2": Case("mesh", 2, {"expert": 2}, "mixtral"),
+    "mesh: tensor 2 x shard 2": Case("mesh", 4, {"tensor": 2}),
+    "mesh: context 2 x shard 2": Case("mesh", 4, {"context": 2}),
+    "mesh: expert 2 x shard 2": Case("mesh", 4, {"expert": 2}, "mixtral"),
+    "mesh: replicate 2 x shard 2": Case("mesh", 4, {"replicate": 2}),
+    "mesh: replicate 2 x tensor 2": Case("mesh", 4, {"replicate": 2, "tensor": 2}),
 }
-QUICK = ("fsdp2", "mesh: tensor 2")
+QUICK = ("fsdp2", "mesh: tensor 2", "mesh: context 2", "mesh: expert 2")
+MESHES = tuple(name for name in CASES if name.startswith("mesh"))
 
 
-def make_model() -> Any:
-    """A small Llama with random weights so large that its distributions are far from uniform."""
+def make_model(family: Family) -> Any:
+    """A small model with random weights so large that its distributions are far from uniform."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2} if family == "mixtral" else {}
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=None,
+        **experts,
+    )
     torch.manual_seed(0)
-    kind: Any = LlamaForCausalLM
-    return kind(
-        LlamaConfig(
-            vocab_size=256,
-            hidden_size=64,
-            intermediate_size=160,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            initializer_range=0.1,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    ).eval()
+    made: Any = AutoModelForCausalLM
+    return made.from_config(config, dtype=torch.float32).eval()
 
 
 def make_random_batch(seed: int) -> Any:
@@ -86,23 +105,23 @@ def make_random_batch(seed: int) -> Any:
     return make_batch(episodes, advantages=[rng.normal(size=one.num_tokens) for one in episodes])
 
 
-def measure(strategy: str, parallel: dict[str, int], rank: int, world: int, steps: int, folder: Path) -> Any:
+def measure(case: Case, rank: int, steps: int, folder: Path) -> Any:
     """Train; returns losses, log-probs and bytes held. A checkpoint of the first update is in the folder."""
     from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions, ParallelConfig
     from rollgym.trainer.learner.learner import Learner
     from rollgym.trainer.losses.settings import LossConfig
 
     config = LearnerConfig(
-        device="cpu", threads=1, learning_rate=1e-3, clip_norm=None, parallel=ParallelConfig(**parallel)
+        device="cpu", threads=1, learning_rate=1e-3, clip_norm=None, parallel=ParallelConfig(**case.parallel)
     )
     learner = Learner(
-        make_model(),
+        make_model(case.family),
         config,
         LossConfig("grpo", kl_coef=0.1),
         LearnerOptions(total_steps=steps),
-        strategy=strategy,
+        strategy=case.strategy,
         rank=rank,
-        world=world,
+        world=case.ranks,
     )
     losses = []
     for step in range(steps):
@@ -111,7 +130,7 @@ def measure(strategy: str, parallel: dict[str, int], rank: int, world: int, step
         losses.append(learner.update(batch)["policy_loss"])
         if not step:
             learner.save(folder)
-    shapes = learner.strategy.shapes() if strategy == "single" else {}
+    shapes = learner.strategy.shapes() if case.strategy == "single" else {}
     return losses, learner.logprobs(make_random_batch(10_000)), sum(learner.held().values()), shapes
 
 
@@ -132,8 +151,7 @@ def work(rank: int, world: int, port: int, names: list[str], steps: int, root: P
     torch.set_num_threads(1)
     join_group(rank, world, "127.0.0.1", port)
     for name in names:
-        strategy, _, parallel = CASES[name]
-        pipe.send(measure(strategy, parallel, rank, world, steps, root / name)[:3])
+        pipe.send(measure(CASES[name], rank, steps, root / name)[:3])
     leave_group()
 
 
@@ -167,42 +185,71 @@ def run(world: int, names: list[str], steps: int, root: Path) -> dict[str, list[
             process.kill()
 
 
+class Single(NamedTuple):
+    """What one process measured, with which the ranks of a family are compared."""
+
+    losses: list[float]
+    logprobs: Any
+    bytes: int
+    gradients: dict[str, Any]
+    shapes: Any
+
+
+def measure_single(family: Family, steps: int, root: Path) -> Single:
+    """Train a family in this process."""
+    folder = root / f"single {family}"
+    folder.mkdir()
+    losses, logprobs, held, shapes = measure(Case("single", 1, {}, family), 0, steps, folder)
+    return Single(losses, logprobs, held, gradients(folder, shapes), shapes)
+
+
+def compare(case: Case, ranks: list[Any], single: Single, folder: Path) -> dict[str, Any]:
+    """One row of the table: worst differences from one process."""
+    ours = gradients(folder, single.shapes)
+    errors = [float((ours[n] - g).abs().max() / g.abs().max()) for n, g in single.gradients.items()]
+    held = max(rank[2] for rank in ranks)
+    return {
+        "ranks": case.ranks,
+        "model": case.family,
+        "loss": max(abs(a - b) for a, b in zip(ranks[0][0], single.losses, strict=True)),
+        "gradient": max(errors),
+        "logprobs": float(np.abs(ranks[0][1] - single.logprobs).max()),
+        "mb": held / 1e6,
+        "share": held / single.bytes,
+    }
+
+
 def main() -> None:
     """Measure everything and print a table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=30, help="updates of each strategy")
-    parser.add_argument("--quick", action="store_true", help="three updates, two strategies")
+    parser.add_argument("--quick", action="store_true", help="three updates, four strategies")
+    parser.add_argument("--meshes", action="store_true", help="the strategy mesh only")
     args = parser.parse_args()
-    names = list(QUICK if args.quick else CASES)
+    names = list(QUICK if args.quick else MESHES if args.meshes else CASES)
     steps = 3 if args.quick else args.steps
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
-        (root / "single").mkdir()
-        losses, logprobs, whole, shapes = measure("single", {}, 0, 1, steps, root / "single")
-        expected = gradients(root / "single", shapes)
+        families = dict.fromkeys(CASES[name].family for name in names)
+        singles = {family: measure_single(family, steps, root) for family in families}
         found: dict[str, list[Any]] = {}
         for world in (2, 4):
-            if chosen := [name for name in names if CASES[name][1] == world]:
+            if chosen := [name for name in names if CASES[name].ranks == world]:
                 found |= run(world, chosen, steps, root)
-        report = {}
-        for name, ranks in found.items():
-            ours = gradients(root / name, shapes)
-            errors = [float((ours[n] - g).abs().max() / g.abs().max()) for n, g in expected.items()]
-            report[name] = {
-                "ranks": CASES[name][1],
-                "loss": max(abs(a - b) for a, b in zip(ranks[0][0], losses, strict=True)),
-                "gradient": max(errors),
-                "logprobs": float(np.abs(ranks[0][1] - logprobs).max()),
-                "mb": max(rank[2] for rank in ranks) / 1e6,
-            }
-    print(f"{'strategy':30}{'ranks':>6}{'loss':>10}{'gradient':>10}{'log-probs':>10}{'MB':>8}{'share':>8}")
-    print(f"{'single':30}{1:6}{0.0:10.1e}{0.0:10.1e}{0.0:10.1e}{whole / 1e6:8.2f}{1:8.2f}")
+        report = {
+            name: compare(CASES[name], ranks, singles[CASES[name].family], root / name)
+            for name, ranks in found.items()
+        }
+    print(
+        f"{'strategy':30}{'ranks':>6}{'model':>9}{'loss':>10}{'gradient':>10}{'log-probs':>10}{'MB':>8}{'share':>8}"
+    )
     for name, row in report.items():
         print(
-            f"{name:30}{row['ranks']:6}{row['loss']:10.1e}{row['gradient']:10.1e}{row['logprobs']:10.1e}"
-            f"{row['mb']:8.2f}{row['mb'] * 1e6 / whole:8.2f}"
+            f"{name:30}{row['ranks']:6}{row['model']:>9}{row['loss']:10.1e}{row['gradient']:10.1e}"
+            f"{row['logprobs']:10.1e}{row['mb']:8.2f}{row['share']:8.2f}"
         )
-    result = {"benchmark": "mesh_conformance", "steps": steps, "single_mb": whole / 1e6}
+    sizes = {family: single.bytes / 1e6 for family, single in singles.items()}
+    result = {"benchmark": "mesh_conformance", "steps": steps, "single_mb": sizes}
     print(json.dumps({**result, "strategies": report}))
 
 

@@ -4,6 +4,9 @@
     -> new weights go to the engines -> the learner offloads its weights -> engines wake up
 
 The plan decides what is offloaded (`Placement.offload`); in a single process, ``devices.offload`` does.
+
+In an overlapping plan the learner lends its devices: engines on them generate between updates, as those on
+other devices do all the time. While they sleep, their sessions continue on the others.
 """
 
 from __future__ import annotations
@@ -45,13 +48,15 @@ class Colocation:
         self._learner, self._compute = learner, compute
         self._offloads, self._releases = tuple(offloads), tuple(releases)
         self._sleeping = False
+        self._sampled: tuple[int, ...] = ()
+        """`Engine.sampled_tokens` at the last step."""
         self.metrics: Metrics = {}
-        """Of the current step: bytes moved and seconds spent moving them."""
+        """Of the current step: bytes moved, the seconds this took, and the lent engines' share of tokens."""
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
         """While the learner trains: engines on its devices sleep, others keep generating."""
-        self.metrics = {}
+        self.metrics = self._lending()
         await self.sleep()
         if self._offloads:
             await self._move("reloaded", self._learner.reload)
@@ -92,6 +97,19 @@ class Colocation:
             await self._engine.wake_up(replicas=self._shared)
         self._sleeping = False
         self._add_seconds(began)
+
+    def _lending(self) -> Metrics:
+        """Return the share of the tokens since the last step that engines on the learner's devices sampled.
+
+        Only where other engines stay awake: elsewhere the learner's devices are not lent, but shared.
+        """
+        now = self._engine.sampled_tokens
+        before = self._sampled if len(self._sampled) == len(now) else (0,) * len(now)
+        self._sampled = now
+        fresh = [later - earlier for earlier, later in zip(before, now, strict=True)]
+        if not 0 < len(self._shared) < len(now) or sum(fresh) <= 0:
+            return {}
+        return {"lent_tokens_frac": sum(fresh[number] for number in self._shared) / sum(fresh)}
 
     async def _offload(self, keep: str = "") -> None:
         """Offload the learner, except ``keep``; its gradients are dropped in any case."""

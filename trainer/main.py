@@ -28,9 +28,11 @@ from rollgym.models.zoo import check_model
 from rollgym.trainer.config import EnvConfig, TrainConfig, load_recorded
 from rollgym.trainer.config_files import find_config
 from rollgym.trainer.config_objects import named_settings, refuse_held
+from rollgym.trainer.run_files import CONFIG
+from rollgym.trainer.run_tasks import held_out, make_task_sampler
 from rollgym.trainer.tracking.console import Console
 from rollgym.trainer.tracking.jsonl import EVALUATIONS, METRICS
-from rollgym.trainer.train_run import CONFIG, FINAL, TrainRun, held_out, make_task_sampler
+from rollgym.trainer.train_run import FINAL, TrainRun
 from rollgym.trainer.train_state import GracefulStop
 from rollgym.trainer.trusted import TRUST_CODE, check_targets, code_of, load_to_run, require_trust
 from rollgym.utils.async_runner import run_to_end

@@ -25,11 +25,12 @@ from rollgym.trainer.distillation import open_teachers
 from rollgym.trainer.learner.learner import Learner
 from rollgym.trainer.learner.thread import LearnerThread
 from rollgym.trainer.rollout_batch import make_rollout_batch
+from rollgym.trainer.run_files import CONFIG
 from rollgym.trainer.runtime import MODEL, learner_options
 from rollgym.trainer.step_log import LoggedStep, batch_digest, read_groups, read_steps
 from rollgym.trainer.tracking.checkpoint import STATE, SUMS, Checkpoints, verify_checkpoint
 from rollgym.trainer.tracking.jsonl import read_metrics
-from rollgym.trainer.train_run import CONFIG, FINAL, REFERENCE
+from rollgym.trainer.train_run import FINAL, REFERENCE
 from rollgym.trainer.train_state import TrainState
 
 OnStep = Callable[[int], None]

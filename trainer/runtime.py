@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -43,7 +43,6 @@ from rollgym.rewards.routed import RoutedScorer
 from rollgym.rewards.settings import RewardSettings, make_scorer
 from rollgym.rollout.config import SchedulerConfig
 from rollgym.rollout.events import EventLog
-from rollgym.rollout.group_state import GroupPolicy
 from rollgym.rollout.scheduler import Scheduler
 from rollgym.rollout.task_sampler import TaskSampler
 from rollgym.trainer.builtin_policy.model import make_policy
@@ -56,6 +55,7 @@ from rollgym.trainer.learner.objective import GAP_LIMIT
 from rollgym.trainer.learner.protocol import LearnerProtocol, Metrics
 from rollgym.trainer.learner.weight_export import holds_weights
 from rollgym.trainer.rollout_batch import RolloutBatch, make_rollout_batch, zero_variance
+from rollgym.trainer.scheduling import scheduler_settings
 from rollgym.trainer.self_play import PastPolicy, make_team
 from rollgym.trainer.weight_sync import SyncMeter, raise_rank_error, sync_plan, wire_format
 
@@ -457,31 +457,5 @@ def check_context(model: Path, engine: Engine) -> None:
 
 
 def scheduler_config(config: TrainConfig) -> SchedulerConfig:
-    """Settings of the scheduler.
-
-    With staleness 0 no episode starts between `take` and the next weight sync. With more, up to that many
-    batches are started ahead, and groups are taken in the order in which they finish.
-    """
-    rollout = config.rollout
-    return SchedulerConfig(
-        max_in_flight=rollout.max_in_flight,
-        groups=GroupPolicy(
-            size=rollout.group_size,
-            oversample=rollout.oversample,
-            max_retries_per_group=rollout.max_retries_per_group,
-            max_infra_retries=rollout.max_infra_retries_per_group,
-            incomplete_groups=rollout.incomplete_groups,
-        ),
-        order="ready" if rollout.max_staleness else "strict",
-        max_ahead=rollout.groups * (1 + rollout.max_staleness),
-        max_staleness=rollout.max_staleness,
-        on_stale=rollout.on_stale,
-        pace_slow_groups=rollout.pace_slow_groups,
-        on_weight_update=rollout.on_weight_update,
-        filter_zero_variance=rollout.filter_zero_variance,
-        zero_variance=partial(zero_variance, config=config),
-        equal_tolerance=rollout.equal_tolerance,
-        max_skipped=rollout.max_skipped,
-        stall_seconds=rollout.stall_seconds,
-        evaluation_share=1.0,
-    )
+    """Settings of the scheduler, with the estimator's rule for groups without variance."""
+    return replace(scheduler_settings(config), zero_variance=partial(zero_variance, config=config))

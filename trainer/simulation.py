@@ -18,7 +18,7 @@ from rollgym.devices.cost_model import DeviceSpeed, decode_step, prompt_seconds,
 from rollgym.devices.inventory import find_cluster
 from rollgym.devices.planner import make_plan
 from rollgym.devices.report import PlanReport, describe
-from rollgym.devices.types import Cluster, Device
+from rollgym.devices.types import Cluster, Device, DeviceConfig
 from rollgym.devices.workload import Job
 from rollgym.rollout.config import SchedulerConfig
 from rollgym.simulation.latencies import (
@@ -42,7 +42,7 @@ from rollgym.simulation.simulate import (
 )
 from rollgym.trainer.cluster.workload import WhatIf, job_of, read_train_config
 from rollgym.trainer.config import TrainConfig
-from rollgym.trainer.runtime import scheduler_config
+from rollgym.trainer.scheduling import scheduler_settings
 
 MAX_AT_ONCE = 1024
 """Most concurrent requests of an engine that are tabulated."""
@@ -166,6 +166,8 @@ class _ScenarioMaker:
         self.cluster = cluster
         self.latencies = parse_latencies(request.latencies)
         self.failures = parse_failures(request.failures)
+        self._plans: dict[tuple[Job, DeviceConfig], PlanReport] = {}
+        """Plans so far: many variants change nothing that a plan depends on."""
 
     @property
     def planned(self) -> bool:
@@ -187,12 +189,12 @@ class _ScenarioMaker:
     def make(self, config: TrainConfig) -> tuple[Scenario, PlanReport]:
         """The scenario of a config and the plan behind it."""
         job = self.job(config)
-        plan = make_plan(self.cluster, job, config.devices)
+        plan = self._plan(job, config.devices)
         site = Site(self.cluster)
         number_of = {device: number for number, device in enumerate(site.devices)}
         infer = plan.plan.placements["actor_infer"]
         speed = speed_of(site, [number_of[device] for device in infer.devices])
-        scheduler = scheduler_config(config)
+        scheduler = scheduler_settings(config)
         latencies = self._latencies(config, job, speed)
         recorded = latencies if isinstance(latencies, RecordedLatencies) else None
         engine = self._engine(plan, job, speed, scheduler, config)
@@ -214,6 +216,11 @@ class _ScenarioMaker:
             seed=self.request.seed,
         )
         return scenario, plan
+
+    def _plan(self, job: Job, devices: DeviceConfig) -> PlanReport:
+        if (job, devices) not in self._plans:
+            self._plans[job, devices] = make_plan(self.cluster, job, devices)
+        return self._plans[job, devices]
 
     def _latencies(self, config: TrainConfig, job: Job, speed: DeviceSpeed) -> Latencies:
         words = self.latencies

@@ -19,46 +19,38 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rollgym.cluster.errors import ActorLost
-from rollgym.config.loader import Settings, dump, fingerprint
-from rollgym.core.errors import UsageError, os_reason
-from rollgym.core.files import replacing
-from rollgym.core.seeding import derive_seed
-from rollgym.core.types import SCHEMA_VERSION, Episode, Group
-from rollgym.evaluation.metrics import exclusion_note, summarize
-from rollgym.evaluation.plan import Plan, Request, cast_roles, first_role_of, look_at, plan
+from rollgym.config.loader import Settings, fingerprint
+from rollgym.core.types import SCHEMA_VERSION, Group
+from rollgym.evaluation.metrics import exclusion_note
+from rollgym.evaluation.plan import Plan
 from rollgym.evaluation.run_warnings import FEW_VALID, RunWarning, as_json, warnings_of
 from rollgym.io.run_dir import BLOCKS, EPISODES, EVENTS, MANIFEST, STEPS, SUMMARY, read_json, write_json
 from rollgym.rollout.events import EventLog
 from rollgym.rollout.scheduler import Scheduler
-from rollgym.rollout.task_sampler import EnvSource, TaskSampler
-from rollgym.trainer.config import POLICY, EnvConfig, TrainConfig, env_labels, plays_in, role_players
+from rollgym.trainer.config import TrainConfig, env_labels, plays_in
 from rollgym.trainer.curriculum import pass_rate_weights, updated_pass_rates
 from rollgym.trainer.learner.protocol import Metrics
+from rollgym.trainer.run_files import PLAN, create_folder, plan_line, plan_lines, versions, write_config
+from rollgym.trainer.run_tasks import domain_success, evaluation_summary, held_out, make_task_sampler
 from rollgym.trainer.step_log import LoggedStep, batch_digest, read_groups, read_steps, step_fields
 from rollgym.trainer.tracking.checkpoint import Checkpoints
 from rollgym.trainer.tracking.configured import tracker_makers, wandb_settings
 from rollgym.trainer.tracking.console import Console
 from rollgym.trainer.tracking.jsonl import EVALUATIONS, METRICS, RunLogger, read_evaluations, with_new_files
 from rollgym.trainer.train_state import GracefulStop, TrainState
-from rollgym.trainer.weight_sync import plan_text
-from rollgym.utils.command_line import command_line
-from rollgym.utils.env_info import package_versions
 
 if TYPE_CHECKING:
     from rollgym.trainer.learner.layout import LayoutChoice
     from rollgym.trainer.runtime import Components, RunPlan
 
-CONFIG, PLAN = "config.yaml", "plan.json"
 FINAL, REFERENCE = "final", "reference"
 
 
@@ -111,7 +103,7 @@ class TrainRun:
         """Entries of ``state.reweighed`` that the step log has."""
         self._few_valid_noted = False
         if not resume:
-            _create_folder(folder, config, self.settings, kind)
+            create_folder(folder, config, self.settings, kind)
         self.logger = RunLogger(
             folder,
             tensorboard=config.tracking.tensorboard,
@@ -151,9 +143,9 @@ class TrainRun:
         self._reweighed = len(self.state.reweighed)
         self.logger.rewind(marks)
         self.events.rewind(marks.get(EVENTS, self.events.size))
-        _write_config(self.folder, self.settings)
+        write_config(self.folder, self.settings)
         manifest = read_json(self.folder / MANIFEST)
-        before, now = manifest.get("versions") or {}, _versions(self.config)
+        before, now = manifest.get("versions") or {}, versions(self.config)
         for name in sorted(now):
             if name in before and before[name] != now[name]:
                 self.console.note(
@@ -408,7 +400,7 @@ class TrainRun:
                 self._held_out[number] = held_out(self.config, self.config.envs[number])
             tasks = self._held_out[number]
             episodes = await self.scheduler.evaluate(tasks.specs)
-            summary = _score(tasks, episodes)
+            summary = evaluation_summary(tasks, episodes)
             warnings = warnings_of(episodes)
             domain = {"domain": self.config.envs[number].domain} if self.config.envs[number].domain else {}
             lines.append({"phase": phase, "env": label, **domain, **summary, "warnings": as_json(warnings)})
@@ -503,153 +495,3 @@ class TrainRun:
                 for line in read_evaluations(self.folder)
             ],
         }
-
-
-def domain_success(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Held-out success of each domain, the mean over its environments, first and last."""
-    by_step: dict[str, dict[tuple[int, str], list[float]]] = {}
-    for line in evaluations:
-        if line.get("domain") and line.get("success_rate") is not None:
-            steps = by_step.setdefault(line["domain"], {})
-            steps.setdefault((line["step"], line["phase"]), []).append(line["success_rate"])
-    return {
-        domain: {
-            name: round(sum(rates) / len(rates), 4)
-            for name, rates in (("first", next(iter(steps.values()))), ("last", list(steps.values())[-1]))
-        }
-        for domain, steps in by_step.items()
-    }
-
-
-def held_out(config: TrainConfig, env: EnvConfig) -> Plan:
-    """The held-out episodes of one environment: the same at every step, for every seed of a run."""
-    request = Request(
-        env_id=env.id,
-        agent="lm",
-        episodes=config.evaluation.episodes,
-        seed=config.evaluation.seed,
-        split=config.evaluation.split,
-        env_kwargs=env.kwargs,
-        limits=env.limits,
-    )
-    return plan(request)
-
-
-def make_task_sampler(
-    config: TrainConfig,
-    envs: Sequence[EnvConfig],
-    stage: int,
-    reweighed: Sequence[tuple[int, Sequence[float]]] = (),
-) -> TaskSampler:
-    """The training tasks, in an order that depends on the seed and on changes of the weights alone."""
-    # `envs` are the first ones of the config.
-    sources = [_env_source(env, config, players) for env, players in zip(envs, role_players(config))]  # noqa: B905
-    return TaskSampler(sources, seed=derive_seed("tasks", config.seed, stage), reweighed=reweighed)
-
-
-def _env_source(env: EnvConfig, config: TrainConfig, others: Mapping[str, str]) -> EnvSource:
-    facts = look_at(env.id, env.train_kwargs, env.limits)
-    tasks = facts.tasks
-    players = cast_roles(env.id, facts.roles, others, POLICY)
-    # Without players the policy has all roles.
-    roles = [role for role in facts.roles if players.get(role, POLICY) == POLICY]
-    if (config.rewards or env.rewards) and len(roles) > 1:
-        raise UsageError(
-            f"rewards requires one role of {env.id} with the player `policy`, not {len(roles)} "
-            f"({', '.join(roles)}): give the other roles to agents or to `past` in envs.roles, or remove "
-            "rewards."
-        )
-    if config.program is not None and facts.roles:
-        raise UsageError(
-            f"program cannot play all roles of {env.id} (others=null): remove `others` from its kwargs, and "
-            "scripted players have the other roles."
-        )
-    if tasks is not None and config.rollout.groups > tasks.size(env.split):
-        raise UsageError(
-            f"rollout.groups is {config.rollout.groups}, but the split {env.split!r} of {env.id} has only "
-            f"{tasks.size(env.split)} tasks: a batch would hold some of them twice. Lower rollout.groups."
-        )
-    return EnvSource(
-        env_id=env.id,
-        env_kwargs=env.train_kwargs,
-        env_version=facts.version,
-        tasks=tasks,
-        split=env.split,
-        weight=env.weight,
-        limits=facts.limits,
-        role=first_role_of(players, POLICY),
-        players=players,
-    )
-
-
-def _score(tasks: Plan, episodes: Sequence[Episode]) -> dict[str, Any]:
-    summary = summarize(tasks.manifest, episodes)
-    names = (
-        "success_rate", "success_ci", "mean_return", "return_ci", "episodes", "failed", "excluded",
-        "many_excluded", "success_all", "outcomes", "length", "valid_actions", "split", "seed", "task_set",
-        "content_hash",
-    )  # fmt: skip
-    return {name: summary[name] for name in names}
-
-
-def _create_folder(folder: Path, config: TrainConfig, settings: Settings, kind: str) -> None:
-    if (folder / MANIFEST).exists():
-        raise UsageError(f"{folder} already holds a run: add --resume to continue it, or change --out.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_config(folder, settings)
-    except OSError as error:
-        raise UsageError(f"Cannot write the run to {folder}: {os_reason(error)}.") from None
-    write_json(
-        folder / MANIFEST,
-        {
-            "schema": SCHEMA_VERSION,
-            "kind": kind,
-            "name": config.name or folder.name,
-            "command": command_line(),
-            "envs": [{"id": env.id, "kwargs": env.kwargs} for env in config.envs],
-            "seed": config.seed,
-            "config_sha256": fingerprint(settings),
-            "versions": _versions(config),
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        },
-    )
-
-
-def _versions(config: TrainConfig) -> dict[str, str]:
-    """Versions of packages and the CPU: if they are equal, equal seeds give bit-identical weights."""
-    import torch  # here: reading a config must not load it
-
-    return {
-        **{name: value for env in config.envs for name, value in package_versions(env.id).items()},
-        **{name: version(name) for name in ("torch", "transformers")},
-        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def _write_config(folder: Path, settings: Settings) -> None:
-    with replacing(folder / CONFIG) as file:
-        file.write(dump(settings).encode())
-
-
-def plan_line(plan: RunPlan) -> str:
-    """The plan in one line."""
-    ranks, engines = plan["ranks"], plan["engines"]
-    return (
-        f"{plan['runtime']}, {plan['layout']}, strategy {plan['strategy']} on {ranks} "
-        f"rank{'s' * (ranks != 1)}, {engines} {plan['engine']} engine{'s' * (engines != 1)}"
-    )
-
-
-def plan_lines(plan: RunPlan) -> list[str]:
-    """The plan as lines for the console."""
-    lines = [f"plan: {plan_line(plan)}", f"  devices       {plan['devices']}"]
-    if dtypes := plan.get("dtypes"):  # on Ray, each node chooses its own
-        lines.append(f"  compute       {', '.join(f'{role} {dtype}' for role, dtype in dtypes.items())}")
-    if sync := plan.get("weight_sync"):
-        lines.append(f"  weight sync   {plan_text(sync)}")
-    for role, placement in plan["roles"].items():
-        spread = f"{placement['tensor_parallel']} x {placement['data_parallel']} (tensor x data parallel)"
-        offload = f", offloads {', '.join(placement['offload'])}" if placement["offload"] else ""
-        lines.append(f"  {role:13} {placement['devices']}, {spread}{offload}")
-    return [*lines, f"  environments  {plan['environments']}"]

@@ -7,7 +7,10 @@ compute precision; otherwise autocast casts the inputs and weights of products, 
 
 from __future__ import annotations
 
+import math
+
 from rollgym.devices.models import ModelShape
+from rollgym.devices.types import TrainMesh
 
 
 def saved_by_layer(shape: ModelShape, bytes_each: int) -> int:
@@ -16,18 +19,27 @@ def saved_by_layer(shape: ModelShape, bytes_each: int) -> int:
 
 
 def saved_by_attention(
-    shape: ModelShape, bytes_each: int, tensor: int = 1, *, sharded: bool = False, full: bool = True
+    shape: ModelShape,
+    bytes_each: int,
+    mesh: TrainMesh | None = None,
+    *,
+    sharded: bool = False,
+    full: bool = True,
 ) -> int:
     """Return the part of `saved_by_layer` that both norms and the attention save.
 
     ``full``: all weights are trained; a frozen norm saves no normalized states.
     """
+    mesh = mesh or TrainMesh()
     c, h = bytes_each, shape.hidden
-    q, kv = shape.heads * shape.head_dim // tensor, shape.kv_heads * shape.head_dim // tensor
+    heads, kv_heads = shape.heads // mesh.tensor, shape.kv_heads // mesh.tensor
+    q, kv = heads * shape.head_dim, kv_heads * shape.head_dim
+    # Context parallel ranks share heads: key and value heads are repeated until each rank has some.
+    held = math.lcm(kv_heads, mesh.context) * shape.head_dim
     # Before queries, keys, values; before gate, up.
     norms = sum(saved_by_norm(c, readers, sharded=sharded, full=full) for readers in (3, 2)) * h
     # Queries, keys, values, attention output, its transposed copy; a log-sum-exp per head.
-    attention = (3 * q + 2 * kv) * c + 4 * shape.heads // tensor
+    attention = (3 * q + 2 * held) * c + 4 * heads
     if shape.qk_norm:
         attention += (4 + c * full) * (q + kv)
     return norms + attention

@@ -87,13 +87,17 @@ class Site:
         nodes = [cluster.nodes[node] for node in self.node_of]
         self.limits = [int(USABLE[node.kind] * node.memory) for node in nodes]
         """Usable bytes of each device."""
+        self._by_node: dict[Numbers, Mapping[int, Sequence[int]]] = {}
 
-    def nodes_of(self, numbers: Sequence[int]) -> dict[int, list[int]]:
+    def nodes_of(self, numbers: Sequence[int]) -> Mapping[int, Sequence[int]]:
         """Group device numbers by node."""
-        by_node: dict[int, list[int]] = {}
-        for number in numbers:
-            by_node.setdefault(self.node_of[number], []).append(number)
-        return by_node
+        key = tuple(numbers)
+        if key not in self._by_node:
+            by_node: dict[int, list[int]] = {}
+            for number in key:
+                by_node.setdefault(self.node_of[number], []).append(number)
+            self._by_node[key] = by_node
+        return self._by_node[key]
 
     def pools(self) -> Iterator[Numbers]:
         """Yield the devices for models: all of them, then only those with more memory."""

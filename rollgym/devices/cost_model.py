@@ -135,12 +135,14 @@ def update_seconds(
     each = (passes * forward + moves * _move(shape, job, speed)) / mesh.model_ranks
     compute = tokens / sets * each
     steps = work.passes * work.optimizer_steps
-    rounds = max(steps, math.ceil(tokens / sets / work.longest))
+    rounds = max(steps, math.ceil(tokens / sets / work.microbatch(mesh.context)))
     if sharding == "weights":
-        talk = rounds * (2 * _gather(shape, job, speed, mesh) + _reduce(trained, speed, mesh))
+        talk = rounds * (2 * _gather(shape, job, speed, mesh) + _reduce(shape, trained, speed, mesh))
     else:
         talk = steps * 2 * speed.gather(GRADIENT * trained)
-    seconds = max(compute, talk) + (2 + work.checkpointing) * _tensor_seconds(shape, job, speed, mesh, tokens)
+    seconds = max(compute, talk) + (2 + work.checkpointing) * _exchange_seconds(
+        shape, job, speed, mesh, tokens
+    )
     if host_step:
         share = trained / speed.count
         seconds += steps * ((GRADIENT + WEIGHT) * share / HOST_LINK + share * speed.each / HOST_ADAM)
@@ -156,9 +158,9 @@ def score_seconds(
     each = _forward(shape, work.context, speed) + FORWARD_MOVES * _move(shape, job, speed)
     compute = work.tokens / sets * each / mesh.model_ranks
     if sharding == "weights":
-        rounds = math.ceil(work.tokens / sets / work.longest)
+        rounds = math.ceil(work.tokens / sets / work.microbatch(mesh.context))
         compute = max(compute, rounds * _gather(shape, job, speed, mesh))
-    return compute + _tensor_seconds(shape, job, speed, mesh, work.tokens)
+    return compute + _exchange_seconds(shape, job, speed, mesh, work.tokens)
 
 
 def _forward(shape: ModelShape, length: int, speed: DeviceSpeed) -> float:
@@ -177,36 +179,57 @@ def _move(shape: ModelShape, job: Job, speed: DeviceSpeed) -> float:
 
 def _gather(shape: ModelShape, job: Job, speed: DeviceSpeed, mesh: TrainMesh) -> float:
     """Return the seconds in which every rank gathers all weights, once, in the compute precision."""
-    part = job.bytes_each * shape.parameters / mesh.model_ranks
-    near = part / (speed.link * LINK_SHARE) if mesh.shard > 1 else 0.0
-    nodes = mesh.shard * mesh.model_ranks / speed.each
-    if nodes <= 1:
-        return near
-    # Ranks of a node that gather the same receive it once.
-    return max(near, mesh.model_ranks * part / (speed.each * speed.network * LINK_SHARE))
+    return _spread(job.bytes_each * shape.parameters, job.bytes_each * shape.expert_parameters, speed, mesh)
 
 
-def _reduce(trained: int, speed: DeviceSpeed, mesh: TrainMesh) -> float:
+def _reduce(shape: ModelShape, trained: int, speed: DeviceSpeed, mesh: TrainMesh) -> float:
     """Return the seconds in which gradients are summed over the ranks that shard, and over copies."""
-    part = GRADIENT * trained / mesh.model_ranks
-    near = part / (speed.link * LINK_SHARE) if mesh.shard > 1 else 0.0
-    far = 0.0
-    if mesh.shard * mesh.model_ranks > speed.each:
-        far = mesh.model_ranks * part / (speed.each * speed.network * LINK_SHARE)
-    copies = 0.0
+    experts = GRADIENT * shape.expert_parameters if trained == shape.parameters else 0
+    seconds = _spread(GRADIENT * trained, experts, speed, mesh)
     if mesh.replicate > 1:
-        copies = 2 * part / mesh.shard / ((speed.network if speed.nodes > 1 else speed.link) * LINK_SHARE)
-    return max(near, far) + copies
+        wire = speed.network if speed.nodes > 1 else speed.link
+        seconds += 2 * GRADIENT * trained / mesh.copy_ranks / (wire * LINK_SHARE)
+    return seconds
 
 
-def _tensor_seconds(shape: ModelShape, job: Job, speed: DeviceSpeed, mesh: TrainMesh, tokens: int) -> float:
-    """Return the seconds of a pass in which tensor parallel ranks sum the states of two blocks a layer."""
-    if mesh.tensor == 1:
+def _spread(size: int, experts: int, speed: DeviceSpeed, mesh: TrainMesh) -> float:
+    """Return the seconds in which shards of ``size`` bytes, ``experts`` of them in experts, reach the ranks.
+
+    A rank needs its tensor parallel part of everything, and its own experts.
+    """
+    parts = [
+        (size - experts, mesh.tensor, mesh.shards),
+        (experts, mesh.expert * mesh.tensor, mesh.expert_shards),
+    ]
+    near = sum(part / ways for part, ways, ranks in parts if ranks > 1) / (speed.link * LINK_SHARE)
+    if mesh.copy_ranks <= speed.each:
+        return near
+    # Ranks of a node that need the same receive it once.
+    inside = sum(part * min(speed.each, ways) / ways for part, ways, ranks in parts if ranks > 1)
+    return max(near, inside / (speed.each * speed.network * LINK_SHARE))
+
+
+def _exchange_seconds(shape: ModelShape, job: Job, speed: DeviceSpeed, mesh: TrainMesh, tokens: int) -> float:
+    """Return the seconds of a pass in which ranks exchange states of tokens, in every layer.
+
+    Tensor parallel ranks sum the states of two blocks. Context parallel ranks trade tokens for heads before
+    attention, and back. Expert parallel ranks send each token to its experts, and back.
+    """
+    if mesh.copy_ranks == mesh.shard:
         return 0.0
-    wire = speed.link if mesh.tensor <= speed.each else speed.network
     each = tokens / min(mesh.data_ranks, job.workload.episodes) / mesh.context
-    size = 2 * each * shape.hidden * job.bytes_each * (mesh.tensor - 1) / mesh.tensor
-    return 2 * shape.layers * size / (wire * LINK_SHARE)
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    moved = (
+        (mesh.tensor, 4 * shape.hidden, shape.layers),
+        (mesh.context, 2 * (q + kv) / mesh.tensor, shape.layers),
+        (mesh.expert, 2 * shape.experts_used * shape.hidden, shape.layers - shape.dense_layers),
+    )
+    seconds = 0.0
+    for ranks, numbers, layers in moved:
+        wire = speed.link if ranks <= speed.each else speed.network
+        size = each * numbers * job.bytes_each * (ranks - 1) / ranks
+        seconds += layers * size / (wire * LINK_SHARE)
+    return seconds
 
 
 def sync_seconds(job: Job, train: DeviceSpeed, infer: DeviceSpeed) -> float:
@@ -509,8 +532,10 @@ class Estimator:
 
 
 def role_mesh(role: Role, at: Candidate, mesh: TrainMesh) -> TrainMesh:
-    """Return the mesh of a role: the actor's, or that of ranks that all shard."""
-    return mesh if role == "actor_train" else TrainMesh(shard=len(at.sets[role]))
+    """Return the mesh of a role: the actor's, where the same learner computes it, or ranks that all shard."""
+    if role != "reward" and at.sets[role] == at.sets["actor_train"]:
+        return mesh
+    return TrainMesh(shard=len(at.sets[role]))
 
 
 def _after(start: float, lane: str, work: list[tuple[str, float]]) -> Iterator[Span]:

@@ -21,7 +21,7 @@ MAX_NODES = 512
 """Largest cluster suggested in an error."""
 
 
-def reasons(best: Estimate, job: Job, requested: DeviceConfig) -> Iterator[Reason]:
+def reasons(best: Estimate, tried: Sequence[Estimate], job: Job, requested: DeviceConfig) -> Iterator[Reason]:
     """Yield the reason for each choice."""
     yield Reason("layout", best.candidate.layout, _pinned(_layout(best, job), requested.layout != "auto"))
     size = best.candidate.tensor_parallel
@@ -30,7 +30,8 @@ def reasons(best: Estimate, job: Job, requested: DeviceConfig) -> Iterator[Reaso
     )
     yield Reason("sharding", ZERO[best.sharding], _training(best))
     if not best.mesh.plain or job.mesh is not None:
-        yield Reason("mesh", str(best.mesh), _pinned(_mesh(best), job.mesh is not None))
+        why = f"{_mesh(best)}{_without(best, tried)}"
+        yield Reason("mesh", str(best.mesh), _pinned(why, job.mesh is not None))
     yield Reason("offload", best.offload, _pinned(_offload(best), requested.offload != "auto"))
     for role in ("actor_train", "actor_infer", "critic", "reference", "reward"):
         if text := getattr(requested, role):
@@ -144,6 +145,27 @@ def _mesh(best: Estimate) -> str:
     parts += [f"{mesh.context} ranks share the tokens of a row"] if mesh.context > 1 else []
     parts += [f"{mesh.expert} ranks share the experts"] if mesh.expert > 1 else []
     return f"{', '.join(parts)}."
+
+
+def _without(best: Estimate, tried: Sequence[Estimate]) -> str:
+    """Say why ranks share tokens, heads or experts: what the same plan lacks where none of them do."""
+    if best.mesh.copy_ranks == best.mesh.shard:
+        return ""
+    others = [
+        other
+        for other in tried
+        if other.sharding == "weights"
+        and other.candidate.sets == best.candidate.sets
+        and other.candidate.tensor_parallel == best.candidate.tensor_parallel
+        and other.mesh.copy_ranks == other.mesh.shard
+    ]
+    if not others:
+        return ""
+    fitting = [other for other in others if other.shortage is None]
+    if not fitting:
+        return f" Ranks that only shard do not suffice: that {shortage_text(min(others, key=_missing))}."
+    share = min(other.seconds for other in fitting) / best.seconds - 1
+    return f" Ranks that only shard would be {100 * share:.0f} % slower."
 
 
 def _offload(best: Estimate) -> str:

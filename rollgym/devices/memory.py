@@ -113,12 +113,12 @@ def score_memory(
     sharded = sharding == "weights" and mesh.ranks > 1
     sizes = Sizes(shape, job, mesh, sharded=sharded, full=lora_rank is None)
     if sharded:
-        units, chunk = sharded_units(shape, mesh, lora_rank), _chunk(shape, job)
+        units, chunk = sharded_units(shape, mesh, lora_rank), _chunk(sizes)
         gathered, activations = sizes.score_peak(units, vocabulary=vocabulary, chunk=chunk)
         return {"weights": held + gathered, "activations": activations}
     cast = cast_weights(shape, job.precision, kept=False)
-    head = _chunk(shape, job) if vocabulary else 0
-    if vocabulary and not _chunks(shape, job):
+    head = _chunk(sizes) if vocabulary else 0
+    if vocabulary and not _chunks(sizes):
         head = 3 * 4 * shape.vocab * sizes.replies
     activations = max(sizes.forward_layer, head + sizes.tokens * shape.hidden * sizes.c)
     return {"weights": held, "activations": cast + activations}
@@ -140,11 +140,11 @@ def _sharded_update(
         head = Unit()
     full = lora_rank is None
     g, r = (c, GRADIENT) if full else (0, 0)
-    chunk = _chunk(shape, job) if vocabulary else 0
+    chunk = _chunk(sizes) if vocabulary else 0
     saved = sizes.saved
     before_last = sizes.saved_before_last + sizes.backward(g)
     last = saved + sizes.recomputed_last + sizes.backward_last(g)
-    if vocabulary and not _chunks(shape, job):
+    if vocabulary and not _chunks(sizes):
         saved += saved_by_head(shape, sizes.replies) // mesh.tensor
         chunk = 2 * 4 * shape.vocab * sizes.replies // mesh.tensor
     own = g * layer.whole + sizes.merged // 3  # of merged experts, the gradient of one matrix in three
@@ -181,7 +181,7 @@ def _update_activations(shape: ModelShape, job: Job, vocabulary: bool, full: boo
         work.longest,
         replies=sizes.replies,
         checkpointing=work.checkpointing,
-        vocabulary=vocabulary and not _chunks(shape, job),
+        vocabulary=vocabulary and not _chunks(sizes),
         full=full,
     )
     saved += cast_weights(shape, job.precision, kept=not work.checkpointing)
@@ -189,7 +189,7 @@ def _update_activations(shape: ModelShape, job: Job, vocabulary: bool, full: boo
         saved_by_layer(shape, sizes.c) * work.longest if work.checkpointing else 0
     )
     head = 0
-    if vocabulary and _chunks(shape, job):
+    if vocabulary and _chunks(sizes):
         width = shape.vocab * shape.hidden
         head = CHUNK_BYTES + (GRADIENT * width * full if sizes.c == 4 else 6 * width * full)
     elif vocabulary:
@@ -197,13 +197,13 @@ def _update_activations(shape: ModelShape, job: Job, vocabulary: bool, full: boo
     return saved + max(head, layer)
 
 
-def _chunks(shape: ModelShape, job: Job) -> bool:
+def _chunks(sizes: Sizes) -> bool:
     """Return whether logits are computed in chunks, in a forward and again in a backward pass."""
-    return round(job.workload.longest * job.workload.reply_share) * shape.vocab > CHUNK
+    return sizes.replies * sizes.shape.vocab > CHUNK
 
 
-def _chunk(shape: ModelShape, job: Job) -> int:
-    return CHUNK_BYTES if _chunks(shape, job) else 0
+def _chunk(sizes: Sizes) -> int:
+    return CHUNK_BYTES if _chunks(sizes) else 0
 
 
 def cast_weights(shape: ModelShape, precision: Precision, *, kept: bool) -> int:

@@ -59,6 +59,11 @@ class ModelShape:
         return self._count(self.experts_used)
 
     @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts."""
+        return (self.layers - self.dense_layers) * 3 * self.experts * self.hidden * self.expert_inner
+
+    @property
     def largest_block(self) -> int:
         """Parameters of the largest block that sharded training gathers at once."""
         mlp = self._experts(self.experts) if self.experts else self._dense_mlp()

@@ -14,6 +14,7 @@ from rollgym.devices.cost_model import (
     Estimator,
     Offload,
     memory_parts,
+    role_mesh,
     speed_of,
 )
 from rollgym.devices.explain import alternatives, infeasible_error, notes, reasons
@@ -57,7 +58,7 @@ def make_plan(cluster: Cluster, job: Job, requested: DeviceConfig | None = None)
         timeline=best.spans,
         seconds=best.seconds,
         kv_tokens=best.kv_tokens,
-        reasons=tuple(reasons(best, job, requested)),
+        reasons=tuple(reasons(best, tried, job, requested)),
         alternatives=tuple(alternatives(best, tried, site, job, requested)),
         notes=tuple(notes(cluster, best, job)),
         tried=len(tried),
@@ -96,7 +97,7 @@ def _complexity(estimate: Estimate) -> tuple[int, int, int, int, int, float]:
         OFFLOADS.index(estimate.offload),
         LAYOUTS.index(estimate.candidate.layout),
         SHARDINGS.index(estimate.sharding),
-        0 if estimate.mesh.plain else estimate.mesh.model_ranks,
+        0 if estimate.mesh.plain else estimate.mesh.copy_ranks // estimate.mesh.shard,
         estimate.candidate.tensor_parallel,
         estimate.seconds,
     )
@@ -136,8 +137,11 @@ def _placement(site: Site, best: Estimate, role: Role) -> Placement:
 
 
 def _mesh_of(best: Estimate, role: Role) -> TrainMesh | None:
-    """Return the mesh of the actor's training ranks, where not all of them shard."""
-    return best.mesh if role == "actor_train" and not best.mesh.plain else None
+    """Return the mesh of the ranks of a learner, where not all of them only shard."""
+    if role in ("actor_infer", "reward"):
+        return None
+    mesh = role_mesh(role, best.candidate, best.mesh)
+    return None if mesh.plain else mesh
 
 
 def _sharding(role: Role, best: Estimate, ranks: int) -> Sharding:

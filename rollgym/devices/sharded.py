@@ -6,7 +6,7 @@ and a gathered unit is as large as all ranks' rows. So 128 experts on 512 ranks 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rollgym.devices.activations import saved_by_attention, saved_by_mlp
@@ -51,11 +51,12 @@ def sharded_units(shape: ModelShape, mesh: TrainMesh, lora_rank: int | None = No
     end = _unit(width, [], mesh, trained)
     norm = [(shape.hidden, 1)]
     adapters = list(_adapters(shape, mesh, lora_rank)) if lora_rank is not None else []
-    dense = _unit(list(_matrices(shape, mesh, experts=False)), adapters, mesh, trained)
+    attention = list(_attention(shape, mesh))
+    dense = _unit([*attention, *_mlp(shape, mesh)], adapters, mesh, trained)
     layer, moe = dense, 0
     if shape.experts:
         moe = shape.layers - shape.dense_layers
-        layer = _unit(list(_matrices(shape, mesh, experts=True)), adapters, mesh, trained)
+        layer = _unit([*attention, *_router(shape)], adapters, mesh, trained, _experts(shape, mesh))
     none = Unit()
     root = _unit(norm + width if shape.tied else norm, [], mesh, trained)
     ends = (none, none) if shape.tied else (end, end)
@@ -72,24 +73,31 @@ def sharded_units(shape: ModelShape, mesh: TrainMesh, lora_rank: int | None = No
     )
 
 
-def _unit(matrices: list[Matrix], adapters: list[Matrix], mesh: TrainMesh, trained: bool) -> Unit:
-    share = sum(_rows(rows, mesh.shard) * columns for rows, columns in matrices)
-    extra = sum(_rows(rows, mesh.shard) * columns for rows, columns in adapters)
-    whole = sum(rows * columns for rows, columns in [*matrices, *adapters])
+def _unit(
+    matrices: list[Matrix],
+    adapters: list[Matrix],
+    mesh: TrainMesh,
+    trained: bool,
+    experts: Sequence[Matrix] = (),
+) -> Unit:
+    own = _share(matrices, mesh.shards)
+    extra = _share(adapters, mesh.shards)
+    of_experts = _share(experts, mesh.expert_shards)
+    whole = sum(rows * columns for rows, columns in [*matrices, *adapters, *experts])
     return Unit(
         whole=whole,
-        share=share + extra,
-        gathered=mesh.shard * (share + extra),
-        trained=share if trained else extra,
+        share=own + extra + of_experts,
+        gathered=mesh.shards * (own + extra) + mesh.expert_shards * of_experts,
+        trained=own + of_experts if trained else extra,
     )
 
 
-def _rows(rows: int, ranks: int) -> int:
-    return -(-rows // ranks)
+def _share(matrices: Sequence[Matrix], ranks: int) -> int:
+    return sum(-(-rows // ranks) * columns for rows, columns in matrices)
 
 
-def _matrices(shape: ModelShape, mesh: TrainMesh, *, experts: bool) -> Iterator[Matrix]:
-    """Yield the parameters of a layer, of which a rank has its tensor or expert parallel part."""
+def _attention(shape: ModelShape, mesh: TrainMesh) -> Iterator[Matrix]:
+    """Yield the parameters of a layer's attention and norms, of which a rank has its tensor parallel part."""
     h, t = shape.hidden, mesh.tensor
     q, kv = shape.heads * shape.head_dim // t, shape.kv_heads * shape.head_dim // t
     yield from [(q, h), (kv, h), (kv, h), (h, q), (h, 1), (h, 1)]
@@ -99,16 +107,27 @@ def _matrices(shape: ModelShape, mesh: TrainMesh, *, experts: bool) -> Iterator[
         yield (h, 1)
     if shape.qk_norm:
         yield from [(shape.head_dim, 1)] * 2
-    if not experts:
-        inner = shape.inner // t
-        yield from [(inner, h), (inner, h), (h, inner)]
-        if shape.mlp_bias:
-            yield from [(inner, 1), (inner, 1), (h, 1)]
-        return
-    count = shape.experts // mesh.expert
-    yield from [(count, 2 * shape.expert_inner * h), (count, h * shape.expert_inner), (shape.experts, h)]
+
+
+def _mlp(shape: ModelShape, mesh: TrainMesh) -> Iterator[Matrix]:
+    h, inner = shape.hidden, shape.inner // mesh.tensor
+    yield from [(inner, h), (inner, h), (h, inner)]
+    if shape.mlp_bias:
+        yield from [(inner, 1), (inner, 1), (h, 1)]
+
+
+def _router(shape: ModelShape) -> Iterator[Matrix]:
+    """Yield the parameters beside the experts: the router and the shared expert."""
+    h = shape.hidden
+    yield (shape.experts, h)
     if shape.shared_inner:
         yield from [(shape.shared_inner, h), (shape.shared_inner, h), (h, shape.shared_inner), (1, h)]
+
+
+def _experts(shape: ModelShape, mesh: TrainMesh) -> list[Matrix]:
+    """Return the parameters of the experts that a rank computes."""
+    count = shape.experts // mesh.expert
+    return [(count, 2 * shape.expert_inner * shape.hidden), (count, shape.hidden * shape.expert_inner)]
 
 
 def _adapters(shape: ModelShape, mesh: TrainMesh, rank: int) -> Iterator[Matrix]:
@@ -143,7 +162,7 @@ class Sizes:
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch on this rank."""
-        return -(-self.job.workload.longest // self.mesh.context)
+        return -(-self.job.workload.microbatch(self.mesh.context) // self.mesh.context)
 
     @property
     def replies(self) -> int:
@@ -237,7 +256,7 @@ class Sizes:
     @property
     def _attention(self) -> int:
         return self.tokens * saved_by_attention(
-            self.shape, self.c, self.mesh.tensor, sharded=self.sharded, full=self.full
+            self.shape, self.c, self.mesh, sharded=self.sharded, full=self.full
         )
 
     @property

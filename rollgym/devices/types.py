@@ -77,17 +77,32 @@ class TrainMesh:
     @property
     def ranks(self) -> int:
         """Number of ranks."""
-        return self.replicate * self.shard * self.model_ranks
+        return self.replicate * self.copy_ranks
+
+    @property
+    def copy_ranks(self) -> int:
+        """Ranks that hold one copy of the model together."""
+        return self.shard * self.context * self.tensor * self.expert
 
     @property
     def model_ranks(self) -> int:
         """Ranks that compute the same rows together."""
-        return self.context * self.tensor * self.expert
+        return self.context * self.tensor
 
     @property
     def data_ranks(self) -> int:
         """Sets of ranks that compute different rows."""
-        return self.replicate * self.shard
+        return self.replicate * self.shard * self.expert
+
+    @property
+    def shards(self) -> int:
+        """Ranks that FSDP2 shards all parameters over but experts of an expert parallel model."""
+        return self.shard * self.context * self.expert
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks that FSDP2 shards the experts of a rank over."""
+        return self.shard * self.context
 
     @property
     def plain(self) -> bool:

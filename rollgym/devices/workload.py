@@ -58,7 +58,11 @@ class Workload:
     @property
     def longest(self) -> int:
         """Largest number of tokens in a microbatch: a conversation is never split."""
-        return max(self.max_tokens_per_microbatch, self.context)
+        return self.microbatch(1)
+
+    def microbatch(self, context: int) -> int:
+        """Return the largest number of tokens in a microbatch that so many context parallel ranks share."""
+        return max(context * self.max_tokens_per_microbatch, self.context)
 
     @property
     def reply_share(self) -> float:
@@ -86,6 +90,8 @@ class Job:
     """The requested mesh of the actor's training ranks; ``None``: the planner chooses."""
     choose_mesh: bool = True
     """Whether the planner may choose a mesh; otherwise all ranks shard, if any."""
+    choose_context: bool = True
+    """Whether such a mesh may have context parallel ranks, which need packed rows and no router replay."""
     workload: Workload = field(default_factory=Workload)
 
     def models(self) -> dict[Role, ModelShape]:

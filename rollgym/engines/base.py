@@ -227,6 +227,11 @@ class Engine(Protocol):
         return 1
 
     @property
+    def sampled_tokens(self) -> tuple[int, ...]:
+        """Tokens of the replies so far, by replica; empty where they are not counted."""
+        return ()
+
+    @property
     def weight_dtype(self) -> str:
         """The dtype in which new weights are sent: that of the engine, or float32 if it is not known."""
         return "float32"
@@ -310,7 +315,7 @@ _METHODS = (
     *("generate", "abort", "update_weights", "pause", "resume", "forget", "close"),
     *("stream", "sleep", "wake_up", "reconnect", "stats"),
 )
-_PROPERTIES = ("num_replicas", "weight_dtype", "weight_route", "weight_bytes_sent")
+_PROPERTIES = ("num_replicas", "sampled_tokens", "weight_dtype", "weight_route", "weight_bytes_sent")
 
 
 def as_engine(engine: Any) -> Engine:

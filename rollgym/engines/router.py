@@ -41,6 +41,7 @@ class _Replica:
     engine: Engine
     number: int
     in_flight: int = 0
+    sampled_tokens: int = 0
     sessions: set[str] = field(default_factory=set)
     lost: str = ""
     """Why it is out of rotation; empty if it is not."""
@@ -87,6 +88,11 @@ class RoutedEngine(Engine):
     def num_replicas(self) -> int:
         """Number of replicas, lost ones included."""
         return len(self._replicas)
+
+    @property
+    def sampled_tokens(self) -> tuple[int, ...]:
+        """Tokens of the replies so far, by replica."""
+        return tuple(replica.sampled_tokens for replica in self._replicas)
 
     @property
     def weight_dtype(self) -> str:
@@ -136,7 +142,9 @@ class RoutedEngine(Engine):
         replica = self._route(request.session)
         replica.in_flight += 1
         try:
-            return await work(replica.engine)
+            reply = await work(replica.engine)
+            replica.sampled_tokens += len(reply.token_ids)
+            return reply
         except EngineLost as error:
             self._mark_lost(replica, str(error))
             raise

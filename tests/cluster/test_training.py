@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 from scoring_server import scoring_server
 from training import Story, fast_versions, write
+from transformers import AutoModelForCausalLM
 
 from rollgym.cluster.engine import RemoteEngine
 from rollgym.config.loader import load
 from rollgym.engines.embedded.model import read_module
 from rollgym.trainer import loop
+from rollgym.trainer.builtin_policy.model import make_policy
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.loop import train
 from rollgym.trainer.main import open_components
@@ -107,6 +110,44 @@ def test_other_layouts_learn_the_same(
         "actor_train": devices["actor_train"],
         "actor_infer": devices["actor_infer"],
     }
+
+
+def policy_of_even_vocabulary(folder: Path) -> Path:
+    """A built-in policy whose heads, key-value heads and tokens two ranks can share: one token is added."""
+    make_policy(["lessons:Yes"], folder, size="small", seed=0, context=128)
+    made: Any = AutoModelForCausalLM
+    model = made.from_pretrained(folder)
+    model.resize_token_embeddings(model.config.vocab_size + model.config.vocab_size % 2, mean_resizing=False)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("parallel", [{"tensor": 2}, {"shard": 2}], ids=["tensor", "shard"])
+def test_a_mesh_of_two_ranks_learns_what_one_process_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: dict[str, int]
+) -> None:
+    """Up to rounding: sums over ranks have another order."""
+    fast_versions(monkeypatch)
+    short: dict[str, Any] = {
+        "model": {"path": str(policy_of_even_vocabulary(tmp_path / "model"))},
+        "stop": {"steps": 2},
+        "evaluation": {"every": 2, "on_start": False},
+    }
+    here = run_with(tmp_path / "here", **short)
+    there = run_with(
+        tmp_path / "there",
+        runtime="ray",
+        ray={"num_gpus": 3},
+        devices={"layout": "split", "actor_train": "gpu[0-1]", "actor_infer": "gpu[2]"},
+        learner={"strategy": "mesh", "parallel": parallel},
+        **short,
+    )
+    plan = json.loads((there / "plan.json").read_text())
+    assert (plan["strategy"], plan["ranks"]) == ("mesh", 2)
+    local, remote = (load_file(folder / "final" / "model.safetensors") for folder in (here, there))
+    assert local.keys() == remote.keys()
+    assert max(float(abs(local[name] - remote[name]).max()) for name in local) < 1e-4
+    assert Story.of(there).episodes[0]["turns"] == Story.of(here).episodes[0]["turns"]
 
 
 @pytest.mark.parametrize("route", ["auto", "disk"])

@@ -14,6 +14,7 @@ from rollgym.devices.models import PRESETS
 from rollgym.devices.planner import fits, make_plan
 from rollgym.devices.ranges import parse_range
 from rollgym.devices.report import PlanReport
+from rollgym.devices.sharded import sharded_units
 from rollgym.devices.types import Cluster, DeviceConfig, MeshRequest, Node, TrainMesh
 from rollgym.devices.workload import Job, Workload
 
@@ -253,6 +254,45 @@ def test_meshes_are_planned_where_sharding_alone_does_not_fit() -> None:
         make_plan(small, Job(actor=PRESETS["8b"], workload=rows, choose_mesh=False))
 
 
+def test_rows_that_do_not_fit_a_rank_are_shared_by_context_parallel_ranks() -> None:
+    rows = replace(LONG, context=2**17, prompt_tokens=10**5, reply_tokens=2**14)
+    cluster = gpu_cluster(gpus=8, model="H100")
+    job = Job(actor=PRESETS["8b"], reference=PRESETS["8b"], workload=rows)
+    found = make_plan(cluster, job)
+    assert found.plan.placements["actor_train"].mesh == TrainMesh(shard=4, context=2)
+    (why,) = [one.why for one in found.reasons if one.about == "mesh"]
+    assert "2 ranks share the tokens of a row" in why
+    assert "Ranks that only shard do not suffice" in why
+    # A rank gets as many tokens of rows that are no longer than its micro-batch.
+    short = replace(job, workload=replace(rows, max_tokens_per_microbatch=2**17))
+    for other in (replace(job, choose_context=False), short):
+        mesh = make_plan(cluster, other).plan.placements["actor_train"].mesh
+        assert mesh is not None
+        assert (mesh.context, mesh.tensor > 1) == (1, True)
+
+
+def test_experts_are_distributed_where_gathering_them_takes_longer() -> None:
+    short = replace(LONG, context=2048, prompt_tokens=1024, reply_tokens=1024, max_tokens_per_microbatch=2048)
+    cluster = gpu_cluster(nodes=2, gpus=8, model="H100")
+    job = Job(actor=PRESETS["30b-moe"], workload=replace(short, episodes=512, in_flight=512))
+    found = make_plan(cluster, job)
+    assert found.plan.placements["actor_train"].mesh == TrainMesh(expert=8)
+    (why,) = [one.why for one in found.reasons if one.about == "mesh"]
+    assert why.startswith("8 ranks share the experts. Ranks that only shard would be ")
+    adapted = make_plan(cluster, replace(job, lora_rank=16)).plan.placements["actor_train"].mesh
+    assert adapted is None or adapted.expert == 1, "experts with LoRA cannot be distributed"
+
+
+def test_expert_parallel_ranks_hold_and_gather_their_experts_alone() -> None:
+    shape = PRESETS["30b-moe"]
+    whole, apart = (sharded_units(shape, mesh) for mesh in (TrainMesh(shard=8), TrainMesh(expert=8)))
+    assert apart.share == pytest.approx(whole.share, rel=1e-3)
+    experts = shape.expert_parameters / shape.layers
+    assert whole.layer.gathered - apart.layer.gathered == pytest.approx(7 / 8 * experts, rel=1e-3)
+    both = sharded_units(PRESETS["8b"], TrainMesh(shard=4, context=2))
+    assert both == sharded_units(PRESETS["8b"], TrainMesh(shard=8)), "context parallel ranks shard, too"
+
+
 def test_a_requested_mesh_is_honored_and_checked() -> None:
     cluster = gpu_cluster(gpus=8, model="H100")
     job = Job(actor=PRESETS["7b"], workload=LONG, mesh=MeshRequest(tensor=4))
@@ -265,6 +305,7 @@ def test_a_requested_mesh_is_honored_and_checked() -> None:
         ("30b-moe", MeshRequest(tensor=2), "has experts, for which there is no tensor parallel plan"),
         ("7b", MeshRequest(expert=2), "has no experts"),
         ("30b-moe", MeshRequest(expert=3), "does not divide the 128 experts"),
+        ("7b", MeshRequest(context=8), "context is 8, which does not divide the 28 heads"),
         ("7b", MeshRequest(replicate=16), "fits no number of training devices of this cluster"),
     ]
     for name, mesh, words in wrong:

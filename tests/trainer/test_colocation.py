@@ -149,3 +149,37 @@ def test_engines_wake_up_when_the_learner_fails() -> None:
         await engine.close()
 
     asyncio.run(main())
+
+
+def test_the_learner_lends_its_device_between_updates() -> None:
+    """Of two engines one is on the learner's device: in an update, its sessions continue on the other."""
+
+    async def main() -> None:
+        learner = make_learner(tiny())
+        engine = RoutedEngine([EmbeddedEngine(tiny(), threads=1) for _ in range(2)])
+
+        async def compute(work: Any, *args: Any) -> Any:
+            return work(*args)
+
+        colocation = Colocation(engine, [0], learner, compute, releases=("kv_cache",))
+        before = 0
+        for version in range(2):
+            lent = await engine.generate(request(f"a{version}", [1, 2, 3], f"a{version}"))
+            other = await engine.generate(request(f"b{version}", [1, 2, 3], f"b{version}"))
+            both = len(lent.token_ids), len(other.token_ids)
+            async with colocation.training():
+                share = colocation.metrics["lent_tokens_frac"]
+                prompt = [1, 2, 3, *lent.token_ids, 4]
+                moved = await engine.generate(request(f"c{version}", prompt, f"a{version}"))
+                learner.update(mixed_batch(version))
+            async with colocation.sync_weights():
+                await engine.update_weights(version + 1, learner.weights())
+            assert (lent.version, other.version, moved.version) == (version, version, version)
+            # What moved in the update before counts for the engine that was awake.
+            assert share == pytest.approx(both[0] / (sum(both) + before))
+            before = len(moved.token_ids)
+            for session in ("a", "b"):
+                await engine.forget(f"{session}{version}")
+        await engine.close()
+
+    asyncio.run(main())

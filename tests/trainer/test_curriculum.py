@@ -12,7 +12,7 @@ from rollgym.core.errors import UsageError
 from rollgym.core.types import Episode, EpisodeSpec, Group, Outcome, Turn
 from rollgym.trainer.config import EnvConfig, TrainConfig
 from rollgym.trainer.curriculum import pass_rate_weights, updated_pass_rates
-from rollgym.trainer.train_run import domain_success
+from rollgym.trainer.run_tasks import domain_success
 
 Run = Callable[..., Path]
 

@@ -16,8 +16,8 @@ from rollgym.models.policy_settings import read_model_settings
 from rollgym.trainer.config import TrainConfig
 from rollgym.trainer.learner.config import LearnerOptions
 from rollgym.trainer.learner.objective import GAP_LIMIT
+from rollgym.trainer.run_tasks import held_out
 from rollgym.trainer.runtime import engine_options, learner_options, scheduler_config
-from rollgym.trainer.train_run import held_out
 
 Run = Callable[..., Path]
 TAUGHT = {"agent": "lessons:Teacher", "episodes": 12, "epochs": 3, "batch": 6, "learning_rate": 0.01}

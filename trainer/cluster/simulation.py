@@ -152,7 +152,7 @@ def simulate_rank(
     """Return the peak bytes of a rank that trains the actor of a job, by phase.
 
     Args:
-        job: The models and the micro-batch: ``workload.longest`` tokens, all in one row.
+        job: The models and the micro-batch: ``workload.microbatch`` tokens, all in one row.
         config: The learner's; what the job says differently is replaced.
         strategy: The strategy of the ranks.
         mesh: The ranks.
@@ -163,6 +163,7 @@ def simulate_rank(
     from rollgym.trainer.learner.simulate import simulate
 
     work = job.workload
+    tokens = work.microbatch(mesh.context)
     settings: Any = {
         "dtype": "float32" if job.precision == "float32" else "bfloat16",
         "strategy": "auto",
@@ -172,7 +173,7 @@ def simulate_rank(
         "critic_rate": None,
         "value_clip": None,
         "value_coef": 0.5,
-        "max_tokens_per_microbatch": work.longest,
+        "max_tokens_per_microbatch": -(-tokens // mesh.context),
         "epochs": 1,
         "mini_batches": 1,
     }
@@ -185,8 +186,8 @@ def simulate_rank(
             LossConfig("grpo", kl_coef=0.01 if reference else 0.0),
             strategy=strategy,
             world=mesh.ranks,
-            tokens=work.longest,
-            replies=round(work.longest * work.reply_share),
+            tokens=tokens,
+            replies=round(tokens * work.reply_share),
             cpu_offload=cpu_offload,
         )
         return dict(found.peaks)

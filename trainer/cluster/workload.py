@@ -79,6 +79,7 @@ def job_of(config: TrainConfig, cluster: Cluster, what_if: WhatIf) -> Job:
         tensor_parallel_engine=config.engine.kind != "embedded",
         mesh=_mesh(learner),
         choose_mesh=learner.strategy == "auto" and not on_cpu,
+        choose_context=_shares_rows(learner, actor),
         workload=workload(config, actor, what_if),
     )
 
@@ -89,6 +90,11 @@ def _mesh(learner: LearnerConfig) -> MeshRequest | None:
     if learner.strategy != "mesh" and (learner.strategy != "auto" or parallel == ParallelConfig()):
         return None
     return MeshRequest(**asdict(parallel))
+
+
+def _shares_rows(learner: LearnerConfig, actor: ModelShape) -> bool:
+    """Whether a plan may choose context parallel ranks: their rows are packed, and routers not replayed."""
+    return learner.layout != "padded" and (not actor.experts or learner.router_replay == "off")
 
 
 def policy_shape(config: TrainConfig, words: str | None = None) -> ModelShape:

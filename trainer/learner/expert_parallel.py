@@ -91,17 +91,20 @@ class _Experts:
         choices = top_k_index.shape[-1]
         chosen = top_k_index.reshape(-1)
         order = torch.argsort(chosen, stable=True)
-        sizes = torch.bincount(chosen, minlength=self._experts * self._ranks)
+        # Not `bincount`, whose result has a shape that depends on the numbers: fake tensors have none.
+        sizes = chosen.new_zeros(self._experts * self._ranks)
+        sizes.scatter_add_(0, chosen, torch.ones_like(chosen))
         received_sizes = torch.empty_like(sizes)
         dist.all_to_all_single(received_sizes, sizes, group=self._group)
         by_source = received_sizes.view(self._ranks, self._experts)
-        sent = sizes.view(self._ranks, self._experts).sum(1).tolist()
-        received = by_source.sum(1).tolist()
+        sent = row_counts(sizes.view(self._ranks, self._experts).sum(1), len(chosen))
+        received = row_counts(by_source.sum(1), len(chosen))
         tokens = exchange(hidden_states[order // choices], sent, received, self._group)
         # They come rank by rank, each in the order of its experts, which compute those of all ranks at once.
         numbers = torch.arange(self._experts, device=sizes.device).repeat(self._ranks)
-        together = torch.argsort(torch.repeat_interleave(numbers, received_sizes), stable=True)
-        computed = self._compute(tokens[together], by_source.sum(0).tolist())
+        owners = torch.repeat_interleave(numbers, received_sizes, output_size=len(tokens))
+        together = torch.argsort(owners, stable=True)
+        computed = self._compute(tokens[together], row_counts(by_source.sum(0), len(tokens)))
         back = exchange(computed[_inverse(together)], received, sent, self._group)
         weighted = back[_inverse(order)] * top_k_weights.reshape(-1, 1)
         return weighted.view(-1, choices, hidden_states.shape[-1]).sum(1).to(hidden_states.dtype)
@@ -123,6 +126,12 @@ class _Experts:
         weight = weights[name][expert]
         bias = weights[f"{name}_bias"][expert] if self._module.has_bias else None
         return nn.functional.linear(states, weight.T if self._module.is_transposed else weight, bias)
+
+
+def row_counts(counts: Tensor, expected: int) -> list[int]:
+    """Read numbers of rows, ``expected`` in all. A simulation, which has no numbers, shares them out."""
+    numbers: list[int] = counts.tolist()
+    return numbers
 
 
 def _inverse(order: Tensor) -> Tensor:

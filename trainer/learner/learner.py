@@ -1,7 +1,8 @@
 """The learner: trains a policy, and a critic where there is one, on batches of token sequences.
 
-A `Learner` cuts a batch into mini-batches and micro-batches, computes losses, and owns schedules, KL
-adaptation, checkpoints and exports. Its `ParallelStrategy` holds weights, gradients and optimizer states.
+A `Learner` cuts a batch into mini-batches, computes losses, and owns schedules, KL adaptation, checkpoints
+and exports. Its `RowPartition` divides rows between ranks and into micro-batches, and its `ParallelStrategy`
+holds weights, gradients and optimizer states.
 
 With several ranks, every rank is called with the same batch, in the same order, and computes its share of the
 rows; it reads the tokens and arrays of these only (`Batch.fetch`). Ranks that hold parts of one model compute
@@ -12,7 +13,6 @@ than others compute rows of weight 0 until all are done: collectives must match.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,8 +33,7 @@ from rollgym.engines.embedded.offload import trim_memory
 from rollgym.engines.embedded.precision import SMALLEST
 from rollgym.engines.weight_sync.wire import Part, Sent, ShardEncoder, WireFormat
 from rollgym.models.checkpoint_names import separable
-from rollgym.trainer.data.batch import Batch, balanced, micro_batches, mini_batches
-from rollgym.trainer.data.packing import bundles, whole_episodes
+from rollgym.trainer.data.batch import Batch, mini_batches
 from rollgym.trainer.data.sequences import FloatArray, IntArray, TokenSequence
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
 from rollgym.trainer.learner.imitation import FreshStart, imitation_config, imitation_loss
@@ -53,6 +52,7 @@ from rollgym.trainer.learner.offload import size
 from rollgym.trainer.learner.optim import lr_scale
 from rollgym.trainer.learner.process_group import ProcessGroup, all_or_none
 from rollgym.trainer.learner.protocol import OFFLOADABLE, Metrics
+from rollgym.trainer.learner.row_partition import RowPartition
 from rollgym.trainer.learner.sharded_loading import ModelSource
 from rollgym.trainer.learner.strategies import find_strategy
 from rollgym.trainer.learner.weight_export import (
@@ -66,8 +66,6 @@ from rollgym.trainer.learner.weight_export import (
 from rollgym.trainer.losses.adaptive import AdaptiveEntropy, AdaptiveKL, Coefficients
 from rollgym.trainer.losses.metrics import Metric, merge, summary
 from rollgym.trainer.losses.settings import LossConfig
-
-log = logging.getLogger(__name__)
 
 
 class Learner:
@@ -111,7 +109,6 @@ class Learner:
         """Optimizer steps so far."""
         self._options = options
         self._offloaded: list[str] = []
-        self._warned = False
         self._adaptive_kl = None if loss.kl_target is None else AdaptiveKL(loss.kl_coef, loss.kl_target)
         self._adaptive_entropy = (
             None if loss.entropy_target is None else AdaptiveEntropy(loss.entropy_coef, loss.entropy_target)
@@ -141,6 +138,12 @@ class Learner:
             on_meta=self.strategy.builds_on_meta,
             autocast=not self.strategy.casts_weights,
             context=self.strategy.context,
+        )
+        self.partition = RowPartition(
+            strategy=self.strategy,
+            several=self._group is not None,
+            layout=self.modules.layout.layout,
+            tokens_per_rank=config.max_tokens_per_microbatch,
         )
         with self._rank_errors("start"):
             self.strategy.wrap(self.modules)
@@ -228,7 +231,7 @@ class Learner:
             lengths = [min(final_lengths[number], context or sys.maxsize) for number in ends]
             shortest = [lengths.index(min(lengths))] if ends else []
             with torch.no_grad():
-                for part in self._split(lengths, padded=True):
+                for part in self.partition.split(lengths, padded=True):
                     chosen = [_final_row(batch, ends[i], lengths[i]) for i in part or shortest]
                     values = self._values(chosen)
                     if part:
@@ -436,73 +439,6 @@ class Learner:
             part: 0 if part in self._offloaded else size(self.strategy.tensors(part)) for part in OFFLOADABLE
         }
 
-    # The partition of a batch.
-
-    def _micro_batches(
-        self, batch: Batch, rows: Sequence[int], *, by_episode: bool = False
-    ) -> Iterator[list[int]]:
-        """Yield this rank's micro-batches; an empty one stands for a row of weight 0.
-
-        Rows that the model reads alike are in the same micro-batch where possible, and computed once;
-        with ``by_episode``, so are the rows of an episode.
-        """
-        padded = self.modules.layout.layout == "padded"
-        lengths = batch.index.lengths[list(rows)].tolist()
-        self._warn_of_long_rows(max(lengths, default=0))
-        if by_episode:
-            sets = whole_episodes([int(batch.episode_of[row]) for row in rows], lengths, padded=padded)
-            sets = [([rows[i] for i in members], cost) for members, cost in sets]
-        else:
-            # Padded rows lie side by side, so that only whole rows can be computed once: no room for others.
-            sets = bundles(batch.index, 0 if padded else self._bundle_room(sum(lengths)), rows)
-        parts = self._split([cost for _, cost in sets], padded=padded)
-        batch.fetch([row for part in parts for number in part for row in sets[number][0]])
-        for part in parts:
-            yield [row for number in part for row in sets[number][0]]
-
-    def _warn_of_long_rows(self, longest: int) -> None:
-        """Log once if rows exceed a micro-batch and cannot be computed in pieces."""
-        packed = self.modules.layout.layout == "packed"
-        if self._warned or longest <= self._max_tokens or (packed and self._group is None):
-            return
-        self._warned = True
-        reason = (
-            f"strategy={self.strategy.name} cuts no rows (learner.parallel.context shares them between ranks)"
-            if packed
-            else "rows are padded, and only packed rows are cut"
-        )
-        log.warning(
-            "a row of %d tokens is computed at once, with more memory than "
-            "learner.max_tokens_per_microbatch=%d suggests: %s",
-            longest,
-            self.config.max_tokens_per_microbatch,
-            reason,
-        )
-
-    @property
-    def _max_tokens(self) -> int:
-        """Maximum tokens of a micro-batch, of which each rank of a context group has a part."""
-        context = self.strategy.context
-        return self.config.max_tokens_per_microbatch * (1 if context is None else context.size)
-
-    def _bundle_room(self, tokens: int) -> int:
-        """Return the maximum tokens of rows that are kept together, of a batch with so many tokens."""
-        room = self._max_tokens
-        # A bundle of more than half of a rank's share would make the other ranks wait.
-        return room if self._group is None else min(room, tokens // (2 * self.strategy.data_world))
-
-    def _split(self, lengths: Sequence[int], *, padded: bool) -> list[list[int]]:
-        """Return the micro-batches of this rank, padded with empty ones to the number of every rank."""
-        max_tokens = self._max_tokens
-        if self._group is None:
-            return micro_batches(lengths, max_tokens, padded=padded)
-        parts = []
-        for share in balanced([float(length) for length in lengths], self.strategy.data_world):
-            own = micro_batches([lengths[i] for i in share], max_tokens, padded=padded)
-            parts.append([[share[i] for i in part] for part in own])
-        mine, most = parts[self.strategy.data_rank], max(map(len, parts))
-        return mine + [[] for _ in range(most - len(mine))]
-
     # Computation.
 
     def _pass(self, batch: Batch, compute: Callable[[Sequence[TokenSequence]], Tensor]) -> FloatArray:
@@ -511,7 +447,7 @@ class Learner:
         results = np.zeros(batch.num_tokens)
         own: list[int] = []
         with torch.no_grad(), self.modules.keep_casts():
-            for part in self._micro_batches(batch, range(len(batch.sequences))):
+            for part in self.partition.micro_batches(batch, range(len(batch.sequences))):
                 values = compute([batch.sequences[row] for row in part or shortest_row(batch)])
                 if results.ndim < values.dim():
                     results = np.zeros((len(values), batch.num_tokens))
@@ -562,7 +498,7 @@ class Learner:
         if self._group is None:
             batch.fetch(rows)
             return summary(engine_gap(batch, rows))
-        parts = self._micro_batches(batch, rows)
+        parts = self.partition.micro_batches(batch, rows)
         own = engine_gap(batch, [row for part in parts for row in part])
         return summary(merge(_gather_metrics(self._group, own, self.strategy.counted_ranks)))
 
@@ -571,7 +507,7 @@ class Learner:
         self.strategy.zero_grad()
         rows = rows_with_gradient(batch, batch.sequences_of(episodes), self.loss)
         by_episode = self.loss.ratio_level == "episode"
-        chosen = list(self._micro_batches(batch, rows, by_episode=by_episode))
+        chosen = list(self.partition.micro_batches(batch, rows, by_episode=by_episode))
         weights = batch_weights(batch, episodes, self.loss, [row for part in chosen for row in part])
         metrics = []
         with self.modules.keep_casts():

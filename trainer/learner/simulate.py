@@ -8,7 +8,7 @@ dtypes fail as they would on a GPU (see `simulated_device`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rollgym.core.errors import RunError, UsageError, one_line
-from rollgym.trainer.data.batch import Batch, make_batch, micro_batches
+from rollgym.trainer.data.batch import Batch, make_batch
 from rollgym.trainer.data.sequences import FloatArray, IntArray, TokenEpisode, TokenSequence
+from rollgym.trainer.learner import expert_parallel
 from rollgym.trainer.learner import learner as learner_module
 from rollgym.trainer.learner.config import LearnerConfig, LearnerOptions
 from rollgym.trainer.learner.layout import LayoutChoice
@@ -79,7 +80,7 @@ def simulate(
         loss: The policy loss; with a KL coefficient, the rank holds a reference.
         strategy: One of `STRATEGIES`.
         world: Number of ranks.
-        tokens: Tokens of a micro-batch.
+        tokens: Tokens of a micro-batch, which the ranks of a context group share.
         replies: Action tokens among them.
         cpu_offload: Keep on the host whatever the strategy can keep there.
 
@@ -106,6 +107,7 @@ def simulate(
             fake_tensors(
                 (learner_module, "_gather_metrics", _own_metrics),
                 (MeshStrategy, "clip", _no_clip),  # it compares numbers of ranks
+                (expert_parallel, "row_counts", _balanced),
             )
         )
         stack.enter_context(count)
@@ -121,7 +123,8 @@ def simulate(
             buckets = _ddp_buckets(learner) if strategy == "ddp" else None
             vocabulary = int(getattr(model_config, "vocab_size", 1000))
             with_reference = bool(loss.kl_coef)
-            batch = fake_batch(1, tokens, replies, vocabulary, reference=with_reference)
+            shared = learner.strategy.context is not None
+            batch = fake_batch(1, tokens, replies, vocabulary, reference=with_reference, spread=shared)
             count.phase("score actor")
             learner.logprobs(batch)
             if with_reference:
@@ -130,7 +133,9 @@ def simulate(
             count.phase("first update")
             learner.update(batch)
             count.phase("second update")
-            learner.update(fake_batch(2, tokens, replies, vocabulary, reference=with_reference))
+            learner.update(
+                fake_batch(2, tokens, replies, vocabulary, reference=with_reference, spread=shared)
+            )
             learner.strategy.zero_grad()
             held = count.now
             del buckets
@@ -158,6 +163,12 @@ def _no_clip(*_: Any) -> Tensor:
     return torch.ones((), device=NAME)
 
 
+def _balanced(counts: Tensor, expected: int) -> list[int]:
+    """Share rows out: every expert gets as many tokens."""
+    each, more = divmod(expected, len(counts))
+    return [each + (number < more) for number in range(len(counts))]
+
+
 def _own_metrics(_: Any, metrics: Any, *__: Any) -> list[Any]:
     return [metrics]
 
@@ -165,8 +176,9 @@ def _own_metrics(_: Any, metrics: Any, *__: Any) -> list[Any]:
 class _OneRank(Learner):
     """A learner that computes all rows of a batch: the rows of other ranks need not be made."""
 
-    def _split(self, lengths: Sequence[int], *, padded: bool) -> list[list[int]]:
-        return micro_batches(lengths, self.config.max_tokens_per_microbatch, padded=padded)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.partition.several = False
 
 
 def first_line(error: Exception) -> str:
@@ -174,11 +186,24 @@ def first_line(error: Exception) -> str:
     return one_line(error)[:500]
 
 
-def fake_batch(rows: int, tokens: int, replies: int, vocabulary: int, *, reference: bool = False) -> Batch:
-    """Make a batch of rows that share no prefix, each of which fills a micro-batch."""
+def fake_batch(
+    rows: int,
+    tokens: int,
+    replies: int,
+    vocabulary: int,
+    *,
+    reference: bool = False,
+    spread: bool = False,
+) -> Batch:
+    """Make a batch of rows that share no prefix, each of which fills a micro-batch.
+
+    Action tokens are the last ones, or with ``spread`` all over the row, as those of many turns are.
+    """
     rng = np.random.default_rng(0)
     replies = max(1, min(replies, tokens))
     positions = np.arange(tokens + 1 - replies, tokens + 1)
+    if spread:
+        positions = np.arange(1, replies + 1) * tokens // replies
     episodes = [
         TokenEpisode(
             name=str(number),

@@ -198,12 +198,19 @@ def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = Tr
     return module
 
 
+class _Stream(torch.cpu.Stream):
+    def record_event(self) -> Any:
+        """Return an event: FSDP2 requires one of every device but the CPU, where copies sum gradients."""
+        return torch.cpu.Event()
+
+
 def _device_module() -> ModuleType:
     """Return what torch asks of a device's module: that of the CPU, with one device."""
     module: Any = ModuleType(NAME)
     for name in dir(torch.cpu):
         if not name.startswith("__"):
             setattr(module, name, getattr(torch.cpu, name))
+    module.Stream = _Stream
     module.is_available = module.is_initialized = lambda: True
     module._is_in_bad_fork = lambda: False
     module.device_count = lambda: 1

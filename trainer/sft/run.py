@@ -34,11 +34,13 @@ from rollgym.trainer.main import (
     run_loop,
     teacher_may_change,
 )
+from rollgym.trainer.run_files import CONFIG
+from rollgym.trainer.run_tasks import held_out
 from rollgym.trainer.sft.config import DataRunConfig, RunConfig, code_in
 from rollgym.trainer.sft.records import DATA, DataFile, data_files
 from rollgym.trainer.tracking.console import Console
 from rollgym.trainer.tracking.jsonl import read_metrics
-from rollgym.trainer.train_run import CONFIG, TrainRun, held_out
+from rollgym.trainer.train_run import TrainRun
 from rollgym.trainer.train_state import GracefulStop
 from rollgym.trainer.trusted import check_targets, load_with_code, require_trust
 from rollgym.utils.async_runner import run_to_end

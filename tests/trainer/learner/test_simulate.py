@@ -94,6 +94,11 @@ def test_a_tensor_parallel_rank_holds_its_part() -> None:
     assert found.held == pytest.approx(12 * parameters() / 8, rel=0.05)
 
 
+def test_a_rank_of_a_copy_holds_its_shard_of_the_copy() -> None:
+    found = run(strategy="mesh", parallel=ParallelConfig(replicate=2, shard=4))
+    assert found.held == pytest.approx(12 * parameters() / 4, rel=0.05)
+
+
 def test_what_cannot_be_simulated_is_refused_in_one_sentence() -> None:
     with pytest.raises(UsageError, match="strategy=zero2 cannot be simulated: choose one of single, ddp, f"):
         run(strategy="zero2")
@@ -123,6 +128,8 @@ def test_presets_are_built_with_their_sizes(name: str) -> None:
         pytest.param("7b", TrainMesh(shard=8), False, None, marks=pytest.mark.slow),
         ("7b", TrainMesh(shard=8), True, None),
         ("7b", TrainMesh(shard=4, tensor=2), True, None),
+        ("8b", TrainMesh(shard=4, context=2), True, None),
+        ("30b-moe", TrainMesh(shard=4, expert=8), True, None),
         ("30b-moe", TrainMesh(shard=256), True, None),
         pytest.param("30b-moe", TrainMesh(shard=64), False, 16, marks=pytest.mark.slow),
     ],
