@@ -14,6 +14,7 @@ from rollgym.core.errors import UsageError
 # process if there is no answer.
 _ASK = """
 import sys, ray._raylet
+print(flush=True)  # on a busy machine the import alone takes longer than a cluster may take to answer
 client = ray._raylet.GcsClient(address=sys.argv[1])
 metadata = client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster")
 print((metadata or b"{}").decode())
@@ -48,13 +49,11 @@ def check_address(address: str, wait: float = 20.0) -> None:
     if address.startswith("ray://"):
         return
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _ASK, f"{host}:{port}"], capture_output=True, text=True, timeout=wait
-        )
-        theirs = json.loads(done.stdout.strip().splitlines()[-1])
-    except (subprocess.TimeoutExpired, ValueError, IndexError):
+        theirs = json.loads(_ask(f"{host}:{port}", wait))
+    except (subprocess.TimeoutExpired, ValueError):
         raise UsageError(
-            f"Cannot join Ray at {address}: check the port (6379 by default) and RAY_AUTH_TOKEN."
+            f"Cannot join Ray at {address}, which accepts connections but described no cluster within "
+            f"{wait:g} s: check the port (6379 by default) and RAY_AUTH_TOKEN."
         ) from None
     here = local_node_info()
     for name, own, other in (
@@ -63,6 +62,20 @@ def check_address(address: str, wait: float = 20.0) -> None:
     ):
         if other is not None and other != own:
             raise UsageError(_mismatch(name, own, other, f"the cluster at {address}"))
+
+
+def _ask(address: str, wait: float) -> str:
+    """Return what a cluster says of itself; ``wait`` counts from when the question can be put."""
+    command = [sys.executable, "-P", "-c", _ASK, address]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            return process.communicate(timeout=wait)[0].strip()
+        finally:
+            process.kill()
 
 
 def _split(address: str) -> tuple[str, int]:

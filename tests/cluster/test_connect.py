@@ -104,9 +104,16 @@ def test_a_dead_address_is_one_sentence() -> None:
 def test_another_service_at_the_address_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        message = rf"Cannot join Ray at .*:{port}: check the port \(6379.*\) and RAY_AUTH_TOKEN"
+        message = rf"Cannot join Ray at .*:{port}, which .* within 4 s: check the port \(6379.*RAY_AUTH_TOKEN"
         with pytest.raises(UsageError, match=message):
             check_address(f"127.0.0.1:{port}", wait=4)
+
+
+def test_the_time_to_load_ray_does_not_count_as_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = "import time; time.sleep(6); print(flush=True); print('{}')"
+    monkeypatch.setattr(address, "_ASK", busy)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        check_address(f"127.0.0.1:{server.getsockname()[1]}", wait=5)
 
 
 @pytest.mark.parametrize("words", ["somewhere", "host:", "host:port", ":6379", "host:99999"])
