@@ -396,7 +396,7 @@ def server_options(config: TrainConfig, *, memory_saver: bool = False) -> BaseSe
 
 
 def weight_options(config: TrainConfig) -> dict[str, Any]:
-    """Arguments of a `ServerEngine` for the way of weights to the servers."""
+    """Arguments of a `ServerEngine` for how weights reach the servers."""
     settings = config.engine
     route = settings.weight_route
     return {

@@ -46,7 +46,7 @@ def from_npy(text: str, shape: ExpertShape, tokens: int) -> RoutedExperts:
     except (OSError, EOFError) as error:
         raise ValueError(str(error)) from None
     if not isinstance(values, np.ndarray):
-        raise ValueError("they are no array")
+        raise ValueError("they are not an array")
     return _checked(values, shape, tokens)
 
 
