@@ -14,7 +14,7 @@ from rollgym.core.errors import UsageError
 # process if there is no answer.
 _ASK = """
 import sys, ray._raylet
-print(flush=True)  # on a busy machine the import alone takes longer than a cluster may take to answer
+print("loaded", file=sys.stderr, flush=True)  # on a busy machine the import alone takes longer than a cluster may take to answer
 client = ray._raylet.GcsClient(address=sys.argv[1])
 metadata = client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster")
 print((metadata or b"{}").decode())
@@ -68,11 +68,11 @@ def _ask(address: str, wait: float) -> str:
     """Return what a cluster says of itself; ``wait`` counts from when the question can be put."""
     command = [sys.executable, "-P", "-c", _ASK, address]
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            assert process.stdout is not None
-            process.stdout.readline()
+            assert process.stderr is not None
+            process.stderr.readline()
             return process.communicate(timeout=wait)[0].strip()
         finally:
             process.kill()

@@ -110,7 +110,7 @@ def test_another_service_at_the_address_is_one_sentence() -> None:
 
 
 def test_the_time_to_load_ray_does_not_count_as_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = "import time; time.sleep(6); print(flush=True); print('{}')"
+    busy = "import sys, time; time.sleep(6); print(file=sys.stderr, flush=True); print('{}')"
     monkeypatch.setattr(address, "_ASK", busy)
     with socket.create_server(("127.0.0.1", 0)) as server:
         check_address(f"127.0.0.1:{server.getsockname()[1]}", wait=5)

@@ -126,8 +126,8 @@ def test_training_ends_when_held_out_success_is_reached(
 ) -> None:
     from rollgym.trainer import train_run as run
 
-    real, left = run._score, [0.1, 0.2, 0.7, 0.3]
-    monkeypatch.setattr(run, "_score", lambda *args: real(*args) | {"success_rate": left.pop(0)})
+    real, left = run.evaluation_summary, [0.1, 0.2, 0.7, 0.3]
+    monkeypatch.setattr(run, "evaluation_summary", lambda *args: real(*args) | {"success_rate": left.pop(0)})
     folder = train_here("run", evaluation={"every": 1}, stop={"steps": 9, "success": 0.6})
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["ended"] == "held-out success reached 0.700"

@@ -142,8 +142,8 @@ def _set_success_rates(monkeypatch: pytest.MonkeyPatch, rates: list[float]) -> N
     """Make evaluations return these success rates in order."""
     from rollgym.trainer import train_run as run
 
-    real, left = run._score, list(rates)
-    monkeypatch.setattr(run, "_score", lambda *args: real(*args) | {"success_rate": left.pop(0)})
+    real, left = run.evaluation_summary, list(rates)
+    monkeypatch.setattr(run, "evaluation_summary", lambda *args: real(*args) | {"success_rate": left.pop(0)})
 
 
 def test_token_values_are_saved_every_so_many_steps(train_here: Run) -> None:

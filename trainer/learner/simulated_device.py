@@ -199,9 +199,16 @@ def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = Tr
 
 
 class _Stream(torch.cpu.Stream):
+    def __init__(self, priority: int = 0) -> None:
+        super().__init__()
+        self._priority = priority
+
     def record_event(self) -> Any:
-        """Return an event: FSDP2 requires one of every device but the CPU, where copies sum gradients."""
-        return torch.cpu.Event()
+        """Return an event where FSDP2 requires one of every device but the CPU: where copies sum gradients.
+
+        That is its only stream without priority. Events of all-gathers would have to be real ones.
+        """
+        return torch.cpu.Event() if self._priority == 0 else None
 
 
 def _device_module() -> ModuleType:
