@@ -11,10 +11,11 @@ from rollgym.cluster.node_info import NodeInfo, local_node_info
 from rollgym.core.errors import UsageError
 
 # Queries the metadata of the cluster. In a subprocess, because Ray waits for minutes and then exits the
-# process if there is no answer.
+# process if there is no answer. The first line is for `_ask`: on a busy machine the import alone takes longer
+# than a cluster may take to answer.
 _ASK = """
 import sys, ray._raylet
-print("loaded", file=sys.stderr, flush=True)  # on a busy machine the import alone takes longer than a cluster may take to answer
+print("loaded", file=sys.stderr, flush=True)
 client = ray._raylet.GcsClient(address=sys.argv[1])
 metadata = client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster")
 print((metadata or b"{}").decode())
