@@ -107,6 +107,9 @@ def test_code_is_highlighted_and_a_shop_page_has_buttons(
     assert page.inner_text("pre.code .py-comment") == "# both"
     page.evaluate("location.hash = '#episodes/1'")
     page.wait_for_selector(".shop")
+    # Turns outside of the window are not laid out, and have no inner text.
+    page.locator(".shop").scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelector('.shop .price').innerText")
     assert page.locator(".shop .chip").all_inner_texts() == ["Back to Search", "B01"]
     assert page.inner_text(".shop .price") == "$9.50"
 
