@@ -50,8 +50,8 @@ def check_address(address: str, wait: float = 20.0) -> None:
     if address.startswith("ray://"):
         return
     try:
-        theirs = json.loads(_ask(f"{host}:{port}", wait))
-    except (subprocess.TimeoutExpired, ValueError):
+        theirs = json.loads(_ask(f"{host}:{port}", wait).splitlines()[-1])
+    except (subprocess.TimeoutExpired, ValueError, IndexError):
         raise UsageError(
             f"Cannot join Ray at {address}, which accepts connections but described no cluster within "
             f"{wait:g} s: check the port (6379 by default) and RAY_AUTH_TOKEN."

@@ -232,7 +232,7 @@ def test_servers_that_have_other_weights_get_all(tmp_path: Path) -> None:
             )
             await engine.update_weights(1, WeightSource(tensors=tensors))
             await engine.update_weights(2, WeightSource(tensors=tensors))
-            server.weights = "0"  # restarted by somebody else
+            server.weights = "0"  # restarted by another program
             await engine.update_weights(3, WeightSource(tensors=tensors))
             await engine.update_weights(4, WeightSource(tensors=tensors))
             await engine.sleep()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,6 +187,15 @@ def whitened(
 
 
 # --- discounting
+
+
+def played_states(trajectory: Trajectory, estimator: str) -> list[Hashable]:
+    """The states before the turns that have action tokens; raises `UsageError` if there are none."""
+    if len(trajectory.states) != len(trajectory.tokens):
+        raise UsageError(
+            f"Estimator {estimator} needs the state before each turn, but {trajectory} has none. Pass states."
+        )
+    return [trajectory.states[turn] for turn in np.flatnonzero(trajectory.tokens).tolist()]
 
 
 def discounted_sums(terms: FloatArray, decay: FloatArray, last: float = 0.0) -> FloatArray:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollgym.core.errors import UsageError
-from rollgym.trainer.advantages.base import Trajectories, discounted_sums, register_estimator
+from rollgym.trainer.advantages.base import Trajectories, discounted_sums, played_states, register_estimator
 from rollgym.trainer.advantages.types import AdvantageConfig, FloatArray, IntArray
 
 _SWEEPS = 1_000
@@ -21,12 +20,7 @@ def _state_ids(batch: Trajectories) -> list[IntArray]:
     numbers: dict[object, int] = {}
     ids = []
     for t in batch:
-        if len(t.states) != len(t.tokens):
-            raise UsageError(
-                f"Estimator gae_states needs the state before each turn, but {t} has none. Pass states."
-            )
-        played = np.flatnonzero(t.tokens).tolist()
-        keys = ((t.env_id, t.role, t.states[turn]) for turn in played)
+        keys = ((t.env_id, t.role, state) for state in played_states(t, "gae_states"))
         ids.append(np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64))
     return ids
 

@@ -6,12 +6,12 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from rollgym.core.errors import UsageError
 from rollgym.trainer.advantages.base import (
     Trajectories,
     corrected_std,
     group_indices,
     moments,
+    played_states,
     register_estimator,
     relative_to_groups,
     scores_relative_to_groups,
@@ -40,12 +40,8 @@ def _turns_by_state(batch: Trajectories) -> dict[Hashable, list[int]]:
     turns: dict[Hashable, list[int]] = {}
     number = 0
     for t in batch:
-        if len(t.states) != len(t.tokens):
-            raise UsageError(
-                f"Estimator gigpo needs the state before each turn, but {t} has none. Pass states."
-            )
-        for turn in np.flatnonzero(t.tokens).tolist():
-            turns.setdefault((t.group, t.states[turn]), []).append(number)
+        for state in played_states(t, "gigpo"):
+            turns.setdefault((t.group, state), []).append(number)
             number += 1
     return turns
 
